@@ -1,0 +1,35 @@
+# make demo and make test each do all of their own set-up, in .venv; a second run installs nothing.
+
+PYTHON ?= python3
+INSTALL = .venv/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
+.PHONY: demo test lint clean
+
+demo: .venv/installed
+	.venv/bin/python examples/demo.py
+
+test: .venv/installed-dev
+	.venv/bin/python -m pytest
+
+lint: .venv/installed-dev
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+
+clean:
+	rm -rf .venv out build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/pip:
+	@echo "Creating .venv"
+	@$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/pip
+	@echo "Installing streamseg into .venv"
+	@$(INSTALL) -e .
+	@touch $@
+
+.venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/pip
+	@echo "Installing streamseg and its development tools into .venv"
+	@$(INSTALL) -e '.[dev]'
+	@touch $@ .venv/installed

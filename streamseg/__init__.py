@@ -1,0 +1,56 @@
+"""Real-time semantic segmentation of images and video with fast attention.
+
+The public names, each imported when it is first used, so that `streamseg --help` need not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from streamseg.attention import (
+        ChannelAttention as ChannelAttention,
+        DotAttention as DotAttention,
+        FastAttention as FastAttention,
+        NoAttention as NoAttention,
+        SelfAttention as SelfAttention,
+        fast_attention as fast_attention,
+    )
+    from streamseg.benchmark import count_macs as count_macs
+    from streamseg.checkpoint import describe as describe, load as load, save as save
+    from streamseg.classes import (
+        ADE20K as ADE20K,
+        CAMVID as CAMVID,
+        CITYSCAPES as CITYSCAPES,
+        COCO_STUFF as COCO_STUFF,
+        COCO_STUFF_182 as COCO_STUFF_182,
+        Classes as Classes,
+    )
+    from streamseg.draw import overlay as overlay
+    from streamseg.encoder import load_imagenet as load_imagenet
+    from streamseg.images import read_image as read_image
+    from streamseg.model import FANet as FANet, fanet18 as fanet18, fanet34 as fanet34
+
+# the same for the running program; a test keeps the two alike
+MODULES = {
+    "attention": "ChannelAttention DotAttention FastAttention NoAttention SelfAttention fast_attention",
+    "benchmark": "count_macs",
+    "checkpoint": "describe load save",
+    "classes": "ADE20K CAMVID CITYSCAPES COCO_STUFF COCO_STUFF_182 Classes",
+    "draw": "overlay",
+    "encoder": "load_imagenet",
+    "images": "read_image",
+    "model": "FANet fanet18 fanet34",
+}
+MODULE_OF = {name: module for module, names in MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    if name not in MODULE_OF:
+        raise AttributeError(f"module 'streamseg' has no attribute {name!r}")
+    return getattr(import_module(f"streamseg.{MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*MODULE_OF]

@@ -1,0 +1,5 @@
+"""python -m streamseg."""
+
+from streamseg.cli import main
+
+main()

@@ -1,0 +1,166 @@
+"""The encoder: ResNet-18 and ResNet-34 with torchvision's parameter names, and the paper's extra spatial reduction."""
+
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+Reduction = Literal["None", "Conv-0", "Res-1", "Res-2", "Res-3", "Res-4"]
+"""Where the extra spatial reduction is (paper Sec. III-C), in the paper's words."""
+
+ReduceBy = Literal["stride", "average", "max"]
+"""How it reduces: a doubled stride of the place's first convolution, or a pooling in front of it."""
+
+# torchvision's IMAGENET1K_V1 files; the digits are the beginning of each file's SHA-256
+PUBLISHED = {18: "resnet18-f37072fd.pth", 34: "resnet34-b627a593.pth"}
+PUBLISHED_AT = "https://download.pytorch.org/models/"
+
+
+class Block(nn.Module):
+    """ResNet's basic block: two 3x3 convolutions and a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU()
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            projection = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(projection, nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        return self.relu(self.bn2(self.conv2(y)) + self.downsample(x))
+
+
+class ResNet(nn.Module):
+    """A ResNet of basic blocks, without its classifier.
+
+    Its four feature maps, Res-1 (shallow) to Res-4 (deep), have 64, 128, 256 and 512 channels. They are at 1/4, 1/8,
+    1/16 and 1/32 of the image without the extra reduction; from the place of the reduction on, at half of that.
+    """
+
+    channels = (64, 128, 256, 512)
+
+    def __init__(self, blocks: tuple[int, int, int, int], reduction: Reduction, reduce_by: ReduceBy):
+        super().__init__()
+        check_choice("reduction", reduction, get_args(Reduction))
+        check_choice("reduce_by", reduce_by, get_args(ReduceBy))
+        self.depth = 2 + 2 * sum(blocks)
+        self.reduction = reduction
+        self.reduce_by = reduce_by
+
+        places = get_args(Reduction)[1:]
+        strides = [2, 1, 2, 2, 2]  # of Conv-0 and the first block of Res-1 … Res-4
+        self.pool = nn.ModuleList(nn.Identity() for _ in places)
+        if reduction != "None":
+            place = places.index(reduction)
+            if reduce_by == "stride":
+                strides[place] *= 2
+            else:
+                # in front of the place, so that all three ways cost the same; ceil, as a strided convolution rounds
+                pool = nn.AvgPool2d if reduce_by == "average" else nn.MaxPool2d
+                self.pool[place] = pool(2, ceil_mode=True)
+
+        self.conv1 = nn.Conv2d(3, 64, 7, strides[0], padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.relu = nn.ReLU()
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.layer1 = stage(64, 64, blocks[0], strides[1])
+        self.layer2 = stage(64, 128, blocks[1], strides[2])
+        self.layer3 = stage(128, 256, blocks[2], strides[3])
+        self.layer4 = stage(256, 512, blocks[3], strides[4])
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(self.pool[0](x)))))
+        x1 = self.layer1(self.pool[1](x))
+        x2 = self.layer2(self.pool[2](x1))
+        x3 = self.layer3(self.pool[3](x2))
+        x4 = self.layer4(self.pool[4](x3))
+        return x1, x2, x3, x4
+
+
+def stage(inputs: int, outputs: int, blocks: int, stride: int) -> nn.Sequential:
+    """One of ResNet's four stages; its first block changes the size."""
+    rest = [Block(outputs, outputs, 1) for _ in range(blocks - 1)]
+    return nn.Sequential(Block(inputs, outputs, stride), *rest)
+
+
+def resnet18(reduction: Reduction = "Res-1", reduce_by: ReduceBy = "stride") -> ResNet:
+    """ResNet-18: 11,180,736 parameters with the extra reduction at Res-1."""
+    return ResNet((2, 2, 2, 2), reduction, reduce_by)
+
+
+def resnet34(reduction: Reduction = "Res-1", reduce_by: ReduceBy = "stride") -> ResNet:
+    """ResNet-34: 21,288,896 parameters with the extra reduction at Res-1."""
+    return ResNet((3, 4, 6, 3), reduction, reduce_by)
+
+
+def check_choice(option: str, given: object, known: tuple[str, ...]) -> None:
+    if given not in known:
+        raise ValueError(f"{option} is {given!r}; choose one of: {', '.join(known)}.")
+
+
+def load_imagenet(encoder: ResNet, file: str | Path | None = None) -> None:
+    """Fill an encoder with ImageNet weights.
+
+    Everything is filled but the shortcut of Res-1 that the extra reduction there adds, which ImageNet's ResNet lacks.
+
+    Args:
+        encoder: Is changed in place.
+        file: A safetensors file or a torch file with torchvision's names. Without one, torchvision's published file is
+            downloaded once, checked against its published hash, and kept in torch's cache.
+    """
+    path = download_imagenet(encoder.depth) if file is None else Path(file)
+    weights = {name: w for name, w in read_tensors(path).items() if not name.startswith("fc.")}
+    wanted = encoder.state_dict()
+    new = {name for name in wanted if name.startswith("layer1.0.downsample.") or name.endswith("num_batches_tracked")}
+    wrong = sorted(wanted.keys() - new - weights.keys()) + sorted(weights.keys() - wanted.keys())
+    wrong += [name for name in weights if name in wanted and weights[name].shape != wanted[name].shape]
+    if wrong:
+        raise ValueError(
+            f"{path} does not hold a ResNet-{encoder.depth}: {wrong[0]} is missing, foreign or of another shape. "
+            f"Pass torchvision's {PUBLISHED[encoder.depth]} or a file with the same names."
+        )
+    encoder.load_state_dict({**wanted, **weights})
+
+
+def download_imagenet(depth: int) -> Path:
+    """Torchvision's published ResNet file, from torch's cache or the network."""
+    name = PUBLISHED[depth]
+    path = Path(torch.hub.get_dir()) / "checkpoints" / name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digits = name.partition("-")[2].removesuffix(".pth")
+        try:
+            torch.hub.download_url_to_file(PUBLISHED_AT + name, str(path), digits, progress=False)
+        except (OSError, RuntimeError) as error:  # no network; a file that does not match its hash
+            raise OSError(
+                f"Could not download ImageNet weights ({PUBLISHED_AT}{name}: {error}). "
+                "Download the file elsewhere and pass it with --encoder-weights FILE."
+            ) from error
+    return path
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or of a torch file, whose pickled code is never run."""
+    if not path.is_file():
+        raise FileNotFoundError(f"No weights at {path}. Check the path given with --encoder-weights.")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged or hostile file can fail in any way
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ValueError(f"{path} cannot be read as a weights file, safetensors or torch: {reason}") from error
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise ValueError(f"{path} does not hold named tensors: save a model's state_dict().")
+    return tensors

@@ -1,0 +1,135 @@
+"""FANet, the network of "Real-time Semantic Segmentation with Fast Attention", for images and for video.
+
+Shapes: B batch, K classes, H height, W width, D key channels (the paper's c'), C channels of a stage.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from streamseg.attention import ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention
+from streamseg.encoder import ReduceBy, Reduction, ResNet, resnet18, resnet34
+from streamseg.layers import conv, initialise, resize
+
+Attention = type[FastAttention | DotAttention | SelfAttention | ChannelAttention | NoAttention]
+Context = tuple[Tensor, Tensor, Tensor, Tensor]
+"""What a frame leaves to later ones: a matrix (B, D, C) for each of Res-1 … Res-4, whatever the image's size."""
+
+SMALLEST = 32
+"""The least height and width of an image: its Res-4 map is then a single pixel."""
+
+
+class FANet(nn.Module):
+    """Fast Attention Network (paper Fig. 2a).
+
+    An encoder, fast attention on each of its four stages, and a decoder that merges them from deep to shallow.
+
+    Args:
+        encoder: Makes the four feature maps.
+        classes: How many classes to tell apart.
+        attention: One of FastAttention and its rivals DotAttention, SelfAttention, ChannelAttention, NoAttention.
+        key_channels: Channels of query and key, the paper's c'.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, encoder: ResNet, classes: int, attention: Attention, key_channels: int):
+        super().__init__()
+        if classes < 1:
+            raise ValueError(f"classes is {classes}; a network needs at least one class.")
+        if key_channels < 1:
+            raise ValueError(f"key_channels is {key_channels}; attention needs at least one.")
+        self.classes = classes
+        self.key_channels = key_channels
+        # ImageNet's, for pixels in 0–255; not part of the weights
+        self.register_buffer("mean", 255 * torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", 255 * torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1), persistent=False)
+
+        self.encoder = encoder
+        c1, c2, c3, c4 = encoder.channels
+        self.attend1 = attention(c1, key_channels)
+        self.attend2 = attention(c2, key_channels)
+        self.attend3 = attention(c3, key_channels)
+        self.attend4 = attention(c4, key_channels)
+        self.narrow4 = conv(c4, c3, 1)
+        self.narrow3 = conv(c3, c2, 1)
+        self.narrow2 = conv(c2, c1, 1)
+        self.smooth3 = conv(c3, 128, 3)
+        self.smooth1 = conv(c1, 128, 3)
+        self.classify = nn.Sequential(conv(256, 256, 3), classifier := nn.Conv2d(256, classes, 1, bias=False))
+        initialise(classifier)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Logits (B, K, H, W) of an RGB image (B, 3, H, W), bytes or floats in 0–255."""
+        logits, _ = self.step(image)
+        return logits
+
+    def step(self, image: Tensor, past: Sequence[Tensor] | None = None) -> tuple[Tensor, Context]:
+        """Logits (B, K, H, W) of the next frame of a video, and the context that it leaves to later frames.
+
+        Args:
+            image: RGB (B, 3, H, W), bytes or floats in 0–255; each entry of the batch is a stream of its own.
+            past: The sum of the contexts of the earlier frames in the window, stage by stage; None for the first.
+        """
+        if not torch.compiler.is_compiling():
+            self.check(image, past)
+        past1, past2, past3, past4 = past or (None, None, None, None)
+        x = (image.to(self.mean.dtype) - self.mean) / self.std
+        x1, x2, x3, x4 = self.encoder(x)
+
+        x1, context1 = self.attend1(x1, past1)
+        x2, context2 = self.attend2(x2, past2)
+        x3, context3 = self.attend3(x3, past3)
+        x4, context4 = self.attend4(x4, past4)
+
+        # the paper's FuseUp, from deep to shallow
+        x3 = x3 + resize(self.narrow4(x4), x3)
+        x2 = x2 + resize(self.narrow3(x3), x2)
+        x1 = x1 + resize(self.narrow2(x2), x1)
+        x = torch.cat([resize(self.smooth3(x3), x1), self.smooth1(x1)], dim=1)
+
+        return resize(self.classify(x), image), (context1, context2, context3, context4)
+
+    def check(self, image: Tensor, past: Sequence[Tensor] | None) -> None:
+        """Raise a ValueError that says what is wrong with an input, if anything is."""
+        shape = tuple(image.shape)
+        if len(shape) != 4 or shape[1] != 3:
+            raise ValueError(f"The image's shape is {shape}; expected RGB, channels first: (B, 3, H, W).")
+        if min(shape[2:]) < SMALLEST:
+            raise ValueError(f"The image is {shape[2]} x {shape[3]} pixels; the least is {SMALLEST} x {SMALLEST}.")
+        if past is None:
+            return
+        attends = (self.attend1, self.attend2, self.attend3, self.attend4)
+        expected = [(shape[0], *attend.context_shape) for attend in attends]
+        given = [tuple(context.shape) for context in past]
+        if given != expected:
+            raise ValueError(
+                f"The past's shapes are {given}; expected {expected}: "
+                "the context that step() of this same network returned for a batch of this size, or a sum of such."
+            )
+
+
+def fanet18(
+    classes: int = 19,
+    *,
+    attention: Attention = FastAttention,
+    key_channels: int = 32,
+    reduction: Reduction = "Res-1",
+    reduce_by: ReduceBy = "stride",
+) -> FANet:
+    """FANet-18, the fast one: 75.0 % mIoU on Cityscapes val in the paper."""
+    return FANet(resnet18(reduction, reduce_by), classes, attention, key_channels)
+
+
+def fanet34(
+    classes: int = 19,
+    *,
+    attention: Attention = FastAttention,
+    key_channels: int = 32,
+    reduction: Reduction = "Res-1",
+    reduce_by: ReduceBy = "stride",
+) -> FANet:
+    """FANet-34, the accurate one: 76.3 % mIoU on Cityscapes val in the paper."""
+    return FANet(resnet34(reduction, reduce_by), classes, attention, key_channels)
