@@ -58,7 +58,9 @@ def write_image(path: Path, frame: Tensor) -> None:
 def write_labels(path: Path, labels: Tensor, classes: Classes) -> None:
     """Write labels (H, W) as an indexed PNG: each pixel is its label, shown in its class's colour."""
     picture = Image.fromarray(labels.to(torch.uint8).cpu().numpy()).convert("P")
-    picture.putpalette([part for colour in classes.colours for part in colour])
+    palette = [part for colour in classes.colours for part in colour]
+    # all 256 entries: with few, PIL would pack pixels into fewer bits, and 255 (no class) would become another label
+    picture.putpalette(palette + [0] * (3 * 256 - len(palette)))
     picture.save(path, format="PNG")
 
 

@@ -14,7 +14,7 @@ PROJECTION = {f"layer1.0.downsample.{name}" for name in ("0.weight", "1.weight",
 
 
 def torchvision_file(blocks):
-    """Random tensors under the names and in the shapes of torchvision's published ResNet files, written from its plan."""
+    """Random tensors under the names and in the shapes of torchvision's published ResNet files."""
     tensors = {"conv1.weight": torch.rand(64, 3, 7, 7), "fc.weight": torch.rand(1000, 512), "fc.bias": torch.rand(1000)}
 
     def batch_norm(name, channels):

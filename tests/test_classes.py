@@ -1,0 +1,54 @@
+import pytest
+
+import streamseg
+from streamseg import Classes
+
+
+@pytest.mark.parametrize(
+    ("classes", "count", "first", "last"),
+    [
+        (streamseg.CITYSCAPES, 19, ("road", (128, 64, 128)), ("bicycle", (119, 11, 32))),
+        (streamseg.CAMVID, 11, ("Sky", (128, 128, 128)), ("Bicyclist", (0, 128, 192))),
+        (streamseg.COCO_STUFF, 171, ("person", (220, 20, 60)), ("wood", (224, 224, 192))),
+        (streamseg.COCO_STUFF_182, 182, ("person", (220, 20, 60)), ("wood", (224, 224, 192))),
+        (streamseg.ADE20K, 150, ("wall", (120, 120, 120)), ("flag", (92, 0, 255))),
+    ],
+)
+def test_a_class_set_has_its_known_names_and_colours(classes, count, first, last):
+    assert len(classes) == len(classes.colours) == count
+    assert (classes.names[0], classes.colours[0]) == first
+    assert (classes.names[-1], classes.colours[-1]) == last
+
+
+def test_coco_stuff_is_its_182_ids_without_the_eleven_never_annotated():
+    unused = set(streamseg.COCO_STUFF_182.names) - set(streamseg.COCO_STUFF.names)
+    # by COCO-Stuff's own numbers, which begin at 1
+    assert {streamseg.COCO_STUFF_182.names.index(name) + 1 for name in unused} == {
+        *(12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91)
+    }
+    assert streamseg.COCO_STUFF_182.names.index("banner") + 1 == 92
+    assert streamseg.COCO_STUFF_182.names.index("road") + 1 == 149
+
+
+def test_colours_tell_classes_apart():
+    for classes in (streamseg.CITYSCAPES, streamseg.CAMVID, streamseg.COCO_STUFF_182):
+        assert len(set(classes.colours)) == len(classes)
+
+
+@pytest.mark.parametrize(
+    ("names", "colours", "sentence"),
+    [
+        ((), (), "0 classes; expected 1 to 255"),
+        (tuple(map(str, range(256))), ((0, 0, 0),) * 256, "256 classes; expected 1 to 255"),
+        (("a", "b"), ((0, 0, 0),), "2 class names but 1 colours"),
+        (("a", "a"), ((0, 0, 0),) * 2, "Two classes are called 'a'"),
+        (("a", " "), ((0, 0, 0),) * 2, "' ' is no class name"),
+        (("a", "b\n"), ((0, 0, 0),) * 2, "is no class name"),
+        (("a",), ((0, 0, 256),), "is no colour"),
+        (("a",), ((0, 0),), "is no colour"),
+        (("a",), ((0.5, 0, 0),), "is no colour"),
+    ],
+)
+def test_a_wrong_class_set_is_refused_in_a_sentence(names, colours, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Classes(names, colours)

@@ -1,0 +1,112 @@
+import numpy
+import pytest
+import torch
+from PIL import Image
+
+import streamseg
+from streamseg.images import read_image, write_image, write_labels
+
+
+@pytest.fixture
+def photo():
+    """A colourful picture, 40 pixels high and 60 wide, that survives JPEG."""
+    rows, columns = numpy.mgrid[0:40, 0:60]
+    return Image.fromarray(numpy.stack([rows * 6, columns * 4, 255 - rows * 6], axis=2).astype(numpy.uint8))
+
+
+def difference(frame, picture):
+    expected = torch.from_numpy(numpy.array(picture.convert("RGB"))).permute(2, 0, 1)
+    assert frame.shape == expected.shape
+    assert frame.dtype == torch.uint8
+    return (frame.int() - expected.int()).abs().float().mean().item()
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "limit"),
+    [("a.png", "RGB", 0), ("a.jpg", "RGB", 6), ("a.webp", "RGB", 6), ("a.tiff", "RGB", 0), ("a.bmp", "RGB", 0)]
+    + [("a.png", "L", 0), ("a.png", "1", 0), ("a.png", "P", 0), ("a.png", "LA", 0), ("a.png", "RGBA", 0)]
+    + [("a.tiff", "CMYK", 0), ("a.jpg", "CMYK", 12)],
+)
+def test_any_kind_of_picture_becomes_an_rgb_frame(photo, tmp_path, name, mode, limit):
+    picture = photo.convert(mode)
+    picture.save(tmp_path / name)
+    assert difference(read_image(tmp_path / name), picture) <= limit
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tiff"])
+def test_16_bits_are_scaled_not_clipped(photo, tmp_path, name):
+    grey = numpy.asarray(photo.convert("L"))
+    Image.fromarray(grey.astype(numpy.uint16) * 257).save(tmp_path / name)
+    assert difference(read_image(tmp_path / name), photo.convert("L")) == 0
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_taken_sideways_is_turned_upright(photo, tmp_path, orientation):
+    turn = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Image.Transpose that a camera held so would have applied
+    stored = photo if orientation == 1 else photo.transpose(Image.Transpose(turn[orientation]))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored.save(tmp_path / "a.png", exif=exif)
+    assert difference(read_image(tmp_path / "a.png"), photo) == 0
+
+
+def test_of_an_animation_the_first_picture_is_read(photo, tmp_path):
+    photo.save(tmp_path / "a.webp", save_all=True, append_images=[Image.new("RGB", photo.size)], lossless=True)
+    assert difference(read_image(tmp_path / "a.webp"), photo) < 1
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    frame = torch.randint(0, 256, (3, 33, 47), dtype=torch.uint8)
+    write_image(tmp_path / "a.png", frame)
+    assert read_image(tmp_path / "a.png").equal(frame)
+
+
+def test_label_files_hold_the_labels_and_show_the_colours(tmp_path):
+    labels = torch.randint(0, 11, (33, 47))
+    labels[0, 0] = 255
+    write_labels(tmp_path / "a.png", labels, streamseg.CAMVID)
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.mode == "P"
+        assert torch.from_numpy(numpy.array(picture)).equal(labels.to(torch.uint8))
+    assert read_image(tmp_path / "a.png")[:, 5, 5].tolist() == list(streamseg.CAMVID.colours[labels[5, 5]])
+
+
+def test_a_missing_picture_and_a_folder_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"No picture at .*nowhere\.png"):
+        read_image(tmp_path / "nowhere.png")
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        read_image(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"\x00" * 1000, b"%PDF-1.4"])
+def test_a_file_that_is_no_picture_is_refused(tmp_path, content):
+    (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(ValueError, match="is not a picture that can be read"):
+        read_image(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp", "a.tiff"])
+def test_a_truncated_picture_is_refused(photo, tmp_path, name):
+    photo.resize((300, 200)).save(tmp_path / name)
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[: (tmp_path / name).stat().st_size // 2])
+    with pytest.raises(ValueError, match="damaged or cut short|not a picture"):
+        read_image(tmp_path / name)
+
+
+def test_a_picture_of_fractions_is_refused(tmp_path):
+    Image.fromarray(numpy.random.rand(40, 40).astype(numpy.float32)).save(tmp_path / "a.tiff")
+    with pytest.raises(ValueError, match="fractions of unknown range"):
+        read_image(tmp_path / "a.tiff")
+
+
+def test_a_decompression_bomb_is_refused(monkeypatch, tmp_path):
+    Image.new("1", (200, 200)).save(tmp_path / "a.png")
+    for limit in (30_000, 15_000):  # PIL warns above the limit, and refuses above twice as much
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        with pytest.raises(ValueError, match="has more than .* pixels"):
+            read_image(tmp_path / "a.png")
+
+
+def test_a_name_without_a_kind_of_picture_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"end it in one of \.png"):
+        write_image(tmp_path / "a.mp4", torch.zeros(3, 40, 40, dtype=torch.uint8))

@@ -1,0 +1,71 @@
+"""The package's own order: who may import whom, and which names are public."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import streamseg
+
+PACKAGE = Path(streamseg.__file__).parent
+MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__"))
+
+# imports point from right to left
+LAYERS = [
+    ["classes", "files", "layers"],
+    ["attention", "benchmark", "draw", "encoder", "images"],
+    ["model"],
+    ["checkpoint"],
+    ["cli"],
+]
+
+# third-party packages that live behind one door
+DOORS = {"PIL": "images", "numpy": "images", "tyro": "cli"}
+
+
+def imports(module):
+    """Every module that a module imports, in functions too."""
+    for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "streamseg":
+            yield from (f"streamseg.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+
+
+def test_every_module_has_a_layer_and_a_test():
+    assert sorted(module for layer in LAYERS for module in layer) == MODULES
+    for module in MODULES:
+        if module not in ("layers", "benchmark"):  # whose few lines the tests of the networks check
+            assert (Path(__file__).parent / f"test_{module}.py").exists(), module
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_one_way(module):
+    layer = next(i for i, layer in enumerate(LAYERS) if module in layer)
+    below = {f"streamseg.{name}" for lower in LAYERS[:layer] for name in lower}
+    ours = {name for name in imports(module) if name.startswith("streamseg.")}
+    assert ours <= below
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_third_party_packages_live_behind_one_door(module):
+    for name in imports(module):
+        package = name.partition(".")[0]
+        assert DOORS.get(package, module) == module
+
+
+def test_the_public_names_exist_and_are_the_same_for_type_checkers():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {alias.asname: node.module for node in block.body for alias in node.names}
+    assert typed == {name: f"streamseg.{module}" for name, module in streamseg.MODULE_OF.items()}
+    for name in streamseg.MODULE_OF:
+        assert getattr(streamseg, name) is not None
+    assert set(dir(streamseg)) == set(typed)
+
+
+def test_a_name_that_does_not_exist_says_so():
+    with pytest.raises(AttributeError, match="no attribute 'fanet19'"):
+        _ = streamseg.fanet19
