@@ -145,7 +145,7 @@ def download_imagenet(depth: int) -> Path:
         except (OSError, RuntimeError) as error:  # no network; a file that does not match its hash
             raise OSError(
                 f"Could not download ImageNet weights ({PUBLISHED_AT}{name}: {error}). "
-                "Download the file elsewhere and pass it with --encoder-weights FILE."
+                "Download the file elsewhere and pass it: --encoder-weights FILE, or load_imagenet(encoder, FILE)."
             ) from error
     return path
 

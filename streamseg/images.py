@@ -14,8 +14,9 @@ from torch import Tensor
 from streamseg.classes import Classes
 
 
-def read_image(path: Path) -> Tensor:
+def read_image(path: str | Path) -> Tensor:
     """A picture as a frame: upright, RGB, 8 bits, whatever the file holds; of an animation the first picture."""
+    path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"No picture at {path}.")
     if path.is_dir():

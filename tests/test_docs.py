@@ -1,0 +1,84 @@
+"""The documents tell the truth: their code runs or stands in the package, and their links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import streamseg
+from streamseg import cli
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("samples/*.md")])
+
+
+def blocks(document, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, model):
+    """A working folder with the samples and a checkpoint, as a reader has them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "samples").symlink_to(ROOT / "samples")
+    streamseg.save(model, streamseg.CAMVID, "my.safetensors")
+    return tmp_path
+
+
+def test_the_python_of_the_readme_runs(folder):
+    names: dict = {}
+    with torch.inference_mode():
+        for block in blocks("README.md", "python"):
+            exec(block, names)
+    assert names["labels"].shape == (1080, 1920)
+
+
+def test_the_commands_of_the_readme_run(folder, monkeypatch):
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for line in "".join(blocks("README.md", "sh")).splitlines():
+        program, *arguments = line.split()
+        if program == "make":
+            assert arguments[0] in targets
+        else:
+            assert program == "streamseg"
+            monkeypatch.setattr("sys.argv", [program, *arguments])
+            cli.main()
+    assert (folder / "suburb.png").exists()
+    assert (folder / "suburb-labels.png").exists()
+
+
+def test_the_equations_stand_beside_lines_of_the_package():
+    source = "".join(path.read_text() for path in (ROOT / "streamseg").glob("*.py"))
+    lines = {line.strip() for line in source.splitlines()}
+    quoted = [line for block in blocks("docs/how-it-works.md", "python") for line in block.splitlines()]
+    example = [line for line in quoted if line.startswith("logits, ")]
+    assert len(example) == 2
+    assert [line for line in quoted if line not in example and line.strip() not in lines] == []
+
+
+def test_the_costs_in_how_it_works_are_counted_ones():
+    text = (ROOT / "docs/how-it-works.md").read_text()
+    shape = (1, 3, 1024, 2048)
+
+    def row(networks):
+        return ", ".join(f"{streamseg.count_macs(network, shape) / 1e9:.2f}" for network in networks)
+
+    attentions = (streamseg.NoAttention, streamseg.ChannelAttention, streamseg.SelfAttention)
+    places = ("None", "Conv-0", "Res-1", "Res-2", "Res-3", "Res-4")
+    assert f"| {row([streamseg.fanet18()])} |" in text
+    assert f"| {row([streamseg.fanet34()])} |" in text
+    assert f"| {row(streamseg.fanet18(attention=kind) for kind in attentions)} |" in text
+    assert f"| {row(streamseg.fanet18(key_channels=count) for count in (8, 16, 32, 64, 128))} |" in text
+    assert f"| {row(streamseg.fanet18(reduction=place) for place in places)} |" in text
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_within_the_repository_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
+        if not target.startswith("https://"):
+            assert (document.parent / target).exists(), target
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
