@@ -11,6 +11,12 @@ FULL = (1, 3, 1024, 2048)
 EVERY = [FastAttention, DotAttention, SelfAttention, ChannelAttention, NoAttention]
 
 
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    """Networks share the code of step: what one test compiled must not count against the next one's limit."""
+    torch.compiler.reset()
+
+
 def parameters(network):
     return sum(parameter.numel() for parameter in network.parameters())
 
