@@ -127,3 +127,8 @@ class NoAttention(nn.Module):
 
     def forward(self, x: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return x, to_pixels(x)[:, :0]
+
+
+ATTENTIONS = {
+    kind.__name__: kind for kind in (FastAttention, DotAttention, SelfAttention, ChannelAttention, NoAttention)
+}

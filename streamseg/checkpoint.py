@@ -1,27 +1,23 @@
 """Checkpoints: one safetensors file holds a network's weights and, in its metadata, all that is needed to use them.
 
-Nothing in a file is ever run: it is JSON and numbers, and both are checked before a network is built.
+Nothing in a file is ever run: it is JSON and numbers, and both are checked before a network has them.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from streamseg.attention import ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention
+from streamseg.attention import ATTENTIONS
 from streamseg.classes import Classes
-from streamseg.encoder import ReduceBy, Reduction, check_choice
-from streamseg.files import written_whole
+from streamseg.encoder import ReduceBy, Reduction, ResNet
+from streamseg.layers import check_choice, check_count
 from streamseg.model import FANet, fanet18, fanet34
+from streamseg.tensors import check_weights, open_tensors, take_tensors, write_tensors
 
 NETWORKS = {"fanet18": fanet18, "fanet34": fanet34}
-ATTENTIONS = {
-    kind.__name__: kind for kind in (FastAttention, DotAttention, SelfAttention, ChannelAttention, NoAttention)
-}
 
 # in the file's metadata beside "format", which other readers of safetensors look for
 ENTRY = "streamseg"
@@ -43,6 +39,18 @@ class Description:
     source: str
     """Where the weights came from, in words."""
 
+    def __post_init__(self) -> None:
+        check_choice("network", self.network, tuple(NETWORKS))
+        check_choice("attention", self.attention, tuple(ATTENTIONS))
+        check_choice("reduction", self.reduction, get_args(Reduction))
+        check_choice("reduce_by", self.reduce_by, get_args(ReduceBy))
+        for option, given in (("key_channels", self.key_channels), ("window", self.window)):
+            check_count(option, given)
+            if given > 1024:  # a file must not make its reader build something huge
+                raise ValueError(f"{option} is {given!r:.80}; a checkpoint may have up to 1024.")
+        if not (isinstance(self.source, str) and self.source.isprintable()):
+            raise ValueError(f"source is {self.source!r:.80}; expected printable text in one line.")
+
 
 def save(model: FANet, classes: Classes, path: str | Path, *, window: int = 1, source: str = "") -> None:
     """Write a network and its classes to a file, whole or not at all, in the precision that it has.
@@ -51,77 +59,34 @@ def save(model: FANet, classes: Classes, path: str | Path, *, window: int = 1, s
         window: How many frames of a video the network was trained to look at.
         source: Where the weights came from, in words: data, recipe, command.
     """
-    if not isinstance(model, FANet):
+    if type(model) is not FANet or type(model.encoder) is not ResNet:
         raise ValueError(f"save() takes a FANet itself, not a {type(model).__name__}, compiled, wrapped or foreign.")
     if len(classes) != model.classes:
         raise ValueError(f"The network tells {model.classes} classes apart, but {len(classes)} are named.")
-    check_window(window)
-    path = Path(path)
-    entry = {
-        "network": f"fanet{model.encoder.depth}",
-        "attention": type(model.attend1).__name__,
-        "key_channels": model.key_channels,
-        "reduction": model.encoder.reduction,
-        "reduce_by": model.encoder.reduce_by,
-        "names": classes.names,
-        "colours": classes.colours,
-        "window": window,
-        "source": source,
-    }
-    weights = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
-    try:
-        with written_whole(path) as temporary:
-            save_file(weights, temporary, {"format": "pt", ENTRY: json.dumps(entry)})
-    except SafetensorError as error:  # its word for a full disk
-        raise OSError(f"Could not write {path}: {error}") from error
+    description = Description(
+        network=f"fanet{model.encoder.depth}",
+        attention=type(model.attend1).__name__,
+        key_channels=model.key_channels,
+        reduction=model.encoder.reduction,
+        reduce_by=model.encoder.reduce_by,
+        classes=classes,
+        window=window,
+        source=source,
+    )
+    twin = build(description)
+    if [type(attend) for attend in model.attends] != [type(attend) for attend in twin.attends]:
+        raise ValueError(f"The network's attentions are not all {description.attention}: load() could not build it.")
+    weights = model.state_dict()
+    check_weights(f"The network cannot be saved as a {description.network}", weights, twin.state_dict())
+    weights = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
+    write_tensors(Path(path), weights, {"format": "pt", ENTRY: json.dumps(asdict(description))})
 
 
 def describe(path: str | Path) -> Description:
     """What a checkpoint says of itself, without loading its weights."""
     path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"No weights at {path}.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is no safetensors file, or is cut short ({error}): get a whole copy of it.") from None
-    if ENTRY not in metadata:
-        raise ValueError(f"{path} was not written by streamseg: it does not say which network it holds.")
-    try:
-        return parse(json.loads(metadata[ENTRY]))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{path} describes itself wrongly ({error!r}): it cannot be used.") from None
-
-
-def parse(entry: dict) -> Description:
-    """A description from a file's JSON, every field checked."""
-    colours = tuple((red, green, blue) for red, green, blue in entry["colours"])
-    description = Description(
-        network=entry["network"],
-        attention=entry["attention"],
-        key_channels=entry["key_channels"],
-        reduction=entry["reduction"],
-        reduce_by=entry["reduce_by"],
-        classes=Classes(tuple(entry["names"]), colours),
-        window=entry["window"],
-        source=entry["source"],
-    )
-    check_choice("network", description.network, tuple(NETWORKS))
-    check_choice("attention", description.attention, tuple(ATTENTIONS))
-    check_choice("reduction", description.reduction, get_args(Reduction))
-    check_choice("reduce_by", description.reduce_by, get_args(ReduceBy))
-    if type(description.key_channels) is not int or not 1 <= description.key_channels <= 1024:
-        raise ValueError(f"key_channels is {description.key_channels!r}")
-    if not isinstance(description.source, str):
-        raise ValueError(f"source is {description.source!r}")
-    check_window(description.window)
-    return description
-
-
-def check_window(window: int) -> None:
-    if type(window) is not int or window < 1:
-        raise ValueError(f"window is {window!r}; expected a number of frames, 1 or more.")
+    with open_tensors(path) as file:
+        return read_description(path, file.metadata())
 
 
 def load(path: str | Path | None = None) -> tuple[FANet, Classes]:
@@ -129,29 +94,33 @@ def load(path: str | Path | None = None) -> tuple[FANet, Classes]:
     if path is None:
         raise FileNotFoundError("No trained weights ship with streamseg yet: give the path of a checkpoint.")
     path = Path(path)
-    description = describe(path)
-    with torch.device("meta"):
-        expected = {name: list(tensor.shape) for name, tensor in build(description).state_dict().items()}
-    with safe_open(path, framework="pt") as file:
-        # names and shapes are compared before memory is taken for them
-        found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (not a dict)
-        if found != expected:
-            wrong = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
-            raise ValueError(f"{path} does not hold the {description.network} that it describes: {wrong[0]} differs.")
-        weights = {name: file.get_tensor(name) for name in expected}
-    if not all(tensor.isfinite().all() for tensor in weights.values()):
-        raise ValueError(f"{path} holds weights that are not finite numbers: its training went wrong.")
+    with open_tensors(path) as file:
+        description = read_description(path, file.metadata())
+        weights = take_tensors(path, file)
     model = build(description)
+    check_weights(f"{path} does not hold the {description.network} that it describes", weights, model.state_dict())
     model.load_state_dict(weights)
     return model.eval(), description.classes
 
 
+def read_description(path: Path, metadata: dict[str, str] | None) -> Description:
+    """The description in a file's metadata."""
+    if not metadata or ENTRY not in metadata:
+        raise ValueError(f"{path} was not written by streamseg: it does not say which network it holds.")
+    try:
+        entry = json.loads(metadata[ENTRY])
+        return Description(**{**entry, "classes": Classes(**entry["classes"])})
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{path} describes itself wrongly ({error!r:.200}): it cannot be used.") from None
+
+
 def build(description: Description) -> FANet:
-    """The network that a description speaks of, untrained."""
-    return NETWORKS[description.network](
-        classes=len(description.classes),
-        attention=ATTENTIONS[description.attention],
-        key_channels=description.key_channels,
-        reduction=description.reduction,
-        reduce_by=description.reduce_by,
-    )
+    """The network that a description speaks of, untrained; torch's random numbers go on as if it had not been built."""
+    with torch.random.fork_rng(devices=[]):
+        return NETWORKS[description.network](
+            classes=len(description.classes),
+            attention=ATTENTIONS[description.attention],
+            key_channels=description.key_channels,
+            reduction=description.reduction,
+            reduce_by=description.reduce_by,
+        )

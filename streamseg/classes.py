@@ -16,6 +16,11 @@ class Classes:
     colours: tuple[Colour, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.names, (tuple, list)) or not isinstance(self.colours, (tuple, list)):
+            raise ValueError("Names and colours are not lists; expected one entry of each for every class.")
+        object.__setattr__(self, "names", tuple(self.names))
+        colours = tuple(tuple(colour) if isinstance(colour, list) else colour for colour in self.colours)
+        object.__setattr__(self, "colours", colours)
         if not 1 <= len(self.names) <= IGNORE:
             raise ValueError(
                 f"{len(self.names)} classes; expected 1 to {IGNORE}, for labels are bytes, {IGNORE} is ignore."
@@ -25,12 +30,13 @@ class Classes:
         for name in self.names:
             # a name is printed on terminals: no control characters
             if not (isinstance(name, str) and name.strip() and name.isprintable()):
-                raise ValueError(f"{name!r} is no class name; expected printable text.")
+                raise ValueError(f"{name!r:.80} is no class name; expected printable text.")
             if self.names.count(name) > 1:
-                raise ValueError(f"Two classes are called {name!r}; names must differ.")
+                raise ValueError(f"Two classes are called {name!r:.80}; names must differ.")
         for colour in self.colours:
-            if len(colour) != 3 or not all(type(part) is int and 0 <= part <= 255 for part in colour):
-                raise ValueError(f"{colour!r} is no colour; expected red, green and blue in 0–255.")
+            right = isinstance(colour, tuple) and len(colour) == 3
+            if not right or not all(type(part) is int and 0 <= part <= 255 for part in colour):
+                raise ValueError(f"{colour!r:.80} is no colour; expected red, green and blue in 0–255.")
 
     def __len__(self) -> int:
         return len(self.names)

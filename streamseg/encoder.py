@@ -1,11 +1,15 @@
 """The encoder: ResNet-18 and ResNet-34 with torchvision's parameter names, and the paper's extra spatial reduction."""
 
+import hashlib
+from http.client import HTTPException
 from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from streamseg.layers import check_choice
+from streamseg.tensors import brief, check_weights, read_tensors
 
 Reduction = Literal["None", "Conv-0", "Res-1", "Res-2", "Res-3", "Res-4"]
 """Where the extra spatial reduction is (paper Sec. III-C), in the paper's words."""
@@ -16,6 +20,8 @@ ReduceBy = Literal["stride", "average", "max"]
 # torchvision's IMAGENET1K_V1 files; the digits are the beginning of each file's SHA-256
 PUBLISHED = {18: "resnet18-f37072fd.pth", 34: "resnet34-b627a593.pth"}
 PUBLISHED_AT = "https://download.pytorch.org/models/"
+
+PASS_A_FILE = "load_imagenet(encoder, FILE) or --encoder-weights FILE"
 
 
 class Block(nn.Module):
@@ -104,11 +110,6 @@ def resnet34(reduction: Reduction = "Res-1", reduce_by: ReduceBy = "stride") -> 
     return ResNet((3, 4, 6, 3), reduction, reduce_by)
 
 
-def check_choice(option: str, given: object, known: tuple[str, ...]) -> None:
-    if given not in known:
-        raise ValueError(f"{option} is {given!r}; choose one of: {', '.join(known)}.")
-
-
 def load_imagenet(encoder: ResNet, file: str | Path | None = None) -> None:
     """Fill an encoder with ImageNet weights.
 
@@ -117,50 +118,42 @@ def load_imagenet(encoder: ResNet, file: str | Path | None = None) -> None:
     Args:
         encoder: Is changed in place.
         file: A safetensors file or a torch file with torchvision's names. Without one, torchvision's published file is
-            downloaded once, checked against its published hash, and kept in torch's cache.
+            downloaded once and kept in torch's cache; its hash is checked at every use.
     """
+    check_choice("The encoder's depth", encoder.depth, tuple(PUBLISHED))
     path = download_imagenet(encoder.depth) if file is None else Path(file)
-    weights = {name: w for name, w in read_tensors(path).items() if not name.startswith("fc.")}
-    wanted = encoder.state_dict()
-    new = {name for name in wanted if name.startswith("layer1.0.downsample.") or name.endswith("num_batches_tracked")}
-    wrong = sorted(wanted.keys() - new - weights.keys()) + sorted(weights.keys() - wanted.keys())
-    wrong += [name for name in weights if name in wanted and weights[name].shape != wanted[name].shape]
-    if wrong:
-        raise ValueError(
-            f"{path} does not hold a ResNet-{encoder.depth}: {wrong[0]} is missing, foreign or of another shape. "
-            f"Pass torchvision's {PUBLISHED[encoder.depth]} or a file with the same names."
-        )
-    encoder.load_state_dict({**wanted, **weights})
+    try:
+        found = {name: tensor for name, tensor in read_tensors(path).items() if not name.startswith("fc.")}
+        wanted = encoder.state_dict()
+        ours = {name: wanted[name] for name in wanted if name.startswith("layer1.0.downsample.")}
+        ours |= {name: wanted[name] for name in wanted if name.endswith("num_batches_tracked")}
+        check_weights(f"{path} does not hold a ResNet-{encoder.depth}", {**ours, **found}, wanted)
+    except (ValueError, OSError) as error:
+        raise type(error)(
+            f"{error} Pass torchvision's {PUBLISHED[encoder.depth]} or the like: {PASS_A_FILE}."
+        ) from None
+    encoder.load_state_dict({**ours, **found})
 
 
 def download_imagenet(depth: int) -> Path:
     """Torchvision's published ResNet file, from torch's cache or the network."""
     name = PUBLISHED[depth]
+    digits = name.partition("-")[2].removesuffix(".pth")
     path = Path(torch.hub.get_dir()) / "checkpoints" / name
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        digits = name.partition("-")[2].removesuffix(".pth")
-        try:
+    try:
+        if not path.is_file() or not sha256(path).startswith(digits):
+            path.parent.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(PUBLISHED_AT + name, str(path), digits, progress=False)
-        except (OSError, RuntimeError) as error:  # no network; a file that does not match its hash
-            raise OSError(
-                f"Could not download ImageNet weights ({PUBLISHED_AT}{name}: {error}). "
-                "Download the file elsewhere and pass it: --encoder-weights FILE, or load_imagenet(encoder, FILE)."
-            ) from error
+    # no network; an unusable cache; an answer that is not HTTP; a file that does not match its hash
+    except (OSError, HTTPException, RuntimeError) as error:
+        raise OSError(
+            f"Could not download ImageNet weights ({PUBLISHED_AT}{name}: {brief(error)}): "
+            f"download the file elsewhere and pass it, {PASS_A_FILE}."
+        ) from error
     return path
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, or of a torch file, whose pickled code is never run."""
-    if not path.is_file():
-        raise FileNotFoundError(f"No weights at {path}. Check the path given with --encoder-weights.")
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged or hostile file can fail in any way
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ValueError(f"{path} cannot be read as a weights file, safetensors or torch: {reason}") from error
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise ValueError(f"{path} does not hold named tensors: save a model's state_dict().")
-    return tensors
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

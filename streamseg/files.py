@@ -1,7 +1,8 @@
 """Files that appear whole or not at all."""
 
 import os
-import tempfile
+import stat
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,25 +13,27 @@ def written_whole(path: Path) -> Iterator[Path]:
     """Give a temporary name to write to; at the end it becomes the path, and after an error it is removed.
 
     The temporary file lies in the same folder, so that the renaming is one step, and keeps the suffix, which libraries
-    choose a format by.
+    choose a format by. A link is followed, and a file that was there hands its permissions on.
     """
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"No folder {path.parent} to write {path.name} into: create it first.")
-    if path.is_dir():
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"No folder {target.parent} to write {path.name} into: create it first.")
+    if target.is_dir():
         raise IsADirectoryError(f"{path} is a folder: give the name of a file to write.")
-    handle, name = tempfile.mkstemp(prefix=".", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    if target.exists() and not target.is_file():
+        raise ValueError(f"{path} is a device, a pipe or the like: give the name of a file to write.")
+    temporary = target.with_name(f".{uuid.uuid4().hex}{target.suffix}")
     try:
-        yield temporary
-        temporary.chmod(0o666 & ~umask())  # mkstemp keeps others out
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def umask() -> int:
-    """The process's mask of file permissions, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        temporary.touch(exist_ok=False)
+        mode = stat.S_IMODE((target if target.exists() else temporary).stat().st_mode)
+        try:
+            yield temporary
+            temporary.chmod(mode)  # a library may have put a file of its own there
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        # the system's own words for a full disk, a folder that may not be written to, …: of the path, not the temporary
+        if error.errno and error.filename in (None, str(temporary)):
+            raise type(error)(f"Could not write {path}: {error.strerror}.") from error
+        raise

@@ -1,7 +1,19 @@
-"""The two pieces that every network here is built from: a convolution with batch norm, and a resize."""
+"""The pieces that every network here is built from: checked options, a convolution with batch norm, and a resize."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+
+def check_choice(option: str, given: object, known: tuple[object, ...]) -> None:
+    """Raise a ValueError that lists the known values, if an option is none of them."""
+    if given not in known:
+        raise ValueError(f"{option} is {given!r:.80}; choose one of: {', '.join(map(repr, known))}.")
+
+
+def check_count(option: str, given: object) -> None:
+    """Raise a ValueError if an option is not a whole number from 1 up."""
+    if type(given) is not int or given < 1:
+        raise ValueError(f"{option} is {given!r:.80}; expected a whole number, 1 or more.")
 
 
 def conv(inputs: int, outputs: int, kernel: int, relu: bool = True) -> nn.Sequential:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from streamseg.attention import ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention
+from streamseg.attention import ATTENTIONS, ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention
 from streamseg.encoder import ReduceBy, Reduction, ResNet, resnet18, resnet34
-from streamseg.layers import conv, initialise, resize
+from streamseg.layers import check_count, conv, initialise, resize
 
 Attention = type[FastAttention | DotAttention | SelfAttention | ChannelAttention | NoAttention]
+Maps = tuple[Tensor, Tensor, Tensor, Tensor]
 Context = tuple[Tensor, Tensor, Tensor, Tensor]
 """What a frame leaves to later ones: a matrix (B, D, C) for each of Res-1 … Res-4, whatever the image's size."""
 
@@ -37,10 +38,11 @@ class FANet(nn.Module):
 
     def __init__(self, encoder: ResNet, classes: int, attention: Attention, key_channels: int):
         super().__init__()
-        if classes < 1:
-            raise ValueError(f"classes is {classes}; a network needs at least one class.")
-        if key_channels < 1:
-            raise ValueError(f"key_channels is {key_channels}; attention needs at least one.")
+        check_count("classes", classes)
+        check_count("key_channels", key_channels)
+        if attention not in ATTENTIONS.values():
+            given = " ".join(repr(attention).split())
+            raise ValueError(f"attention is {given:.80}; choose one of the classes {', '.join(ATTENTIONS)}.")
         self.classes = classes
         self.key_channels = key_channels
         # ImageNet's, for pixels in 0–255; not part of the weights
@@ -58,8 +60,9 @@ class FANet(nn.Module):
         self.narrow2 = conv(c2, c1, 1)
         self.smooth3 = conv(c3, 128, 3)
         self.smooth1 = conv(c1, 128, 3)
-        self.classify = nn.Sequential(conv(256, 256, 3), classifier := nn.Conv2d(256, classes, 1, bias=False))
+        classifier = nn.Conv2d(256, classes, 1, bias=False)
         initialise(classifier)
+        self.classify = nn.Sequential(conv(256, 256, 3), classifier)
 
     def forward(self, image: Tensor) -> Tensor:
         """Logits (B, K, H, W) of an RGB image (B, 3, H, W), bytes or floats in 0–255."""
@@ -73,9 +76,13 @@ class FANet(nn.Module):
             image: RGB (B, 3, H, W), bytes or floats in 0–255; each entry of the batch is a stream of its own.
             past: The sum of the contexts of the earlier frames in the window, stage by stage; None for the first.
         """
-        if not torch.compiler.is_compiling():
-            self.check(image, past)
-        past1, past2, past3, past4 = past or (None, None, None, None)
+        self.check(image, past)
+        maps, context = self.features(image, past)
+        return resize(self.score(maps), image), context
+
+    def features(self, image: Tensor, past: Sequence[Tensor] | None = None) -> tuple[Maps, Context]:
+        """The maps of Res-1 … Res-4 after attention and merging, and the context."""
+        past1, past2, past3, past4 = (None, None, None, None) if past is None else past
         x = (image.to(self.mean.dtype) - self.mean) / self.std
         x1, x2, x3, x4 = self.encoder(x)
 
@@ -88,27 +95,46 @@ class FANet(nn.Module):
         x3 = x3 + resize(self.narrow4(x4), x3)
         x2 = x2 + resize(self.narrow3(x3), x2)
         x1 = x1 + resize(self.narrow2(x2), x1)
-        x = torch.cat([resize(self.smooth3(x3), x1), self.smooth1(x1)], dim=1)
+        return (x1, x2, x3, x4), (context1, context2, context3, context4)
 
-        return resize(self.classify(x), image), (context1, context2, context3, context4)
+    def score(self, maps: Maps) -> Tensor:
+        """Logits (B, K, h, w) at the size of Res-1's map."""
+        x1, _, x3, _ = maps
+        return self.classify(torch.cat([resize(self.smooth3(x3), x1), self.smooth1(x1)], dim=1))
 
     def check(self, image: Tensor, past: Sequence[Tensor] | None) -> None:
         """Raise a ValueError that says what is wrong with an input, if anything is."""
+        if not isinstance(image, Tensor) or not (image.dtype == torch.uint8 or image.is_floating_point()):
+            raise ValueError(f"The image is a {kind(image)}; expected a tensor of bytes or floats in 0–255.")
         shape = tuple(image.shape)
         if len(shape) != 4 or shape[1] != 3:
             raise ValueError(f"The image's shape is {shape}; expected RGB, channels first: (B, 3, H, W).")
-        if min(shape[2:]) < SMALLEST:
+        if shape[2] < SMALLEST or shape[3] < SMALLEST:
             raise ValueError(f"The image is {shape[2]} x {shape[3]} pixels; the least is {SMALLEST} x {SMALLEST}.")
         if past is None:
             return
-        attends = (self.attend1, self.attend2, self.attend3, self.attend4)
-        expected = [(shape[0], *attend.context_shape) for attend in attends]
+        if not isinstance(past, (tuple, list)):
+            raise ValueError(f"The past is a {kind(past)}; expected a tuple or list of four matrices.")
+        for matrix in past:
+            if not isinstance(matrix, Tensor) or not matrix.is_floating_point():
+                raise ValueError(f"The past holds a {kind(matrix)}; expected floating-point tensors.")
+        expected = [(shape[0], *attend.context_shape) for attend in self.attends]
         given = [tuple(context.shape) for context in past]
         if given != expected:
             raise ValueError(
                 f"The past's shapes are {given}; expected {expected}: "
                 "the context that step() of this same network returned for a batch of this size, or a sum of such."
             )
+
+    @property
+    def attends(self) -> tuple[FastAttention | ChannelAttention | NoAttention, ...]:
+        """The attention modules of Res-1 … Res-4."""
+        return self.attend1, self.attend2, self.attend3, self.attend4
+
+
+def kind(thing: object) -> str:
+    """What a tensor's numbers are, or what something else is, for an error's sentence."""
+    return f"tensor of {thing.dtype}" if isinstance(thing, Tensor) else type(thing).__name__
 
 
 def fanet18(

@@ -1,7 +1,12 @@
 """What several tests share: small random networks and pictures; nothing is downloaded."""
 
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
 import pytest
 import torch
+from PIL import Image
 
 import streamseg
 
@@ -23,3 +28,33 @@ def model() -> streamseg.FANet:
 @pytest.fixture
 def image() -> torch.Tensor:
     return torch.randint(0, 256, (1, 3, 64, 96), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="session")
+def paint() -> Callable[[Path, list[tuple[int, int]]], Path]:
+    """Paints one's own data set, as the data set folder expects it: red boxes and blue discs on grey, in noise."""
+
+    def paint(folder: Path, sizes: list[tuple[int, int]]) -> Path:
+        random = numpy.random.default_rng(0)
+        colours = numpy.array([[90, 90, 90], [200, 60, 60], [60, 60, 200]])
+        for kind in ("images", "labels"):
+            (folder / kind).mkdir(parents=True)
+        (folder / "classes.txt").write_text("ground\nbox\ndisc #0000ff\n")
+        for i, (height, width) in enumerate(sizes):
+            y, x = numpy.mgrid[:height, :width]
+            top, left, radius = random.integers(4, height // 2), random.integers(4, width // 2), height // 4
+            labels = numpy.zeros((height, width), numpy.uint8)
+            labels[top : top + height // 3, left : left + width // 3] = 1
+            labels[(y - height + radius) ** 2 + (x - width + radius + left // 2) ** 2 < radius**2] = 2
+            picture = (colours[labels] + random.normal(0, 20, (height, width, 3))).clip(0, 255)
+            Image.fromarray(picture.astype(numpy.uint8)).save(folder / "images" / f"{i}.png")
+            Image.fromarray(labels).save(folder / "labels" / f"{i}.png")
+        return folder
+
+    return paint
+
+
+@pytest.fixture(scope="session")
+def toy(paint, tmp_path_factory) -> Path:
+    """A data set of 8 pictures and 3 classes; 7 pictures are train, one is val."""
+    return paint(tmp_path_factory.mktemp("data") / "toy", [(64, 96)] * 8)

@@ -128,6 +128,16 @@ def test_a_module_attends_to_the_past(attention):
     assert not torch.allclose(after_itself, alone)
 
 
+def test_channel_attention_adds_its_learned_share():
+    module = ChannelAttention(5).double()
+    x = torch.randn(2, 5, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert module(x)[0].equal(x)  # it is learned from zero
+    torch.nn.init.constant_(module.share, 0.7)
+    rows = x.flatten(2)
+    affinity = (-rows @ rows.transpose(1, 2)).softmax(dim=-1)
+    torch.testing.assert_close(module(x)[0], x + 0.7 * (affinity @ rows).view(x.shape))
+
+
 # spec: one module at C x 128 x 256 with 32 key channels, in GMACs; the paper's Table I
 @pytest.mark.parametrize(
     ("channels", "softmax", "fast"),

@@ -1,5 +1,7 @@
 import json
 import struct
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,7 +9,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import streamseg
-from streamseg import ChannelAttention, DotAttention, NoAttention, SelfAttention
+from streamseg import ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention
+from streamseg.encoder import ResNet
 
 
 @pytest.fixture
@@ -15,6 +18,9 @@ def saved(model, tmp_path):
     path = tmp_path / "model.safetensors"
     streamseg.save(model, streamseg.CAMVID, path, window=4, source="a test")
     return path
+
+
+CAMVID = asdict(streamseg.CAMVID)
 
 
 def rewrite(path, metadata=None, weights=None, **changes):
@@ -30,6 +36,14 @@ def test_a_loaded_network_is_the_saved_one(model, saved, image):
     assert classes == streamseg.CAMVID
     assert not loaded.training
     assert loaded(image).equal(model(image))
+
+
+def test_loading_leaves_the_random_numbers_alone(saved):
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    streamseg.load(saved)
+    assert torch.rand(3).equal(expected)
 
 
 def test_a_checkpoint_describes_itself(saved):
@@ -102,8 +116,17 @@ def test_a_foreign_file_is_refused(content, tmp_path):
 
 
 def test_a_folder_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="is no safetensors file"):
+    with pytest.raises(ValueError, match="is a folder"):
         streamseg.load(tmp_path)
+
+
+def test_a_file_that_may_not_be_read_says_so(saved, monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "open", refuse)  # the tests may run as root, whom no permission stops
+    with pytest.raises(PermissionError, match=r"model\.safetensors may not be read"):
+        streamseg.load(saved)
 
 
 def test_the_weights_of_another_program_are_refused(tmp_path):
@@ -122,20 +145,38 @@ def test_the_weights_of_another_program_are_refused(tmp_path):
         {"key_channels": "32"},
         {"reduction": "Res-9"},
         {"reduce_by": None},
-        {"names": ["Sky"]},
-        {"names": [*streamseg.CAMVID.names[:-1], "\x1b[2J"]},
-        {"names": 11},
-        {"colours": [[0, 0, 300]] * 11},
-        {"colours": [[0, 0]] * 11},
+        {"key_channels": 1025},
+        {"key_channels": True},
+        {"classes": None},
+        {"classes": [1]},
+        {"classes": {"names": CAMVID["names"]}},
+        {"classes": {**CAMVID, "more": 1}},
+        {"classes": {**CAMVID, "names": ["Sky"]}},
+        {"classes": {**CAMVID, "names": "abcdefghijk"}},
+        {"classes": {**CAMVID, "names": dict.fromkeys(CAMVID["names"], 1)}},
+        {"classes": {**CAMVID, "names": [*CAMVID["names"][:-1], "\x1b[2J" * 1000]}},
+        {"classes": {**CAMVID, "names": 11}},
+        {"classes": {**CAMVID, "colours": [[0, 0, 300]] * 11}},
+        {"classes": {**CAMVID, "colours": [[0, 0]] * 11}},
+        {"classes": {**CAMVID, "colours": [5] * 11}},
+        {"classes": {**CAMVID, "colours": ["abc"] * 11}},
         {"window": 0},
         {"window": 1.5},
+        {"window": 10**1000},
         {"source": ["a list"]},
+        {"source": "\x1b[2J"},
+        {"source": "two\nlines"},
+        {"network": "\x1b[2J\n" * 1000},
+        {"\x1b[2J\n" * 1000: 1},
     ],
 )
-def test_a_wrong_description_is_refused(saved, changes):
+def test_a_wrong_description_is_refused_in_a_short_printable_line(saved, changes):
     rewrite(saved, **changes)
-    with pytest.raises(ValueError, match="describes itself wrongly"):
+    with pytest.raises(ValueError, match="describes itself wrongly") as caught:
         streamseg.load(saved)
+    sentence = str(caught.value).replace(str(saved), "")
+    assert sentence.isprintable()
+    assert len(sentence) < 300
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", "[" * 100_000])
@@ -151,7 +192,7 @@ def test_metadata_that_is_no_description_is_refused(saved, text):
         {"network": "fanet34"},
         {"key_channels": 1024},
         {"attention": "NoAttention"},
-        {"names": streamseg.CITYSCAPES.names, "colours": streamseg.CITYSCAPES.colours},
+        {"classes": asdict(streamseg.CITYSCAPES)},
     ],
 )
 def test_weights_that_differ_from_their_description_are_refused(saved, changes):
@@ -160,11 +201,42 @@ def test_weights_that_differ_from_their_description_are_refused(saved, changes):
         streamseg.load(saved)
 
 
-def test_weights_that_are_not_finite_are_refused(saved):
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda x: x / 0, "not finite"),
+        (lambda x: x.double() + 1e300, "not finite"),
+        (lambda x: -x, "variances below zero"),
+        (lambda x: x.to(torch.float8_e4m3fn), "is no dense tensor"),
+        (lambda x: x.to(torch.int64), "is no dense tensor"),
+        (lambda x: x.to(torch.complex64), "is no dense tensor"),
+        (lambda x: x > 0, "is no dense tensor"),
+        (lambda x: x[:-1], "of another shape"),
+    ],
+)
+def test_weights_that_are_no_usable_numbers_are_refused(saved, change, sentence):
     weights = load_file(saved)
-    weights["classify.1.weight"][0, 0] = float("nan")
+    weights["encoder.bn1.running_var"] = change(weights["encoder.bn1.running_var"])
     rewrite(saved, weights=weights)
-    with pytest.raises(ValueError, match="not finite numbers"):
+    with pytest.raises(ValueError, match=rf"'encoder\.bn1\.running_var' .*{sentence}"):
+        streamseg.load(saved)
+
+
+def test_a_hostile_tensor_name_is_printed_short_and_plain(saved):
+    rewrite(saved, weights={"\x1b[2J\n" * 1000: torch.rand(3), **load_file(saved)})
+    with pytest.raises(ValueError, match="foreign") as caught:
+        streamseg.load(saved)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400
+
+
+def test_a_kind_of_number_that_torch_lacks_is_refused(saved):
+    with safe_open(saved, "pt") as file:
+        header = {"__metadata__": file.metadata()}
+    header["a"] = {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}
+    text = json.dumps(header).encode()
+    saved.write_bytes(struct.pack("<Q", len(text)) + text + bytes(3))
+    with pytest.raises(ValueError, match="holds tensors that cannot be read"):
         streamseg.load(saved)
 
 
@@ -176,6 +248,66 @@ def test_what_cannot_be_loaded_again_is_not_saved(model, tmp_path):
         streamseg.save(model, streamseg.CAMVID, path, window=0)
     with pytest.raises(ValueError, match="takes a FANet itself"):
         streamseg.save(torch.nn.DataParallel(model), streamseg.CAMVID, path)
+    with pytest.raises(ValueError, match="source is 3; expected printable text"):
+        streamseg.save(model, streamseg.CAMVID, path, source=3)
     with pytest.raises(FileNotFoundError, match="create it first"):
         streamseg.save(model, streamseg.CAMVID, tmp_path / "no folder" / "model.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+def mixed(network):
+    network.attend2 = DotAttention(128)
+
+
+def subclassed(network):
+    network.attend1 = type("FastAttention", (FastAttention,), {})(64)
+
+
+def not_finite(network):
+    torch.nn.init.constant_(network.classify[1].weight, float("nan"))
+
+
+def of_another_depth(network):
+    network.encoder = ResNet((1, 1, 1, 1), "Res-1", "stride")
+
+
+def of_another_plan(network):
+    network.encoder = ResNet((1, 3, 2, 2), "Res-1", "stride")  # as many layers as ResNet-18
+
+
+def of_eighths(network):
+    network.to(torch.float8_e4m3fn)
+
+
+def without_numbers(network):
+    network.to("meta")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (mixed, "attentions are not all FastAttention"),
+        (subclassed, "attentions are not all FastAttention"),
+        (not_finite, r"'classify\.1\.weight' holds numbers that are not finite"),
+        (of_another_depth, "network is 'fanet10'"),
+        (of_another_plan, "cannot be saved as a fanet18: .* is missing, foreign"),
+        (of_eighths, "is no dense tensor of"),
+        (without_numbers, "is no dense tensor of"),
+    ],
+)
+def test_a_network_that_load_would_refuse_is_not_saved(change, sentence, tmp_path):
+    network = streamseg.fanet18(classes=11)
+    change(network)
+    with pytest.raises(ValueError, match=sentence):
+        streamseg.save(network, streamseg.CAMVID, tmp_path / "wrong.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_key_channels_than_load_takes_are_not_saved(tmp_path):
+    with pytest.raises(ValueError, match="key_channels is 2048; a checkpoint may have up to 1024"):
+        streamseg.save(streamseg.fanet18(11, key_channels=2048), streamseg.CAMVID, tmp_path / "wide.safetensors")
+
+
+def test_a_saved_file_has_the_permissions_of_any_other(saved, tmp_path):
+    (tmp_path / "other").touch()
+    assert saved.stat().st_mode == (tmp_path / "other").stat().st_mode

@@ -1,3 +1,5 @@
+import hashlib
+
 import pytest
 
 import streamseg
@@ -18,6 +20,26 @@ def test_a_class_set_has_its_known_names_and_colours(classes, count, first, last
     assert len(classes) == len(classes.colours) == count
     assert (classes.names[0], classes.colours[0]) == first
     assert (classes.names[-1], classes.colours[-1]) == last
+
+
+@pytest.mark.parametrize(
+    ("classes", "digits"),
+    [
+        (streamseg.CITYSCAPES, "6bc05427e895b9b0"),
+        (streamseg.CAMVID, "609c991886c44b03"),
+        (streamseg.COCO_STUFF, "089c5cf1d27cc04e"),
+        (streamseg.COCO_STUFF_182, "0626433b06fda93c"),
+        (streamseg.ADE20K, "f8d53c12034fb25e"),
+    ],
+)
+def test_no_name_and_no_colour_changes_unnoticed(classes, digits):
+    table = repr(list(zip(classes.names, classes.colours, strict=True)))
+    assert hashlib.sha256(table.encode()).hexdigest()[:16] == digits
+
+
+def test_lists_become_tuples():
+    assert Classes(["a", "b"], [[0, 0, 0], (1, 2, 3)]) == Classes(("a", "b"), ((0, 0, 0), (1, 2, 3)))
+    assert hash(Classes(["a"], [[0, 0, 0]])) == hash(Classes(("a",), ((0, 0, 0),)))
 
 
 def test_coco_stuff_is_its_182_ids_without_the_eleven_never_annotated():
@@ -47,6 +69,11 @@ def test_colours_tell_classes_apart():
         (("a",), ((0, 0, 256),), "is no colour"),
         (("a",), ((0, 0),), "is no colour"),
         (("a",), ((0.5, 0, 0),), "is no colour"),
+        (("a",), (5,), "5 is no colour"),
+        (("a",), ("abc",), "'abc' is no colour"),
+        ("abc", ((0, 0, 0),) * 3, "are not lists"),
+        (("a",), "a", "are not lists"),
+        (None, None, "are not lists"),
     ],
 )
 def test_a_wrong_class_set_is_refused_in_a_sentence(names, colours, sentence):

@@ -40,14 +40,42 @@ def test_16_bits_are_scaled_not_clipped(photo, tmp_path, name):
     assert difference(read_image(tmp_path / name), photo.convert("L")) == 0
 
 
+@pytest.mark.parametrize("name", ["a.png", "a.tiff", "a.pgm"])
+def test_a_dark_picture_of_16_bits_stays_dark(tmp_path, name):
+    dark = numpy.full((40, 60), 200, dtype=numpy.int32 if name == "a.pgm" else numpy.uint16)
+    Image.fromarray(dark).save(tmp_path / name)
+    assert read_image(tmp_path / name).eq(0).all()
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_picture_taken_sideways_is_turned_upright(photo, tmp_path, orientation):
+@pytest.mark.parametrize("mode", ["RGB", "L", "I;16"])
+@pytest.mark.parametrize("name", ["a.png", "a.tiff"])
+def test_a_picture_taken_sideways_is_turned_upright(photo, tmp_path, orientation, mode, name):
+    photo = photo.convert("RGB" if mode == "RGB" else "L")
     turn = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Image.Transpose that a camera held so would have applied
     stored = photo if orientation == 1 else photo.transpose(Image.Transpose(turn[orientation]))
+    if mode == "I;16":
+        stored = Image.fromarray(numpy.asarray(stored).astype(numpy.uint16) * 257)
     exif = Image.Exif()
     exif[0x0112] = orientation
-    stored.save(tmp_path / "a.png", exif=exif)
-    assert difference(read_image(tmp_path / "a.png"), photo) == 0
+    stored.save(tmp_path / name, exif=exif)
+    assert difference(read_image(tmp_path / name), photo) == 0
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp"])
+@pytest.mark.parametrize("exif", [b"Exif\0\0garbage", b"Exif\0\0II*\0\x08\0\0\0\xff\xff"])
+def test_exif_that_cannot_be_read_spoils_no_picture(photo, tmp_path, name, exif):
+    photo.save(tmp_path / name, exif=exif, **({"lossless": True} if name == "a.webp" else {}))
+    assert difference(read_image(tmp_path / name), photo) < 6
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("transparency", [3, bytes(range(256))])
+def test_a_palette_s_transparency_is_left_out_in_silence(photo, tmp_path, transparency):
+    picture = photo.convert("P")
+    picture.save(tmp_path / "a.png", transparency=transparency)
+    assert difference(read_image(tmp_path / "a.png"), picture) == 0
 
 
 def test_of_an_animation_the_first_picture_is_read(photo, tmp_path):
@@ -93,9 +121,10 @@ def test_a_truncated_picture_is_refused(photo, tmp_path, name):
         read_image(tmp_path / name)
 
 
-def test_a_picture_of_fractions_is_refused(tmp_path):
-    Image.fromarray(numpy.random.rand(40, 40).astype(numpy.float32)).save(tmp_path / "a.tiff")
-    with pytest.raises(ValueError, match="fractions of unknown range"):
+@pytest.mark.parametrize("dtype", [numpy.float32, numpy.int32])
+def test_a_picture_of_fractions_or_of_32_bits_is_refused(tmp_path, dtype):
+    Image.fromarray(numpy.full((40, 40), 100, dtype)).save(tmp_path / "a.tiff")
+    with pytest.raises(ValueError, match="fractions or 32-bit numbers of unknown range.*save it as a plain PNG"):
         read_image(tmp_path / "a.tiff")
 
 
@@ -105,6 +134,13 @@ def test_a_decompression_bomb_is_refused(monkeypatch, tmp_path):
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
         with pytest.raises(ValueError, match="has more than .* pixels"):
             read_image(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize(("name", "side"), [("a.webp", 16384), ("a.jpg", 65501)])
+def test_a_picture_too_large_for_its_format_is_refused(tmp_path, name, side):
+    with pytest.raises(ValueError, match=f"2 x {side} pixels is too large for .*, which holds up to {side - 1} a side"):
+        write_image(tmp_path / name, torch.zeros(3, 2, side, dtype=torch.uint8))
+    assert not (tmp_path / name).exists()
 
 
 def test_a_name_without_a_kind_of_picture_is_refused(tmp_path):

@@ -1,0 +1,78 @@
+"""FANet once more, as its layer plan says, from the bare tensors of a state_dict: what the network must equal.
+
+Nothing of streamseg is used here; the plan is that of torchvision's ResNet and of the authors' decoder.
+"""
+
+import torch
+from torch.nn import functional as F
+
+
+def randomise(network, seed=0):
+    """Give every batch norm, and DANet's share, numbers as after training, so that none of them hides; in fp64."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in network.state_dict().items():
+            if tensor.ndim == 1:
+                low = -0.5 if name.endswith(("bias", "running_mean")) else 0.5
+                tensor.copy_(low + torch.rand(tensor.shape, generator=generator))
+    return network.eval().double()
+
+
+def normed(w, name, norm, x, **options):
+    """A convolution without a bias, and batch norm."""
+    x = F.conv2d(x, w[f"{name}.weight"], **options)
+    parts = (w[f"{norm}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
+    return F.batch_norm(x, *parts, training=False, eps=1e-5)
+
+
+def resnet(w, x, blocks, strides):
+    """The maps of ResNet's four stages; strides: of the first block of each."""
+    x = F.relu(normed(w, "conv1", "bn1", x, stride=2, padding=3))
+    x = F.max_pool2d(x, 3, stride=2, padding=1)
+    maps = []
+    for stage, (count, stride) in enumerate(zip(blocks, strides, strict=True), start=1):
+        for block in range(count):
+            name, step = f"layer{stage}.{block}", stride if block == 0 else 1
+            y = F.relu(normed(w, f"{name}.conv1", f"{name}.bn1", x, stride=step, padding=1))
+            y = normed(w, f"{name}.conv2", f"{name}.bn2", y, padding=1)
+            if f"{name}.downsample.0.weight" in w:
+                x = normed(w, f"{name}.downsample.0", f"{name}.downsample.1", x, stride=step)
+            x = F.relu(y + x)
+        maps.append(x)
+    return maps
+
+
+def layer(w, name, x):
+    """A convolution that keeps the size, and batch norm: `name.0` and `name.1`."""
+    return normed(w, f"{name}.0", f"{name}.1", x, padding=w[f"{name}.0.weight"].shape[-1] // 2)
+
+
+def attention(w, name, x, past):
+    """Paper Eq. 2 as written, with the whole affinity, plus the past of Eq. 6; residual, as in Fig. 2b."""
+    q, k = (layer(w, f"{name}.{part}", x).flatten(2) for part in ("query", "key"))  # (B, D, N)
+    v = F.relu(layer(w, f"{name}.value", x)).flatten(2)  # (B, C, N)
+    q, k = q / q.norm(dim=1, keepdim=True), k / k.norm(dim=1, keepdim=True)
+    y = torch.einsum("bdn,bdm,bcm->bcn", q, k, v) / v.shape[2]
+    if past is not None:
+        y = y + torch.einsum("bdn,bdc->bcn", q, past)
+    context = torch.einsum("bdm,bcm->bdc", k, v) / v.shape[2]
+    return x + F.relu(layer(w, f"{name}.out", y.view(x.shape))), context
+
+
+def fanet(w, image, blocks, past=(None, None, None, None)):
+    """FANet with the extra reduction at Res-1: logits and context."""
+    mean, std = (torch.tensor(x).double().view(1, 3, 1, 1) for x in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    encoder = {name.removeprefix("encoder."): tensor for name, tensor in w.items() if name.startswith("encoder.")}
+    maps = resnet(encoder, (image / 255 - mean) / std, blocks, (2, 2, 2, 2))
+    attended = [attention(w, f"attend{i}", x, p) for i, (x, p) in enumerate(zip(maps, past, strict=True), start=1)]
+    x1, x2, x3, x4 = (x for x, _ in attended)
+
+    def bilinear(x, like):
+        return F.interpolate(x, like.shape[2:], mode="bilinear", align_corners=False)
+
+    x3 = x3 + bilinear(F.relu(layer(w, "narrow4", x4)), x3)
+    x2 = x2 + bilinear(F.relu(layer(w, "narrow3", x3)), x2)
+    x1 = x1 + bilinear(F.relu(layer(w, "narrow2", x2)), x1)
+    x = torch.cat([bilinear(F.relu(layer(w, "smooth3", x3)), x1), F.relu(layer(w, "smooth1", x1))], dim=1)
+    x = F.relu(layer(w, "classify.0", x))
+    return bilinear(F.conv2d(x, w["classify.1.weight"]), image), [context for _, context in attended]
