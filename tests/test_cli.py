@@ -1,3 +1,5 @@
+import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ import torch
 from PIL import Image
 
 import streamseg
-from streamseg import cli
+from streamseg import cli, datasets
 
 
 @pytest.fixture
@@ -116,11 +118,173 @@ def test_ctrl_c_ends_it_quietly(folder, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["segment", "--help"]])
+def complaint(monkeypatch, capsys, *arguments):
+    """The one line that a command complains with."""
+    assert run(monkeypatch, *arguments) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("streamseg: ")
+    assert shown.count("\n") == 1
+    assert shown.removesuffix("\n").isprintable()
+    return shown
+
+
+SHORT = ["--start", "nothing", "--crop", "64", "64", "--batch", "2", "--iterations", "2", "--device", "cpu"]
+
+
+def test_ones_own_pictures_are_checked_trained_on_evaluated_and_segmented_in_a_row(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "check", "folder", "--data", toy, "--sheet", "sheet.png") == 0
+    assert capsys.readouterr().out.endswith("0 errors, 0 warnings\n")
+    assert run(monkeypatch, "train", "folder-18", "--data", toy, "--out", "run", *SHORT) == 0
+    assert capsys.readouterr().out == "run/weights.safetensors\n"
+    weights = Path("run/weights.safetensors")
+    wanted = ("--data", toy, "--dataset", "folder", "--json", "val.json", "--plots", "plots", "--flip")
+    assert run(monkeypatch, "evaluate", weights, *wanted, "--scales", "1", "0.75") == 0
+    assert "mean IoU" in capsys.readouterr().out
+    told = json.loads(Path("val.json").read_text())
+    assert list(told["iou"]) == ["ground", "box", "disc"]
+    assert told["miou"] == pytest.approx(sum(share for share in told["iou"].values() if share is not None) / 3)
+    assert run(monkeypatch, "segment", toy / "images" / "0.png", "--weights", weights) == 0
+    for written in ("sheet.png", "plots/confusion.png", "plots/worst.png", "0-overlay.png", "0-labels.png"):
+        assert streamseg.read_image(written).shape[0] == 3
+
+
+def test_a_data_set_with_errors_is_exit_1_even_if_no_frame_can_be_drawn(paint, tmp_path, monkeypatch, capsys):
+    data = paint(tmp_path / "data", [(64, 96)] * 2)
+    for path in (data / "labels").iterdir():
+        path.unlink()
+    assert run(monkeypatch, "check", "folder", "--data", data, "--sheet", tmp_path / "sheet.png") == 1
+    assert "error: " in capsys.readouterr().out
+    assert not (tmp_path / "sheet.png").exists()
+
+
+def test_the_plots_of_an_evaluation_look_as_the_evaluation_did(folder, toy, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr("streamseg.evaluate.write_plots", lambda *_, **options: seen.append(options))
+    streamseg.save(streamseg.fanet18(classes=3), folder_classes(toy), "toy.safetensors")
+    scales = ("--scales", "0.5", "1.0", "--flip", "--plots", "plots")
+    assert run(monkeypatch, "evaluate", "toy.safetensors", "--data", toy, "--dataset", "folder", *scales) == 0
+    assert seen == [{"scales": (0.5, 1.0), "flip": True}]
+
+
+def folder_classes(toy):
+    return datasets.folder(toy, "val").classes
+
+
+def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch, capsys):
+    shown = complaint(monkeypatch, capsys, "evaluate", "camvid.safetensors", "--data", toy, "--dataset", "folder")
+    assert f"other classes than those of {toy}: class 0 is Sky in the one and ground in the other." in shown
+    fewer = streamseg.Classes(("ground", "box"), ((0, 0, 0), (1, 1, 1)))
+    streamseg.save(streamseg.fanet18(classes=2), fewer, "fewer.safetensors")
+    shown = complaint(monkeypatch, capsys, "evaluate", "fewer.safetensors", "--data", toy, "--dataset", "folder")
+    assert "class 2 is not there in the one and disc in the other." in shown
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("check folder --data nowhere", "No folder data in nowhere"),
+        ("check kitti --data TOY", "No data set is called 'kitti'"),
+        ("check folder --data TOY --sheet nowhere/sheet.png", "No folder nowhere to write sheet.png into"),
+        ("check folder --data TOY --sheet sheet.mp4", "names no kind of picture"),
+        ("evaluate camvid.safetensors --data TOY --dataset kitti", "dataset is 'kitti'; choose one of"),
+        ("evaluate camvid.safetensors --data TOY --dataset folder --split test", "No split 'test'"),
+        ("evaluate camvid.safetensors --data TOY --dataset folder --json a/b.json", "No folder a to write b.json into"),
+        ("evaluate nowhere.safetensors --data TOY --dataset folder", "No weights at nowhere.safetensors"),
+        ("evaluate camvid.safetensors --data TOY --dataset folder --device abacus", "'abacus' is no device"),
+        ("evaluate camvid.safetensors --data TOY --dataset folder --device cuda:99", "no GPU for --device cuda:99"),
+        ("train folder-18 --data nowhere --out run", "No folder data in nowhere"),
+        ("train folder-18 --data TOY --out run --resume", "to resume from: start the run without --resume."),
+        ("train folder-18 --data TOY --out run --batch 0", "batch is 0; expected 1 or more."),
+        (
+            "train folder-18 --data TOY --out run --start camvid.safetensors --network fanet34",
+            "another kind of network",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(folder, toy, monkeypatch, capsys, command, sentence):
+    before = sorted(folder.iterdir())
+    assert sentence in complaint(monkeypatch, capsys, *command.replace("TOY", str(toy)).split())
+    assert sorted(folder.iterdir()) == before
+
+
+def failing(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+NO_MEMORY = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+
+
+@pytest.mark.parametrize("error", NO_MEMORY)
+def test_a_training_without_memory_says_what_would_fit(toy, tmp_path, monkeypatch, capsys, error):
+    monkeypatch.setattr("streamseg.train.train", failing(error))
+    wanted = ("train", "folder-18", "--data", toy, "--out", tmp_path / "run", *SHORT)
+    shown = complaint(monkeypatch, capsys, *wanted)
+    assert "The memory of the cpu does not hold a batch of 2 crops of 64 x 64: try --batch 1; " in shown
+    assert "try --crop 32 32; " in complaint(monkeypatch, capsys, *wanted, "--batch", "1")
+
+
+@pytest.mark.parametrize("error", [*NO_MEMORY, MemoryError()])
+def test_a_picture_without_memory_is_a_sentence(folder, monkeypatch, capsys, error):
+    monkeypatch.setattr("streamseg.FANet.forward", failing(error))
+    shown = complaint(monkeypatch, capsys, "segment", "street.jpg", "--weights", "camvid.safetensors")
+    assert "There is not enough memory for pictures of this size" in shown
+
+
+def test_a_fault_of_our_own_is_not_hidden(folder, monkeypatch):
+    monkeypatch.setattr("streamseg.FANet.forward", failing(RuntimeError("size mismatch")))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        run(monkeypatch, "segment", "street.jpg", "--weights", "camvid.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (ImportError("Plots need matplotlib: pip install 'streamseg[train]'"), "pip install 'streamseg[train]'"),
+        (ValueError("one\ntwo\x1b[31m\tthree"), "streamseg: one two [31m three\n"),
+    ],
+)
+def test_every_complaint_is_one_printable_line(folder, monkeypatch, capsys, error, shown):
+    monkeypatch.setattr("streamseg.images.read_image", failing(error))
+    assert shown in complaint(monkeypatch, capsys, "segment", "street.jpg")
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(folder, monkeypatch, capsys):
+    before, limit = sorted(folder.iterdir()), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+    try:
+        status = run(monkeypatch, "segment", "street.jpg", "--weights", "camvid.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert status == 2
+    assert "File too large" in capsys.readouterr().err
+    assert sorted(folder.iterdir()) == before
+
+
+def test_nothing_is_read_where_nothing_can_be_written(folder, monkeypatch, capsys):
+    monkeypatch.setattr("streamseg.images.read_image", failing(AssertionError("was read")))
+    assert "No folder nowhere" in complaint(monkeypatch, capsys, "segment", "street.jpg", "nowhere/out.png")
+
+
+def test_each_process_of_torchrun_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert cli.pick_device("") == cli.pick_device("cuda") == torch.device("cuda:3")
+    assert cli.pick_device("cuda:1") == torch.device("cuda:1")
+    assert cli.pick_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["segment", "--help"], ["train", "folder-18", "--help"]]
+)
 def test_help_and_version_need_no_heavy_import(arguments):
     program = "import sys; from streamseg.cli import main\ntry: main()\nfinally: print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
-    for heavy in ("torch", "numpy", "PIL", "safetensors"):
+    for heavy in ("torch", "numpy", "PIL", "safetensors", "matplotlib"):
         assert f"'{heavy}'" not in done.stdout
 
 

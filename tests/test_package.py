@@ -12,15 +12,24 @@ MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if not path.stem.sta
 
 # imports point from right to left
 LAYERS = [
-    ["classes", "files", "layers"],
-    ["attention", "benchmark", "draw", "encoder", "images"],
-    ["model"],
+    ["classes", "config", "files", "layers"],
+    ["attention", "augment", "benchmark", "distributed", "draw", "images", "losses", "metrics", "tensors"],
+    ["datasets", "encoder", "plot"],
+    ["check", "evaluate", "model", "runlog"],
     ["checkpoint"],
+    ["train"],
     ["cli"],
 ]
 
 # third-party packages that live behind one door
-DOORS = {"PIL": "images", "numpy": "images", "tyro": "cli"}
+DOORS = {
+    "PIL": "images",
+    "matplotlib": "plot",
+    "numpy": "images",
+    "safetensors": "tensors",
+    "scipy": "datasets",
+    "tyro": "cli",
+}
 
 
 def imports(module):

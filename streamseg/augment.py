@@ -1,0 +1,115 @@
+"""Random flips, scales, crops and colours for a whole batch, on the device that it is on.
+
+What is drawn (on the CPU, a few numbers an image) is apart from what is done with it, so that a run can be repeated and
+split over processes.
+
+Shapes: B batch, H x W the images, h x w the crops.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from streamseg.classes import IGNORE
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was drawn for each image of a batch: tensors (B,) where nothing else is said."""
+
+    scale: Tensor
+    flip: Tensor
+    """1 or -1."""
+    place: Tensor
+    """(B, 2): of the crop in the scaled image, from 0 (left, top) to 1 (right, bottom)."""
+    brightness: Tensor
+    contrast: Tensor
+    saturation: Tensor
+    pasted: Tensor
+    """(B, 256): which labels' pixels come from the neighbour in the batch."""
+
+    def __getitem__(self, part: slice) -> "Choice":
+        return Choice(**{name: value[part] for name, value in vars(self).items()})
+
+    def to(self, device: torch.device) -> "Choice":
+        return Choice(**{name: value.to(device, non_blocking=True) for name, value in vars(self).items()})
+
+
+def draw(batch: int, scale: tuple[float, float], jitter: float, mixing: float, seed: int) -> Choice:
+    """Draw for a batch: a scale (even in its logarithm), a flip, a place, and three colour factors in 1 ± jitter.
+
+    A share `mixing` of the images gets half of the classes from its neighbour.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    low, high = torch.tensor(scale).log()
+    uniform = torch.rand(7, batch, generator=generator)
+    factors = 1 + jitter * (2 * uniform[4:] - 1)
+    pasted = torch.rand(batch, 256, generator=generator) < 0.5
+    pasted &= torch.rand(batch, 1, generator=generator) < mixing
+    pasted[:, IGNORE] = False
+    return Choice(
+        scale=(low + (high - low) * uniform[0]).exp(),
+        flip=torch.where(uniform[1] < 0.5, -1.0, 1.0),
+        place=uniform[2:4].T,
+        brightness=factors[0],
+        contrast=factors[1],
+        saturation=factors[2],
+        pasted=pasted,
+    )
+
+
+def augment(images: Tensor, labels: Tensor, choice: Choice, crop: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Random views of a batch, cut to one size.
+
+    Args:
+        images: RGB (B, 3, H, W), bytes.
+        labels: (B, H, W), bytes.
+        crop: Height and width of the result; what lies outside an image is grey, and its label is IGNORE.
+
+    Returns:
+        Images (B, 3, h, w), floats in 0–255, and labels (B, h, w), int64.
+    """
+    choice = choice.to(images.device)
+    grid = sampling_grid(images.shape[-2:], crop, choice)
+    # what F.grid_sample fills in is 0: shifted, so that it means grey, and no class
+    grey = 114.0
+    views = F.grid_sample(images.float() - grey, grid, mode="bilinear", align_corners=False) + grey
+    ids = F.grid_sample(labels[:, None].float() - IGNORE, grid, mode="nearest", align_corners=False) + IGNORE
+    return jitter_colours(views, choice), ids[:, 0].round().long()
+
+
+def sampling_grid(size: torch.Size, crop: tuple[int, int], choice: Choice) -> Tensor:
+    """Where in its image, from -1 to 1, each pixel of a crop comes from: (B, h, w, 2)."""
+    axes = []
+    for axis, (length, cut) in enumerate(zip(reversed(size), reversed(crop), strict=True)):  # x, then y
+        # whole pixels, so that a crop without scaling copies pixels
+        offset = (choice.place[:, axis] * (length * choice.scale - cut)).round()
+        pixel = torch.arange(cut, device=offset.device) + 0.5
+        source = (pixel + offset[:, None]) / choice.scale[:, None]
+        axes.append(2 * source / length - 1)
+    x = axes[0] * choice.flip[:, None]
+    y = axes[1]
+    return torch.stack([x[:, None, :].expand(-1, *crop), y[:, :, None].expand(-1, *crop)], dim=-1)
+
+
+def jitter_colours(images: Tensor, choice: Choice) -> Tensor:
+    """Brightness, contrast and saturation by the factors that were drawn."""
+    images = images * choice.brightness.view(-1, 1, 1, 1)
+    mean = images.mean(dim=(1, 2, 3), keepdim=True)
+    images = mean + (images - mean) * choice.contrast.view(-1, 1, 1, 1)
+    weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
+    grey = (images * weights).sum(dim=1, keepdim=True)
+    return (grey + (images - grey) * choice.saturation.view(-1, 1, 1, 1)).clamp(0, 255)
+
+
+def mix(images: Tensor, labels: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
+    """Paste the pixels of some classes of each image's neighbour in the batch over it, labels with them (ClassMix).
+
+    Cars, people and signs then stand in front of more than the few backgrounds of a small data set.
+    """
+    pasted = choice.pasted.to(labels.device)
+    other = labels.roll(1, dims=0)
+    mask = pasted.gather(1, other.flatten(1)).view_as(other)
+    return torch.where(mask[:, None], images.roll(1, dims=0), images), torch.where(mask, other, labels)

@@ -1,0 +1,233 @@
+"""The doctor: what is wrong with a data set, before a training finds out.
+
+K classes.
+"""
+
+import hashlib
+import os
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from streamseg import images
+from streamseg.classes import IGNORE, Classes
+from streamseg.datasets import Dataset, ForeignIdsError, in_parallel, list_splits, missing, ranges
+from streamseg.draw import overlay
+from streamseg.files import written_whole
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found in a data set."""
+
+    name: str
+    data: Path
+    classes: Classes
+    counts: dict[str, int]
+    """Labelled frames of each split, whole or not."""
+    pixels: dict[str, tuple[int, ...]]
+    """Pixels of each class, of each split."""
+    ignored: dict[str, int]
+    """Pixels of no class, of each split."""
+    errors: tuple[str, ...]
+    """Why a training, or its measure of accuracy, would be wrong."""
+    warnings: tuple[str, ...]
+    samples: tuple[tuple[Dataset, int], ...]
+    """Up to twelve frames that are whole, from first to last, by their place in their split."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found in one labelled frame."""
+
+    digest: bytes = b""
+    """Of the frame's file."""
+    pixels: Tensor | None = None
+    """(256): pixels of each label, if the frame is whole."""
+    problem: str = ""
+    foreign: ForeignIdsError | None = None
+
+
+def check(name: str, data: Path) -> Report:
+    """Read every file of a data set, in all its splits, and report what is wrong."""
+    splits = list_splits(name, data)
+    classes = next(iter(splits.values())).classes
+    pixels = {split: torch.zeros(IGNORE + 1, dtype=torch.int64) for split in splits}
+    problems: dict[str, list[tuple[str, Path]]] = defaultdict(list)
+    foreign: list[tuple[ForeignIdsError, Path]] = []
+    places: dict[bytes, dict[str, Path]] = defaultdict(dict)
+    whole: list[tuple[Dataset, int]] = []
+    for split, dataset in splits.items():
+        if not dataset.pairs:
+            problems[split].append((f"The split {split} is empty.", data))
+        findings = in_parallel(partial(examine, dataset), range(len(dataset)), os.cpu_count() or 1)
+        for i, (pair, found) in enumerate(zip(dataset.pairs, findings, strict=True)):
+            if found.digest:
+                places[found.digest].setdefault(split, pair.image)
+            if found.foreign:
+                foreign.append((found.foreign, pair.labels))
+            elif found.problem:
+                problems[kind(found.problem, pair.image, pair.labels)].append((found.problem, pair.image))
+            elif found.pixels is not None:
+                pixels[split] += found.pixels
+                whole.append((dataset, i))
+
+    total = torch.stack([*pixels.values()]).sum(dim=0)
+    errors = [first + also([path for _, path in rest]) for (first, _), *rest in problems.values()]
+    if foreign:
+        errors.append(describe_foreign(name, foreign, len(classes), bool(total[0] > 0)))
+    errors += only_one_class(total, classes)
+    twice = [list(where.values()) for where in places.values() if len(where) > 1]
+    if twice:
+        first, *rest = twice
+        errors.append(
+            f"The same frame is in two splits, whose accuracy would be too good: {' and '.join(map(str, first))}"
+            f"{also([paths[0] for paths in rest])}"
+        )
+    return Report(
+        name,
+        data,
+        classes,
+        {split: len(dataset) for split, dataset in splits.items()},
+        {split: tuple(found[: len(classes)].tolist()) for split, found in pixels.items()},
+        {split: int(found[IGNORE]) for split, found in pixels.items()},
+        tuple(errors),
+        tuple(rare_classes(total, pixels, classes)),
+        tuple(whole[i * len(whole) // 12] for i in range(12)) if len(whole) > 12 else tuple(whole),
+    )
+
+
+def examine(dataset: Dataset, i: int) -> Finding:
+    """Read one labelled frame."""
+    pair = dataset.pairs[i]
+    digest = b""
+    try:
+        if pair.image.is_file():
+            digest = hashlib.blake2b(pair.image.read_bytes()).digest()
+        if problem := missing(pair):
+            return Finding(digest, problem=problem)
+        _, labels = dataset[i]
+    except ForeignIdsError as error:
+        return Finding(digest, foreign=error)
+    except (ValueError, OSError) as error:
+        return Finding(digest, problem=str(error))
+    return Finding(digest, labels.flatten().bincount(minlength=IGNORE + 1))
+
+
+def kind(problem: str, *paths: Path) -> str:
+    """What like problems have in common: the sentence without paths, numbers and details in brackets."""
+    for path in paths:
+        problem = problem.replace(str(path), "")
+    return re.sub(r"\(.*\)|\d+", "", problem)
+
+
+def also(paths: list[Path]) -> str:
+    """The end of a sentence about one file, if others are like it."""
+    if not paths:
+        return ""
+    names = ", ".join(path.name for path in paths[:3])
+    return f" (and {len(paths)} more: {names}{', …' if len(paths) > 3 else ''})"
+
+
+def describe_foreign(name: str, foreign: list[tuple[ForeignIdsError, Path]], classes: int, zero: bool) -> str:
+    """A sentence on ids that stand for no class: which, where and the likely cause.
+
+    Args:
+        zero: Whether label 0 occurs in the label files without such ids.
+    """
+    ids = {id for error, _ in foreign for id in error.ids}
+    strangers = {id for error, _ in foreign for id in error.foreign}
+    paths = [path for _, path in foreign]
+    return (
+        f"Label ids {ranges(strangers)} stand for no class, in {paths[0]}{also(paths[1:])}; likely cause: "
+        f"{likely_cause(name, ids, strangers, classes, zero or 0 in ids, paths[0])}."
+    )
+
+
+def likely_cause(name: str, ids: set[int], foreign: set[int], classes: int, zero: bool, path: Path) -> str:
+    """Why label files hold foreign ids."""
+    if path.suffix.lower() in (".jpg", ".jpeg"):
+        return "JPEG changes ids: save labels as PNG"
+    if ids <= {0, IGNORE}:
+        return "masks of 0 and 255, where each pixel should hold the number of its class"
+    if name == "cityscapes" and max(ids - {IGNORE}) < classes:
+        return "these are trainIds, where the original labelIds are expected"
+    if name == "ade20k" and foreign == {IGNORE}:
+        return "ids moved down by one, where the original ones (0 = other, 1–150) are expected"
+    if name == "camvid" and max(ids - {IGNORE}) < 32:
+        return "ids of the 32 original classes, where those of the usual 11 are expected"
+    if classes == 19 and max(ids - {IGNORE}) <= 33:
+        return "Cityscapes' labelIds, where its trainIds are expected"
+    if foreign == {182 if name == "coco-stuff" else classes}:
+        if not zero:
+            return "ids shifted by one: they count from 1, and should from 0"
+        return f"one class more than the {classes} listed, or ignored pixels, which should be {IGNORE}"
+    if max(ids) >= 64 and all(after - before > 1 for before, after in pairwise(sorted(ids))):
+        return "shades of grey made for the eye, where each pixel should hold the number of its class"
+    return f"labels of another class list than this one of {classes}"
+
+
+def only_one_class(total: Tensor, classes: Classes) -> list[str]:
+    """An error, if the labels tell nothing apart."""
+    occurring = total[: len(classes)].nonzero().flatten().tolist()
+    if len(occurring) != 1 or len(classes) == 1:
+        return []
+    cause = ""
+    if occurring == [0] and total[IGNORE] > 0:
+        cause = f"; likely cause: masks of 0 and {IGNORE}, where each pixel should hold the number of its class"
+    return [f"Of {len(classes)} classes only {classes.names[occurring[0]]} occurs{cause}."]
+
+
+def rare_classes(total: Tensor, pixels: dict[str, Tensor], classes: Classes) -> list[str]:
+    """Warnings of classes that never occur, and of splits with few labels."""
+    train = pixels.get("train", total)
+    never = [name for name, found in zip(classes.names, total.tolist(), strict=False) if not found]
+    unseen = [name for i, name in enumerate(classes.names) if total[i] > 0 and train[i] == 0]
+    warnings = []
+    if never:
+        warnings.append(f"Classes that never occur: {', '.join(never)}.")
+    if unseen:
+        warnings.append(f"Classes that never occur in train, and so cannot be learned: {', '.join(unseen)}.")
+    for split, found in pixels.items():
+        if found[IGNORE] * 2 > found.sum():
+            warnings.append(f"In {split} {found[IGNORE] / found.sum():.0%} of the pixels have no class.")
+    return warnings
+
+
+def render(report: Report) -> str:
+    """A report as text: the splits, how often each class occurs, errors and warnings."""
+    names = [*report.classes.names, "(ignored)"]
+    counts = {split: [*found, report.ignored[split]] for split, found in report.pixels.items()}
+    totals = [sum(column) for column in zip(*counts.values(), strict=True)]
+    width = max(map(len, [*names, "pairs"]))
+    lines = [
+        f"{report.name} in {report.data}",
+        "",
+        "  ".join([" " * width, *(f"{split:>9}" for split in counts)]),
+        "  ".join([f"{'pairs':{width}}", *(f"{report.counts[split]:>9}" for split in counts)]),
+    ]
+    for i, name in enumerate(names):
+        shares = [found[i] / max(1, sum(found)) for found in counts.values()]
+        bar = "█" * round(30 * totals[i] / max(1, *totals)) or ("▏" if totals[i] else "")
+        lines.append("  ".join([f"{name:{width}}", *(f"{share:>9.2%}" for share in shares), bar]).rstrip())
+    lines += ["", *(f"error: {error}" for error in report.errors), *(f"warning: {text}" for text in report.warnings)]
+    errors, warnings = len(report.errors), len(report.warnings)
+    lines.append(f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}")
+    return "\n".join(lines)
+
+
+def write_contact_sheet(path: Path, report: Report) -> None:
+    """Write up to twelve frames of a data set under the colours of their labels as one picture."""
+    images.check_suffix(path)
+    if not report.samples:
+        raise ValueError(f"No frame of {report.data} is whole, so there is none to draw: mend the errors first.")
+    frames = [overlay(*dataset[i], dataset.classes) for dataset, i in report.samples]
+    captions = [f"{dataset.split}  {dataset.pairs[i].image.name}" for dataset, i in report.samples]
+    with written_whole(path) as file:
+        images.write_sheet(file, frames, captions)

@@ -1,0 +1,129 @@
+"""How networks are trained: the settings of a run, and the recipes. Standard library only."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The settings of a training run. A run writes its own beside its weights."""
+
+    dataset: Literal["cityscapes", "camvid", "coco-stuff", "ade20k", "folder"]
+    """Which data set, and so which layout of the data folder."""
+    network: Literal["fanet18", "fanet34"]
+    """Which network."""
+    crop: tuple[int, int]
+    """Height and width of the training crops."""
+    iterations: int
+    """How many batches to train on."""
+    split: str = "train"
+    """The part of the data set to train on."""
+    leave_out: str = ""
+    """Leave out frames whose file name starts so: a recording to measure on."""
+    validate: str = "val"
+    """The part to measure on while training; empty for none."""
+    validate_every: int = 1000
+    """Iterations between measurements; there is one at the end too."""
+    batch: int = 16
+    """Images a batch, over all processes."""
+    scale: tuple[float, float] = (0.75, 2.0)
+    """Range of the random scale."""
+    jitter: float = 0.5
+    """Brightness, contrast and saturation are multiplied by 1 ± this."""
+    mixing: float = 0.0
+    """Share of the images that get half of the classes from another one of the batch (ClassMix)."""
+    optimiser: Literal["sgd", "adamw"] = "sgd"
+    """SGD with momentum 0.9, or AdamW."""
+    rate: float = 1e-2
+    """Learning rate at the start; it falls as (1 - progress)^0.9."""
+    encoder_rate: float = 1.0
+    """Learning rate of the encoder, as a share of the rate."""
+    weight_decay: float = 5e-4
+    """Of convolutions; batch norm has none."""
+    warm_up: int = 0
+    """Iterations in which the rate rises from 0."""
+    clip: float = 0.0
+    """Largest norm of the gradient; 0 for no limit."""
+    auxiliary: float = 0.0
+    """Weight of the losses of two auxiliary heads, on Res-3 and Res-4."""
+    hard_pixels: float = 0.0
+    """Count only pixels whose class has less than this probability (OHEM); 0 counts all."""
+    class_weighting: float = 0.0
+    """Weigh classes by their frequency to the power of minus this; 0 weighs all alike."""
+    overlap: float = 0.0
+    """Weight of a soft IoU loss."""
+    ema: float = 0.0
+    """Keep a moving average of the weights with this memory, and measure and save that; 0 for none."""
+    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Of the network's arithmetic on a GPU; the CPU computes in fp32."""
+    seed: int = 0
+    """Of everything random."""
+
+    def check(self) -> None:
+        """Raise a ValueError if no run can have such settings."""
+        for name, fine, expected in (
+            ("crop", min(self.crop) >= 32, "32 pixels or more each way"),
+            ("iterations", self.iterations >= 1, "1 or more"),
+            ("validate_every", self.validate_every >= 1, "1 or more"),
+            ("batch", self.batch >= 1, "1 or more"),
+            ("scale", 0 < self.scale[0] <= self.scale[1], "two numbers above 0, the lower one first"),
+            ("jitter", 0 <= self.jitter <= 1, "0 to 1"),
+            ("rate", self.rate > 0, "more than 0"),
+            ("ema", 0 <= self.ema < 1, "0 to less than 1"),
+        ):
+            if not fine:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected {expected}.")
+
+
+class Recipe(NamedTuple):
+    """A way to train."""
+
+    about: str
+    config: TrainConfig
+
+
+def better(config: TrainConfig) -> TrainConfig:
+    """A recipe of the paper with what we change of it; docs/training.md has what each change gave."""
+    return replace(
+        config,
+        scale=(0.5, 2.0),
+        mixing=0.5,
+        optimiser="adamw",
+        rate=2e-3,
+        encoder_rate=0.25,
+        weight_decay=0.05,
+        warm_up=500,
+        clip=5.0,
+        auxiliary=0.4,
+        class_weighting=0.4,
+        overlap=1.0,
+        ema=0.999,
+    )
+
+
+CAMVID = TrainConfig(dataset="camvid", network="fanet18", crop=(720, 960), iterations=6_000)
+CITYSCAPES = TrainConfig(dataset="cityscapes", network="fanet18", crop=(768, 1536), iterations=40_000)
+COCO_STUFF = TrainConfig(dataset="coco-stuff", network="fanet18", crop=(640, 640), iterations=40_000)
+FOLDER = TrainConfig(dataset="folder", network="fanet18", crop=(512, 512), iterations=2_000)
+
+RECIPES = {
+    "camvid-18": Recipe("FANet-18 on CamVid, our best.", better(replace(CAMVID, iterations=16_000))),
+    "camvid-34": Recipe("FANet-34 on CamVid, our best.", better(replace(CAMVID, iterations=16_000, network="fanet34"))),
+    "cityscapes-18": Recipe("FANet-18 on Cityscapes, as our best on CamVid.", better(CITYSCAPES)),
+    "cityscapes-34": Recipe(
+        "FANet-34 on Cityscapes, as our best on CamVid.", better(replace(CITYSCAPES, network="fanet34"))
+    ),
+    "folder-18": Recipe("FANet-18 on one's own pictures.", better(FOLDER)),
+    "paper-camvid-18": Recipe("FANet-18 on CamVid as in the paper (69.0 mIoU on test there).", CAMVID),
+    "paper-camvid-34": Recipe(
+        "FANet-34 on CamVid as in the paper (70.1 mIoU on test there).", replace(CAMVID, network="fanet34")
+    ),
+    "paper-cityscapes-18": Recipe("FANet-18 on Cityscapes as in the paper (75.0 mIoU on val there).", CITYSCAPES),
+    "paper-cityscapes-34": Recipe(
+        "FANet-34 on Cityscapes as in the paper (76.3 mIoU on val there).", replace(CITYSCAPES, network="fanet34")
+    ),
+    "paper-coco-stuff-18": Recipe("FANet-18 on COCO-Stuff 10k as in the paper (27.8 mIoU there).", COCO_STUFF),
+    "paper-coco-stuff-34": Recipe(
+        "FANet-34 on COCO-Stuff 10k as in the paper (29.5 mIoU there).", replace(COCO_STUFF, network="fanet34")
+    ),
+}

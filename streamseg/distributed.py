@@ -1,0 +1,68 @@
+"""Several processes that train as one: what torchrun starts, and batch norm over all of them."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+def start(device: torch.device) -> tuple[int, int]:
+    """Join the other processes, if torchrun started any; returns this one's rank and their number."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        return 0, 1
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return dist.get_rank(), world
+
+
+def leave() -> None:
+    """Part from the other processes, if there are any."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def total(value: Tensor) -> Tensor:
+    """The sum of a value over all processes, without a gradient."""
+    value = value.detach().clone()
+    if dist.is_initialized():
+        dist.all_reduce(value)
+    return value
+
+
+class Sum(torch.autograd.Function):
+    """The sum of a value over all processes; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(_: object, value: Tensor) -> Tensor:
+        return total(value)
+
+    @staticmethod
+    def backward(_: object, gradient: Tensor) -> Tensor:
+        return total(gradient)
+
+
+class SyncBatchNorm(nn.BatchNorm2d):
+    """Batch norm whose statistics in training are those of all processes; PyTorch's own works on CUDA alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        count = total(torch.tensor(float(x.numel() // x.shape[1]), device=x.device))
+        mean = Sum.apply(x.float().sum(dim=(0, 2, 3))) / count
+        centred = x - mean.view(1, -1, 1, 1)
+        variance = Sum.apply(centred.square().sum(dim=(0, 2, 3))) / count
+        with torch.no_grad():
+            momentum = self.momentum or 0.0
+            self.running_mean.lerp_(mean, momentum)  # type: ignore[union-attr] # never None here
+            self.running_var.lerp_(variance * count / (count - 1), momentum)  # type: ignore[union-attr]
+            self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+
+
+def synchronise(module: nn.Module) -> None:
+    """Turn every batch norm of a network into one over all processes, in place."""
+    for child in module.modules():
+        if type(child) is nn.BatchNorm2d:
+            child.__class__ = SyncBatchNorm

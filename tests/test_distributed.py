@@ -1,0 +1,114 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+
+from streamseg import distributed
+
+CPU = torch.device("cpu")
+
+# in double precision, whose rounding is too small to grow within a few iterations
+PROGRAM = """
+import sys
+from pathlib import Path
+import torch
+
+torch.set_num_threads(1)
+torch.set_default_dtype(torch.float64)
+torch.Tensor.float = torch.Tensor.double
+
+from streamseg import runlog, train
+from streamseg.config import TrainConfig
+
+train.PRECISIONS["fp32"] = torch.float64
+runlog.EVERY = 1
+config = TrainConfig(
+    dataset="folder", network="fanet18", crop=(64, 64), iterations=2, batch=4, rate=0.002, auxiliary=0.4,
+    class_weighting=0.3, precision="fp32", validate="",
+)
+train.train(config, Path(sys.argv[1]), Path(sys.argv[2]), device=torch.device("cpu"), start="nothing")
+"""
+
+
+def test_two_processes_train_as_one_with_the_same_batch(toy, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for name, how in (("one", []), ("two", torchrun)):
+        command = [sys.executable, *how, program, toy, tmp_path / name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    one, two = (losses(tmp_path / name) for name in ("one", "two"))
+    assert len(one) == 2
+    assert two == pytest.approx(one, rel=1e-9)
+    one, two = (torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("one", "two"))
+    torch.testing.assert_close(two["trainee"], one["trainee"], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(two["average"], one["average"], rtol=1e-6, atol=1e-9)
+
+
+def losses(out):
+    return [json.loads(line)["loss"] for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def normalise(norm, x, upstream):
+    """Output of a batch norm, the gradient of its input, weight and bias, and its statistics afterwards."""
+    x = x.clone().requires_grad_()
+    y = norm(x)
+    (y * upstream).sum().backward()
+    return y.detach(), x.grad, norm.weight.grad, norm.bias.grad, *norm.buffers()
+
+
+def make_norm():
+    norm = nn.BatchNorm2d(3, momentum=0.3)
+    norm.weight.data = torch.tensor([0.5, 1.0, 2.0])
+    return norm
+
+
+def normalise_a_share(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    norm = nn.Sequential(make_norm())
+    distributed.synchronise(norm)
+    assert type(norm[0]) is distributed.SyncBatchNorm
+    x, upstream = torch.load(folder / "joined.pt", weights_only=True)
+    # shares of different sizes, and far from 0
+    mine = slice(0, 1) if rank == 0 else slice(1, 4)
+    torch.save([*normalise(norm[0], x[mine], upstream[mine])], folder / f"{rank}.pt")
+    assert distributed.total(torch.tensor(rank + 1)) == 3
+    distributed.leave()
+
+
+def test_batch_norm_over_two_processes_is_that_of_the_joined_batch(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    x, upstream = 5 + torch.randn(4, 3, 6, 5, generator=generator), torch.randn(4, 3, 6, 5, generator=generator)
+    torch.save([x, upstream], tmp_path / "joined.pt")
+    multiprocessing.spawn(normalise_a_share, (tmp_path,), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    output, gradient, weight_gradient, bias_gradient, mean, variance, count = normalise(make_norm(), x, upstream)
+    torch.testing.assert_close(torch.cat([first[0], second[0]]), output)
+    torch.testing.assert_close(torch.cat([first[1], second[1]]), gradient, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(first[2] + second[2], weight_gradient, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(first[3] + second[3], bias_gradient)
+    for share in (first, second):
+        torch.testing.assert_close(share[4:], [mean, variance, count])
+
+
+def test_a_synchronised_batch_norm_is_an_ordinary_one_in_use():
+    norm = nn.Sequential(make_norm()).eval()
+    x = torch.randn(2, 3, 4, 4)
+    before = norm(x)
+    distributed.synchronise(norm)
+    assert norm(x).equal(before)
+
+
+def test_a_process_on_its_own_is_the_first_of_one(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert distributed.start(CPU) == (0, 1)
+    value = torch.tensor(3.0, requires_grad=True)
+    assert distributed.total(value) == 3
+    assert not distributed.total(value).requires_grad
+    distributed.leave()

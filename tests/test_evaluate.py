@@ -1,0 +1,228 @@
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from streamseg.classes import Classes
+from streamseg.datasets import Pair
+from streamseg.evaluate import Evaluation, evaluate, predict, render, to_json, write_plots
+from streamseg.images import read_image
+
+CPU = torch.device("cpu")
+THREE = Classes(("Road", "Sky", "Car"), ((128, 64, 128), (128, 128, 128), (64, 0, 128)))
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A data set whose frames and labels are at hand."""
+
+    maps: tuple
+    classes: Classes = THREE
+    name: str = "toy"
+    split: str = "val"
+
+    @property
+    def pairs(self):
+        return [Pair(Path(f"{i}.png"), Path(f"{i}_labels.png")) for i in range(len(self.maps))]
+
+    def __len__(self):
+        return len(self.maps)
+
+    def __getitem__(self, index):
+        return self.maps[index]
+
+
+class Painted(nn.Module):
+    """A network that predicts what is painted into a frame's red channel."""
+
+    def __init__(self, classes=3):
+        super().__init__()
+        self.classes = classes
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, frames):
+        return 20 * F.one_hot(frames[:, 0].long(), self.classes).permute(0, 3, 1, 2).float()
+
+
+def painted(labels, predicted):
+    """A frame for which Painted predicts what is wanted, and its labels."""
+    return predicted.to(torch.uint8).expand(3, -1, -1), labels.to(torch.uint8)
+
+
+def halves(left, right):
+    labels = torch.full((32, 48), left)
+    labels[:, 24:] = right
+    return labels
+
+
+def test_a_network_that_is_always_right_scores_100():
+    labels = halves(0, 1)
+    labels[:4] = 255
+    found = evaluate(Painted(), InMemory((painted(labels, halves(0, 1)),) * 2), CPU)
+    assert (found.miou, found.pixel_accuracy, found.boundary_f1, found.images) == (100, 100, 100, 2)
+    assert found.iou == {"Road": 100, "Sky": 100, "Car": None}
+    assert found.confusion.tolist() == [[2 * 28 * 24, 0, 0], [0, 2 * 28 * 24, 0], [0, 0, 0]]
+
+
+def test_scores_are_of_all_pixels_together_not_a_mean_over_frames():
+    right = painted(torch.zeros(32, 48), torch.zeros(32, 48))
+    wrong = painted(torch.ones(32, 16), torch.zeros(32, 16))
+    found = evaluate(Painted(), InMemory((right, wrong)), CPU)
+    assert found.iou == {"Road": pytest.approx(75), "Sky": 0, "Car": None}
+    assert found.miou == pytest.approx(37.5)
+    assert found.pixel_accuracy == pytest.approx(75)
+
+
+def test_the_worst_frames_come_worst_first():
+    zeros = torch.zeros(32, 100)
+
+    def frame(errors):
+        predicted = zeros.clone()
+        predicted[:, :errors] = 1
+        return painted(zeros, predicted)
+
+    errors = [5, 60, 0, 20, 40, 10, 70, 30]
+    nothing = painted(torch.full((32, 32), 255), torch.zeros(32, 32))
+    found = evaluate(Painted(), InMemory((*map(frame, errors), nothing)), CPU)
+    # class 1 is not there, so its IoU is 0
+    assert [index for index, _ in found.worst] == [6, 1, 4, 7, 3, 5]
+    assert found.worst[0][1] == pytest.approx((30 + 0) / 2)
+
+
+def test_an_evaluation_leaves_the_network_as_it_was():
+    network = Painted().train()
+    network.add_module("frozen", nn.BatchNorm2d(3).eval())
+    seen = []
+    network.register_forward_pre_hook(lambda module, _: seen.extend([module.training, module.norm.training]))
+    evaluate(network, InMemory((painted(halves(0, 1), halves(0, 1)),)), CPU)
+    assert seen == [False, False]
+    assert (network.training, network.norm.training, network.frozen.training) == (True, True, False)
+
+    with pytest.raises(ValueError, match="classes"):
+        evaluate(network, InMemory((painted(halves(0, 1), halves(0, 1)),), Classes(("one",), ((0, 0, 0),))), CPU)
+    assert network.training
+
+
+def test_progress_is_told_after_each_frame():
+    told = []
+    dataset = InMemory((painted(halves(0, 1), halves(0, 1)),) * 3)
+    evaluate(Painted(), dataset, CPU, progress=lambda done, total: told.append((done, total)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_network_for_other_classes_is_refused():
+    with pytest.raises(ValueError, match="^The network tells 5 classes apart, but toy has 3.$"):
+        evaluate(Painted(5), InMemory((painted(halves(0, 1), halves(0, 1)),)), CPU)
+
+
+def test_an_empty_data_set_is_refused():
+    with pytest.raises(ValueError, match="^toy val holds no frames to evaluate on.$"):
+        evaluate(Painted(), InMemory(()), CPU)
+
+
+def test_a_data_set_without_any_label_is_refused():
+    nothing = painted(torch.full((32, 32), 255), torch.zeros(32, 32))
+    with pytest.raises(ValueError, match="^No pixel of toy val has a class: there is nothing to evaluate on.$"):
+        evaluate(Painted(), InMemory((nothing,)), CPU)
+
+
+def test_frames_of_different_sizes_are_each_evaluated_at_their_own(model, image):
+    labels = model(image)[0].argmax(dim=0)
+    small = image[..., :40, :56]
+    maps = ((image[0], labels.to(torch.uint8)), (small[0], model(small)[0].argmax(dim=0).to(torch.uint8)))
+    names = Classes(tuple(f"class {i}" for i in range(11)), ((0, 0, 0),) * 11)
+    assert evaluate(model, InMemory(maps, names), CPU).miou == 100
+
+
+def test_half_precision_is_close_to_full(model, image):
+    labels = model(image)[0].argmax(dim=0).to(torch.uint8)
+    names = Classes(tuple(f"class {i}" for i in range(11)), ((0, 0, 0),) * 11)
+    found = evaluate(model, InMemory(((image[0], labels),), names), CPU, precision=torch.bfloat16)
+    assert 90 < found.pixel_accuracy < 100
+
+
+def test_one_size_and_no_flip_give_the_networks_own_logits(model, image):
+    with torch.inference_mode():
+        assert predict(model, image).equal(model(image))
+
+
+@pytest.mark.parametrize("scales", [(1.0,), (0.75, 1.0, 1.5)])
+def test_with_flips_a_mirrored_frame_gives_mirrored_probabilities(model, image, scales):
+    with torch.inference_mode():
+        plain = predict(model, image, scales, flip=True)
+        mirrored = predict(model, image.flip(-1), scales, flip=True)
+        assert (predict(model, image.flip(-1)) - predict(model, image).flip(-1)).abs().max() > 0.1
+    torch.testing.assert_close(mirrored.flip(-1), plain, rtol=0, atol=1e-4)
+
+
+def test_a_flip_changes_nothing_for_a_network_that_sees_pixels_alone():
+    frames, _ = painted(halves(0, 1), halves(0, 2))
+    probability = predict(Painted(), frames[None]).softmax(dim=1)
+    torch.testing.assert_close(predict(Painted(), frames[None], flip=True), probability)
+
+
+def test_several_scales_give_the_mean_of_their_probabilities(model, image):
+    with torch.inference_mode():
+        one, other = (predict(model, image, (scale,)) for scale in (0.75, 1.5))
+        both = predict(model, image, (0.75, 1.5))
+    assert both.shape == (1, 11, 64, 96)
+    torch.testing.assert_close(both, (one + other) / 2)
+    torch.testing.assert_close(both.sum(dim=1), torch.ones(1, 64, 96))
+
+
+@pytest.mark.parametrize("scales", [(), (0.0,), (1.0, -1.0), (math.nan,), (math.inf,)])
+def test_scales_that_are_no_sizes_are_refused(model, image, scales):
+    with pytest.raises(ValueError, match="^The scales are .* expected one or more numbers above 0, such as 1.0.$"):
+        predict(model, image, scales)
+
+
+def test_a_scale_that_makes_frames_too_small_is_refused(model, image):
+    with pytest.raises(ValueError, match="the least is 32 x 32"):
+        predict(model, image, (0.001,))
+
+
+def test_an_evaluation_is_written_as_strict_json_in_percent():
+    found = evaluate(Painted(), InMemory((painted(torch.zeros(32, 48), torch.zeros(32, 48)),)), CPU)
+    assert math.isnan(found.boundary_f1)
+    assert json.loads(json.dumps(to_json(found), allow_nan=False)) == {
+        "miou": 100,
+        "iou": {"Road": 100, "Sky": None, "Car": None},
+        "pixel_accuracy": 100,
+        "boundary_f1": None,
+        "images": 1,
+        "confusion": [[32 * 48, 0, 0], [0, 0, 0], [0, 0, 0]],
+    }
+
+
+def test_a_rendered_evaluation_has_a_bar_for_each_class_and_the_mean_last():
+    iou = {"Road": 95.0, "Sky": 5.0, "a class with a long name": None}
+    text = render(Evaluation(50.0, iou, 91.25, math.nan, torch.zeros(3, 3), 7, ()))
+    assert text.splitlines() == [
+        "IoU by class                  %",
+        "Road                       95.0  ######################################",
+        "Sky                         5.0  ##",
+        "a class with a long name      -  does not occur",
+        "",
+        "pixel accuracy             91.2",
+        "boundary F1                   -",
+        "mean IoU                   50.0",
+    ]
+
+
+def test_plots_show_the_confusion_matrix_and_the_worst_frames(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    network = Painted().train()
+    right, wrong = painted(halves(0, 1), halves(0, 1)), painted(halves(0, 1), halves(2, 1))
+    heights = []
+    for maps in ((right,), (right, wrong)):
+        dataset = InMemory(maps)
+        write_plots(tmp_path / "plots", evaluate(network, dataset, CPU), network, dataset, CPU)
+        assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == ["confusion.png", "worst.png"]
+        heights.append(read_image(tmp_path / "plots" / "worst.png").shape[1])
+    assert heights[1] > 1.7 * heights[0]
+    assert network.training

@@ -1,0 +1,86 @@
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from streamseg.losses import class_weights, cross_entropy, enlarge, hard_cross_entropy, overlap_loss
+
+ONES = torch.ones(4)
+
+
+@pytest.fixture
+def pair():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 4, 12, 16, generator=generator)
+    labels = torch.randint(0, 4, (2, 12, 16), generator=generator)
+    labels[:, :2] = 255
+    return logits, labels
+
+
+@pytest.mark.parametrize("size", [(45, 60), (96, 128), (33, 47), (12, 16)])
+def test_enlarging_by_matrices_is_bilinear_interpolation_and_so_is_its_gradient(size):
+    ours = torch.randn(2, 3, 12, 16, dtype=torch.float64, requires_grad=True)
+    theirs = ours.detach().clone().requires_grad_()
+    labels = torch.zeros(2, *size)
+    enlarged, expected = enlarge(ours, labels), F.interpolate(theirs, size=size, mode="bilinear")
+    torch.testing.assert_close(enlarged, expected, atol=1e-5, rtol=1e-5)
+    direction = torch.randn_like(expected)
+    enlarged.backward(direction)
+    expected.backward(direction)
+    torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_cross_entropy_is_pytorchs(pair):
+    weights = torch.tensor([0.5, 1.0, 2.0, 4.0])
+    for weight in (ONES, weights):
+        loss, count = cross_entropy(*pair, weight)
+        torch.testing.assert_close(loss / count, F.cross_entropy(*pair, weight, ignore_index=255))
+
+
+def test_parts_of_a_batch_add_up_to_its_loss(pair):
+    logits, labels = pair
+    whole = cross_entropy(logits, labels, ONES)
+    parts = [cross_entropy(logits[i : i + 1], labels[i : i + 1], ONES) for i in range(2)]
+    torch.testing.assert_close(parts[0][0] + parts[1][0], whole[0])
+    torch.testing.assert_close(parts[0][1] + parts[1][1], whole[1])
+
+
+def test_hard_pixels_are_those_below_the_threshold(pair):
+    logits, labels = pair
+    losses = F.cross_entropy(logits, labels, ignore_index=255, reduction="none")
+    hard = losses[losses >= -math.log(0.7)]
+    assert hard.numel() > losses.numel() // 16
+    loss, count = hard_cross_entropy(logits, labels, ONES, 0.7)
+    torch.testing.assert_close(loss / count, hard.mean())
+
+
+def test_where_few_are_hard_the_hardest_sixteenth_counts(pair):
+    _, labels = pair
+    sure = 6 * F.one_hot(labels.where(labels != 255, 0), 4).permute(0, 3, 1, 2).float()
+    sure = sure + torch.rand(2, 4, 12, 16, generator=torch.Generator().manual_seed(1))
+    losses = F.cross_entropy(sure, labels, ignore_index=255, reduction="none").flatten()
+    loss, count = hard_cross_entropy(sure, labels, ONES, 0.7)
+    assert count == losses.numel() // 16
+    torch.testing.assert_close(loss / count, losses.topk(losses.numel() // 16).values.mean())
+
+
+def test_overlap_is_nothing_for_the_truth_and_all_for_its_contrary(pair):
+    _, labels = pair
+    truth = 100 * F.one_hot(labels.where(labels != 255, 0), 4).permute(0, 3, 1, 2).float()
+    assert overlap_loss(truth, labels) == pytest.approx(0, abs=1e-6)
+    assert overlap_loss(truth.roll(1, dims=1), labels) == pytest.approx(1, abs=1e-6)
+
+
+def test_overlap_looks_only_at_classes_that_occur():
+    labels = torch.zeros(1, 8, 8, dtype=torch.long)
+    right = torch.tensor([100.0, 0, 0, 0]).view(1, 4, 1, 1).expand(1, 4, 8, 8)
+    assert overlap_loss(right, labels) == pytest.approx(0, abs=1e-6)
+
+
+def test_class_weights_favour_the_rare_and_leave_the_mean_pixel_alone():
+    pixels = torch.tensor([900.0, 90.0, 10.0])
+    assert class_weights(pixels, 0.0).equal(torch.ones(3))
+    weights = class_weights(pixels, 0.5)
+    assert weights[0] < weights[1] < weights[2]
+    assert (weights * pixels).sum() / pixels.sum() == pytest.approx(1)

@@ -1,0 +1,112 @@
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from streamseg.classes import Classes
+from streamseg.config import TrainConfig
+from streamseg.datasets import folder
+from streamseg.runlog import EVERY, Log, fingerprint
+
+CPU = torch.device("cpu")
+CONFIG = TrainConfig(dataset="folder", network="fanet18", crop=(64, 64), iterations=2000, batch=4)
+
+
+def steps(out):
+    return [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def test_an_entry_is_in_the_file_as_soon_as_it_is_written(tmp_path):
+    log = Log(tmp_path / "new" / "run", 0, False)
+    for step in (50, 100):
+        log.write({"step": step, "loss": 0.5})
+        assert steps(tmp_path / "new" / "run")[-1] == step
+
+
+def test_a_run_that_goes_on_forgets_the_entries_after_its_state(tmp_path):
+    log = Log(tmp_path, 0, False)
+    for step in (50, 100, 150):
+        log.write({"step": step, "loss": 1 / step})
+    resumed = Log(tmp_path, 100, False)
+    assert steps(tmp_path) == [50, 100]
+    resumed.write({"step": 150, "loss": 0.25})
+    assert steps(tmp_path) == [50, 100, 150]
+
+
+@pytest.mark.parametrize("rest", ['{"step": 1', '{"step": 100, "val_iou": {"a": 1}', "\x00\x00", "{", "{}}"])
+def test_a_last_line_that_was_cut_short_is_survived(tmp_path, rest):
+    Log(tmp_path, 0, False).write({"step": 50, "loss": 1.0})
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write(rest)
+    Log(tmp_path, 100, False).write({"step": 150, "loss": 0.5})
+    assert steps(tmp_path) == [50, 150]
+
+
+def test_the_first_run_of_a_folder_starts_an_empty_log(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 50, "loss": 1.0}\n')
+    Log(tmp_path, 0, False)
+    assert steps(tmp_path) == []
+
+
+def test_what_a_killed_run_was_writing_is_cleared_away(tmp_path):
+    (tmp_path / ".4f6a.pt").touch()
+    (tmp_path / "state.pt").touch()
+    Log(tmp_path, 100, False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "state.pt"]
+
+
+def test_every_command_of_a_run_is_kept(toy, tmp_path, monkeypatch):
+    for first, command in ((0, ["a"]), (50, ["b"])):
+        monkeypatch.setattr(sys, "argv", command)
+        Log(tmp_path, first, False).describe_run(CONFIG, folder(toy, "train"), CPU, toy)
+    assert [run["command"] for run in json.loads((tmp_path / "run.json").read_text())["commands"]] == [["a"], ["b"]]
+
+
+def test_a_fingerprint_knows_other_files_and_classes_but_not_another_place(toy, paint, tmp_path):
+    dataset = folder(toy, "train")
+    moved = folder(paint(tmp_path / "moved", [(64, 96)] * 8), "train")
+    assert fingerprint(moved) == fingerprint(dataset)
+    assert fingerprint(replace(dataset, pairs=dataset.pairs[1:])) != fingerprint(dataset)
+    classes = Classes(("a", "b", "c"), dataset.classes.colours)
+    assert fingerprint(replace(dataset, classes=classes)) != fingerprint(dataset)
+
+
+def test_where_there_is_no_terminal_a_line_comes_only_now_and_then(tmp_path, capsys):
+    log = Log(tmp_path, 0, False)
+    for done in range(EVERY, 2001, EVERY):
+        log.step(CONFIG, done, 0.5, 0.001, CPU)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["500/2000", "1000/2000", "1500/2000", "2000/2000"]
+    assert "loss 0.500  rate 1.0e-03" in lines[0]
+    assert "images/s" in lines[0]
+    assert lines[3].endswith("0:00 left")
+
+
+def test_on_a_terminal_one_line_is_written_over_and_ended_at_the_end(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    log = Log(tmp_path, 0, False)
+    for done in (EVERY, 2 * EVERY, 2000):
+        log.step(CONFIG, done, 0.5, 0.001, CPU)
+    shown = capsys.readouterr().err
+    assert shown.count("\r\x1b[K") == 3
+    assert shown.count("\n") == 1
+    assert shown.endswith("left\n")
+
+
+def test_tensorboard_gets_the_numbers_of_each_entry(tmp_path):
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    log = Log(tmp_path, 0, True)
+    log.write({"step": 50, "loss": 0.5, "val_iou": {"a": 1.0}})
+    log.finish()
+    events = loader.EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["loss"]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(50, 0.5)]
+
+
+def test_without_tensorboard_it_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match=r"^TensorBoard is not installed: pip install 'streamseg\[train\]'$"):
+        Log(tmp_path, 0, True)

@@ -1,0 +1,458 @@
+import json
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import streamseg
+from streamseg import runlog, train as training
+from streamseg.augment import augment, draw
+from streamseg.classes import IGNORE
+from streamseg.config import TrainConfig
+from streamseg.datasets import folder
+from streamseg.train import (
+    Trainee,
+    batch_indices,
+    batches,
+    follow,
+    hold,
+    make_optimiser,
+    set_rate,
+    train,
+    weigh_classes,
+)
+
+CPU = torch.device("cpu")
+TINY = TrainConfig(
+    dataset="folder",
+    network="fanet18",
+    crop=(64, 64),
+    iterations=6,
+    validate_every=3,
+    batch=2,
+    optimiser="adamw",
+    rate=2e-3,
+    warm_up=2,
+    clip=5.0,
+    auxiliary=0.4,
+    class_weighting=0.3,
+    ema=0.9,
+)
+
+# an entry after 4 iterations and at the end, so that a stop after 3 or 5 comes between two
+EVERY = 4
+
+# as the tests run it, but in a process of its own, which is killed with half of a state written
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+import torch
+from streamseg import runlog
+from streamseg.config import TrainConfig
+from streamseg.train import train
+
+torch.set_num_threads(1)
+runlog.EVERY = int(sys.argv[4])
+save = torch.save
+
+def save_and_die(state, path):
+    save(state, path)
+    if state["step"] == 3:
+        path.write_bytes(path.read_bytes()[:1_000_000])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+torch.save = save_and_die
+config = TrainConfig(**{name: tuple(x) if type(x) is list else x for name, x in json.loads(sys.argv[3]).items()})
+train(config, Path(sys.argv[1]), Path(sys.argv[2]), device=torch.device("cpu"), start="nothing", save_seconds=0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def entries_often(monkeypatch):
+    monkeypatch.setattr(runlog, "EVERY", EVERY)
+
+
+def run(data, out, config=TINY, **options):
+    return train(config, data, out, device=CPU, **{"start": "nothing", **options})
+
+
+@pytest.fixture(scope="module")
+def alone(toy, tmp_path_factory):
+    """The folder of a run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("runs") / "alone"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runlog, "EVERY", EVERY)
+        run(toy, out)
+    return out
+
+
+def entries(out, *names):
+    found = map(json.loads, (out / "log.jsonl").read_text().splitlines())
+    return [{name: entry.get(name) for name in ("step", *names)} for entry in found]
+
+
+def assert_same_run(out, alone):
+    ours, theirs = (torch.load(path / "state.pt", weights_only=True) for path in (out, alone))
+    assert ours.pop("settings") == theirs.pop("settings")
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    (network, classes), (same, same_classes) = (streamseg.load(path / "weights.safetensors") for path in (out, alone))
+    torch.testing.assert_close(network.state_dict(), same.state_dict(), rtol=0, atol=0)
+    assert classes == same_classes
+    told = ("loss", "rate", "val_miou", "val_iou")
+    assert entries(out, *told) == entries(alone, *told)
+
+
+def interrupt(monkeypatch, at, act):
+    """Let something happen in the middle of an iteration."""
+
+    def follow_and_act(average, network, memory, step):
+        follow(average, network, memory, step)
+        if step + 1 == at:
+            act()
+
+    monkeypatch.setattr(training, "follow", follow_and_act)
+
+
+def test_a_run_killed_while_it_saves_goes_on_to_the_same_weights_and_log(toy, alone, tmp_path):
+    command = [sys.executable, "-c", KILLED, toy, tmp_path, json.dumps(asdict(TINY)), str(EVERY)]
+    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.glob(".*.pt"))) == 1
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["step"] == 2
+    run(toy, tmp_path, resume=True)
+    assert_same_run(tmp_path, alone)
+    assert list(tmp_path.glob(".*")) == []
+
+
+@pytest.mark.parametrize(("number", "at"), [(signal.SIGTERM, 5), (signal.SIGINT, 3)])
+def test_a_signal_lets_the_iteration_end_and_the_run_can_go_on(toy, alone, tmp_path, monkeypatch, capsys, number, at):
+    before = signal.getsignal(number)
+    interrupt(monkeypatch, at, lambda: os.kill(os.getpid(), number))
+    with pytest.raises(SystemExit) as stop:
+        run(toy, tmp_path)
+    assert stop.value.code == 128 + number
+    assert f"Stopped at iteration {at} of 6: go on with --resume." in capsys.readouterr().err
+    assert signal.getsignal(number) is before
+    assert not (tmp_path / "weights.safetensors").exists()
+    run(toy, tmp_path, resume=True)
+    assert_same_run(tmp_path, alone)
+    assert len(json.loads((tmp_path / "run.json").read_text())["commands"]) == 2
+
+
+def test_a_second_signal_is_obeyed_at_once(toy, tmp_path, monkeypatch):
+    def twice():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupt(monkeypatch, 1, twice)
+    with pytest.raises(KeyboardInterrupt):
+        run(toy, tmp_path)
+
+
+def test_a_run_leaves_weights_that_load_and_tells_all_about_itself(toy, alone):
+    model, classes = streamseg.load(alone / "weights.safetensors")
+    assert classes.names == ("ground", "box", "disc")
+    assert classes.colours[2] == (0, 0, 255)
+    average = torch.load(alone / "state.pt", weights_only=True)["average"]
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, average[name].to(tensor.dtype), rtol=1e-3, atol=1e-6)
+    assert "folder train, 6 iterations" in streamseg.describe(alone / "weights.safetensors").source
+    told = json.loads((alone / "run.json").read_text())
+    assert told["config"] == json.loads(json.dumps(asdict(TINY)))
+    assert told["commands"][0]["command"] == sys.argv
+    assert (told["frames"], told["data"], told["torch"]) == (7, str(toy), torch.__version__)
+    assert [entry["step"] for entry in entries(alone)] == [3, 4, 6, 6]
+    assert all(share > 0 for share in (entry["val_miou"] for entry in entries(alone, "val_miou")[::3]))
+    assert streamseg.read_image(alone / "curves.png").shape[0] == 3
+
+
+def test_a_run_that_is_done_can_be_resumed_and_stays_as_it_is(toy, alone, tmp_path):
+    for path in alone.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    run(toy, tmp_path, resume=True)
+    assert_same_run(tmp_path, alone)
+
+
+def test_a_network_learns(toy, tmp_path):
+    run(toy, tmp_path, replace(TINY, iterations=32, validate_every=100, batch=4, ema=0.8, class_weighting=0.0))
+    told = entries(tmp_path, "loss", "val_miou")
+    assert told[-2]["loss"] < 0.6 * told[0]["loss"]
+    assert told[-1]["val_miou"] > 60
+
+
+def test_frames_of_different_sizes_are_streamed_and_trained_on(paint, tmp_path):
+    data = paint(tmp_path / "data", [(64, 96), (80, 72), (40, 120), (64, 64), (96, 96)])
+    assert hold(folder(data, "train"), CPU, 2) is None
+    run(data, tmp_path / "out", replace(TINY, iterations=2))
+    assert [entry["step"] for entry in entries(tmp_path / "out")] == [2, 2]
+
+
+@pytest.mark.parametrize("mixing", [0.0, 1.0])
+def test_held_and_streamed_data_give_the_same_batches(toy, mixing):
+    config, dataset = replace(TINY, batch=4, iterations=5, mixing=mixing), folder(toy, "train")
+    held = batches(dataset, hold(dataset, CPU, 2), config, 0, 0, 1, CPU, 2)
+    streamed = batches(dataset, None, config, 0, 0, 1, CPU, 2)
+    for (images, labels), (same_images, same_labels) in zip(held, streamed, strict=True):
+        assert images.equal(same_images)
+        assert labels.equal(same_labels)
+
+
+def test_batches_from_the_middle_and_in_shares_are_those_of_the_whole_run(toy):
+    config, dataset = replace(TINY, batch=4, iterations=5), folder(toy, "train")
+    held = hold(dataset, CPU, 2)
+    whole = list(batches(dataset, held, config, 0, 0, 1, CPU, 2))
+    shares = [list(batches(dataset, held, config, 3, rank, 2, CPU, 2)) for rank in (0, 1)]
+    assert len(shares[0]) == 2
+    for (images, labels), first, second in zip(whole[3:], *shares, strict=True):
+        assert torch.cat([first[0], second[0]]).equal(images)
+        assert torch.cat([first[1], second[1]]).equal(labels)
+
+
+def test_data_is_held_only_where_it_takes_up_to_half_of_the_memory(toy, monkeypatch):
+    dataset = folder(toy, "train")
+    images, labels = hold(dataset, CPU, 2)
+    assert images.shape == (7, 3, 64, 96)
+    assert images[3].equal(dataset[3][0])
+    assert labels[3].equal(dataset[3][1])
+    size = images.numel() + labels.numel()
+    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 2 * size, "SC_PAGE_SIZE": 1}.get)
+    assert hold(dataset, CPU, 2) is not None
+    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 2 * size - 1, "SC_PAGE_SIZE": 1}.get)
+    assert hold(dataset, CPU, 2) is None
+
+
+@pytest.mark.parametrize(("count", "batch"), [(7, 2), (7, 7), (5, 16), (1, 3)])
+def test_every_epoch_goes_through_every_frame_once_in_an_order_of_its_own(count, batch):
+    config = replace(TINY, batch=batch)
+    places = [i for step in range(3 * count) for i in batch_indices(step, count, config)]
+    epochs = [places[start : start + count] for start in range(0, len(places), count)]
+    assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
+    assert count == 1 or epochs[0] != epochs[1]
+    other = [i for step in range(3 * count) for i in batch_indices(step, count, replace(config, seed=1))]
+    assert count == 1 or other != places
+
+
+def rates(config, share=1.0):
+    optimiser = torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))], "share": share}], lr=1)
+    for step in range(config.iterations):
+        set_rate(optimiser, config, step)
+        yield optimiser.param_groups[0]["lr"]
+
+
+def test_the_rate_falls_as_the_paper_says_and_ends_near_0():
+    config = replace(TINY, iterations=1000, warm_up=0, rate=0.01)
+    found = list(rates(config))
+    assert found[0] == 0.01
+    assert found[500] == pytest.approx(0.01 * 0.5**0.9)
+    assert 0 < found[-1] < 1e-4
+    assert all(after < before for before, after in pairwise(found))
+
+
+def test_the_rate_rises_in_the_warm_up_and_is_then_as_without_one():
+    config = replace(TINY, iterations=100, warm_up=9)
+    found, without = list(rates(config)), list(rates(replace(config, warm_up=0)))
+    assert found[0] == pytest.approx(without[0] / 10)
+    assert all(after > before for before, after in pairwise(found[:10]))
+    assert found[9:] == without[9:]
+
+
+def test_the_encoder_has_its_share_of_the_rate_and_only_convolutions_decay():
+    config = replace(TINY, encoder_rate=0.1, weight_decay=0.5)
+    trainee = Trainee(streamseg.fanet18(classes=3), config, torch.ones(3), 1)
+    optimiser = make_optimiser(trainee, config)
+    set_rate(optimiser, config, 3)
+    seen = {id(x): group for group in optimiser.param_groups for x in group["params"]}
+    assert len(seen) == len(list(trainee.parameters()))
+    for name, parameter in trainee.named_parameters():
+        group = seen[id(parameter)]
+        assert group["share"] == (0.1 if name.startswith("network.encoder.") else 1.0)
+        assert group["weight_decay"] == (0.5 if parameter.ndim == 4 else 0)
+    assert {round(group["lr"] / optimiser.param_groups[-1]["lr"], 6) for group in optimiser.param_groups} == {0.1, 1}
+
+
+def test_an_average_without_memory_is_the_weights_and_one_with_memory_follows(model):
+    average = streamseg.fanet18(classes=11)
+    start = average.encoder.conv1.weight.clone()
+    follow(average, model, 0.75, step=1000)
+    torch.testing.assert_close(average.encoder.conv1.weight, 0.75 * start + 0.25 * model.encoder.conv1.weight)
+    assert average.encoder.bn1.num_batches_tracked == model.encoder.bn1.num_batches_tracked
+    follow(average, model, 0.0, step=1000)
+    for name, tensor in average.state_dict().items():
+        assert tensor.equal(model.state_dict()[name])
+
+
+def test_a_young_average_forgets_faster(model):
+    average = streamseg.fanet18(classes=11)
+    start = average.encoder.conv1.weight.clone()
+    follow(average, model, 0.999, step=0)
+    torch.testing.assert_close(average.encoder.conv1.weight, 0.1 * start + 0.9 * model.encoder.conv1.weight)
+
+
+def test_rare_classes_weigh_more_and_held_data_is_weighed_as_streamed(toy):
+    dataset = folder(toy, "train")
+    held = hold(dataset, CPU, 2)
+    assert weigh_classes(dataset, held, replace(TINY, class_weighting=0.0), 2).tolist() == [1, 1, 1]
+    weights = weigh_classes(dataset, held, TINY, 2)
+    assert weights.equal(weigh_classes(dataset, None, TINY, 2))
+    pixels = held[1].flatten().bincount(minlength=3)[:3]
+    assert weights.argsort().equal(pixels.argsort(descending=True))
+    assert (weights * pixels).sum().item() == pytest.approx(pixels.sum().item())
+
+
+def test_the_auxiliary_losses_count_as_much_as_they_are_told(toy):
+    dataset = folder(toy, "train")
+    pairs = [dataset[i] for i in range(2)]
+    images, labels = (torch.stack(part) for part in zip(*pairs, strict=True))
+    images, labels = augment(images, labels, draw(2, (1.0, 1.0), 0.0, 0.0, seed=0), (64, 96))
+    labels[:, :5] = IGNORE
+    network = streamseg.fanet18(classes=3).eval()
+
+    def loss(trainee, auxiliary):
+        trainee.config = replace(TINY, auxiliary=auxiliary)
+        return trainee(images, labels).item()
+
+    trainee = Trainee(network, TINY, torch.ones(3), 1).eval()
+    without, half, whole = (loss(trainee, share) for share in (0.0, 0.5, 1.0))
+    assert half == pytest.approx((without + whole) / 2, rel=1e-5)
+    textbook = nn.functional.cross_entropy(network(images), labels, ignore_index=IGNORE).item()
+    assert without == pytest.approx(textbook, rel=1e-4)
+
+
+def test_a_checkpoint_is_started_from_with_its_classes_or_with_new_ones(model, tmp_path):
+    streamseg.save(model, streamseg.CAMVID, tmp_path / "start.safetensors")
+    same, other = streamseg.fanet18(classes=11), streamseg.fanet18(classes=3)
+    last = other.classify[1].weight.clone()
+    for network in (same, other):
+        training.begin(network, str(tmp_path / "start.safetensors"), None)
+        assert network.encoder.conv1.weight.equal(model.encoder.conv1.weight)
+    assert same.classify[1].weight.equal(model.classify[1].weight)
+    assert other.classify[1].weight.equal(last)
+
+
+@pytest.mark.parametrize("network", [streamseg.fanet34, lambda classes: streamseg.fanet18(classes, key_channels=8)])
+def test_a_checkpoint_of_another_network_is_no_start(model, tmp_path, network):
+    streamseg.save(model, streamseg.CAMVID, tmp_path / "start.safetensors")
+    with pytest.raises(ValueError, match="start.safetensors holds another kind of network"):
+        training.begin(network(classes=11), str(tmp_path / "start.safetensors"), None)
+
+
+def test_without_a_network_it_says_how_to_get_the_imagenet_weights(toy, tmp_path, monkeypatch):
+    def offline(*_, **__):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
+    with pytest.raises(OSError, match="Could not download ImageNet weights .*--encoder-weights FILE"):
+        run(toy, tmp_path / "out", start="imagenet")
+    with pytest.raises(FileNotFoundError, match="No weights at nowhere.pth"):
+        run(toy, tmp_path / "out", start="imagenet", encoder_weights=Path("nowhere.pth"))
+    assert not (tmp_path / "out").exists()
+
+
+class Hostile:
+    def __reduce__(self):
+        return Path.touch, (Path("hacked"),)
+
+
+def pickled(state):
+    state["settings"] = Hostile()
+
+
+def of_another_network(state):
+    state["trainee"] = {}
+
+
+@pytest.mark.parametrize("spoil", [None, pickled, of_another_network, dict.clear])
+def test_a_damaged_or_hostile_state_is_refused_and_its_code_never_runs(toy, alone, tmp_path, monkeypatch, spoil):
+    monkeypatch.chdir(tmp_path)
+    state = torch.load(alone / "state.pt", weights_only=True)
+    if spoil:
+        spoil(state)
+    torch.save(state, "state.pt", pickle_module=pickle)
+    if not spoil:
+        Path("state.pt").write_bytes(Path("state.pt").read_bytes()[:1000])
+    with pytest.raises(ValueError, match="^state.pt is not the state of a run, or is damaged: start again"):
+        run(toy, Path(), resume=True)
+    assert not Path("hacked").exists()
+
+
+def test_a_run_goes_on_only_with_its_own_settings_and_data(toy, alone, paint, tmp_path):
+    before = (alone / "state.pt").read_bytes()
+    with pytest.raises(ValueError, match="was started with another batch, rate: give the same to go on.$"):
+        run(toy, alone, replace(TINY, rate=1.0, batch=4), resume=True)
+    other = paint(tmp_path / "other", [(72, 96)] * 8)
+    with pytest.raises(ValueError, match="was started with another data: give the same to go on.$"):
+        run(other, alone, resume=True)
+    assert (alone / "state.pt").read_bytes() == before
+
+
+def test_a_folder_with_a_run_is_not_trained_into_again(toy, alone, tmp_path):
+    with pytest.raises(ValueError, match="alone already holds a run: go on with --resume, or give another --out.$"):
+        run(toy, alone)
+    (tmp_path / "weights.safetensors").write_text("of months of work")
+    with pytest.raises(ValueError, match="already holds a run"):
+        run(toy, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "sentence"),
+    [
+        ({}, {"resume": True}, "No state at .*state.pt to resume from: start the run without --resume.$"),
+        ({"leave_out": "zebra"}, {}, "^Leaving out 'zebra' leaves 7 of 7 frames: give a file name's start.$"),
+        ({"leave_out": ""}, {"start": "nowhere.safetensors"}, "No weights at nowhere.safetensors"),
+        ({"validate": "test"}, {}, "^No split 'test' in .* which has train, val, all"),
+        ({"batch": 0}, {}, "^batch is 0; expected 1 or more.$"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_in_a_sentence_and_leaves_nothing(toy, tmp_path, changes, options, sentence):
+    with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+        run(toy, tmp_path / "out", replace(TINY, **changes), **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_frames_of_a_name_can_be_left_out(toy):
+    kept = training.select(folder(toy, "train"), "3")
+    assert [pair.image.name for pair in kept.pairs] == ["0.png", "1.png", "2.png", "5.png", "6.png", "7.png"]
+
+
+def test_a_batch_that_the_processes_cannot_share_is_refused(toy, tmp_path, monkeypatch):
+    monkeypatch.setattr("streamseg.distributed.start", lambda device: (0, 3))
+    with pytest.raises(ValueError, match="^A batch of 2 cannot be shared by 3 processes: choose a multiple.$"):
+        run(toy, tmp_path)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_says_what_to_do(toy, tmp_path):
+    hot = replace(TINY, optimiser="sgd", rate=1e30, warm_up=0, clip=0.0, iterations=EVERY, validate="")
+    with pytest.raises(ValueError, match="no longer a number at iteration 4: start again with a lower --rate.$"):
+        run(toy, tmp_path, hot)
+
+
+def test_a_full_disk_is_a_sentence_and_the_last_state_is_still_there(tmp_path):
+    (tmp_path / "state.pt").write_text("the last whole state")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        with pytest.raises(
+            OSError, match="Could not write .*state.pt: make room on the disk, then go on with --resume"
+        ):
+            training.save_state(tmp_path, 3, {}, {"trainee": nn.Conv2d(512, 512, 3)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
+    assert (tmp_path / "state.pt").read_text() == "the last whole state"
+
+
+def test_without_matplotlib_a_run_still_ends_well(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    weights = run(toy, tmp_path, replace(TINY, iterations=1, validate=""))
+    assert streamseg.load(weights)
+    assert "Plots need matplotlib: pip install 'streamseg[train]'" in capsys.readouterr().err
+    assert not (tmp_path / "curves.png").exists()
