@@ -27,6 +27,13 @@ if TYPE_CHECKING:
         COCO_STUFF_182 as COCO_STUFF_182,
         Classes as Classes,
     )
+    from streamseg.datasets import (
+        ade20k as ade20k,
+        camvid as camvid,
+        cityscapes as cityscapes,
+        coco_stuff as coco_stuff,
+        folder as folder,
+    )
     from streamseg.draw import overlay as overlay
     from streamseg.encoder import load_imagenet as load_imagenet
     from streamseg.images import read_image as read_image
@@ -38,6 +45,7 @@ MODULES = {
     "benchmark": "count_macs",
     "checkpoint": "describe load save",
     "classes": "ADE20K CAMVID CITYSCAPES COCO_STUFF COCO_STUFF_182 Classes",
+    "datasets": "ade20k camvid cityscapes coco_stuff folder",
     "draw": "overlay",
     "encoder": "load_imagenet",
     "images": "read_image",
