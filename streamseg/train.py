@@ -2,13 +2,10 @@
 
 import copy
 import json
-import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, replace
-from functools import lru_cache
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,15 +15,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from streamseg import checkpoint, distributed, runlog
-from streamseg.augment import augment, draw, mix
-from streamseg.classes import IGNORE
 from streamseg.config import TrainConfig
-from streamseg.datasets import DATASETS, Dataset, read_pairs
+from streamseg.datasets import DATASETS
 from streamseg.encoder import load_imagenet
 from streamseg.evaluate import evaluate
+from streamseg.feed import batches, hold, select, weigh_classes
 from streamseg.files import written_whole
 from streamseg.layers import conv
-from streamseg.losses import class_weights, cross_entropy, enlarge, hard_cross_entropy, overlap_loss
+from streamseg.losses import cross_entropy, enlarge, hard_cross_entropy, overlap_loss
 from streamseg.model import FANet
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -134,6 +130,7 @@ def train(
     if compiled:
         forward = torch.compile(forward)  # type: ignore[assignment] # behaves as the module that it wraps
     trainee.train()
+    averages, currents = floats_of(average), floats_of(network)
     last_save = time.monotonic()
 
     with stopping() as stop:
@@ -149,7 +146,7 @@ def train(
             scaler.step(optimiser)
             scaler.update()
             optimiser.zero_grad(set_to_none=True)
-            follow(average, network, config.ema, step)
+            follow(averages, currents, config.ema, step)
             trainee.losses += loss.detach()
 
             done = step + 1
@@ -194,18 +191,6 @@ def check_out(out: Path, resume: bool) -> None:
         raise ValueError(f"{out} already holds a run: go on with --resume, or give another --out.")
 
 
-def select(dataset: Dataset, leave_out: str) -> Dataset:
-    """A data set without the frames whose name starts so."""
-    if not leave_out:
-        return dataset
-    pairs = tuple(pair for pair in dataset.pairs if not pair.image.name.startswith(leave_out))
-    if not 0 < len(pairs) < len(dataset):
-        raise ValueError(
-            f"Leaving out {leave_out!r} leaves {len(pairs)} of {len(dataset)} frames: give a file name's start."
-        )
-    return replace(dataset, pairs=pairs)
-
-
 def begin(network: FANet, start: str, encoder_weights: Path | None) -> None:
     """Give a network the weights that it starts from."""
     if start == "nothing":
@@ -244,90 +229,21 @@ def set_rate(optimiser: torch.optim.Optimizer, config: TrainConfig, step: int) -
         group["lr"] = rate * group["share"]
 
 
+def floats_of(network: FANet) -> list[Tensor]:
+    """All weights and statistics of a network; they stay its own."""
+    return [tensor for tensor in network.state_dict().values() if tensor.is_floating_point()]
+
+
 @torch.no_grad()
-def follow(average: FANet, network: FANet, memory: float, step: int) -> None:
+def follow(average: list[Tensor], current: list[Tensor], memory: float, step: int) -> None:
     """Move the average of the weights a step towards the weights; young averages forget faster."""
-    memory = min(memory, (1 + step) / (10 + step))
-    ours, theirs = list(average.state_dict().values()), list(network.state_dict().values())
-    floats = [i for i, tensor in enumerate(ours) if tensor.is_floating_point()]
-    torch._foreach_lerp_([ours[i] for i in floats], [theirs[i] for i in floats], 1 - memory)
-    for i in set(range(len(ours))) - set(floats):
-        ours[i].copy_(theirs[i])
+    torch._foreach_lerp_(average, current, 1 - min(memory, (1 + step) / (10 + step)))
 
 
 def halve(network: FANet) -> FANet:
     """A network in fp16, half the size; as it is, if any of its numbers are too large for that."""
     half = copy.deepcopy(network).half()
     return half if all(tensor.isfinite().all() for tensor in half.state_dict().values()) else network
-
-
-@lru_cache(maxsize=4)
-def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch)).tolist()
-
-
-def batch_indices(step: int, count: int, config: TrainConfig) -> list[int]:
-    """Which frames are in a step's batch: epoch after epoch, each in an order of its own."""
-    places = range(step * config.batch, (step + 1) * config.batch)
-    return [epoch_order(count, config.seed, place // count)[place % count] for place in places]
-
-
-def hold(dataset: Dataset, device: torch.device, threads: int) -> tuple[Tensor, Tensor] | None:
-    """All images (N, 3, H, W) and labels (N, H, W) in the device's memory, if of one size and at most half of it."""
-    frame, _ = dataset[0]
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if len(dataset) * frame.numel() * 4 / 3 > free / 2:
-        return None
-    images = torch.empty((len(dataset), *frame.shape), dtype=torch.uint8, device=device)
-    labels = torch.empty((len(dataset), *frame.shape[1:]), dtype=torch.uint8, device=device)
-    for i, (image, label) in enumerate(read_pairs(dataset, range(len(dataset)), threads)):
-        if image.shape != frame.shape:
-            return None
-        images[i], labels[i] = image, label
-    return images, labels
-
-
-def weigh_classes(dataset: Dataset, held: tuple[Tensor, Tensor] | None, config: TrainConfig, threads: int) -> Tensor:
-    """A weight for each class, by how many pixels of it there are; all 1 unless the config weighs classes."""
-    count = len(dataset.classes)
-    if not config.class_weighting:
-        return torch.ones(count)
-    labels = held[1] if held else (label for _, label in read_pairs(dataset, range(len(dataset)), threads))
-    pixels = sum(label.flatten().bincount(minlength=IGNORE + 1)[:count].double().cpu() for label in labels)
-    return class_weights(torch.as_tensor(pixels), config.class_weighting).float()
-
-
-def batches(
-    dataset: Dataset,
-    held: tuple[Tensor, Tensor] | None,
-    config: TrainConfig,
-    first: int,
-    rank: int,
-    processes: int,
-    device: torch.device,
-    threads: int,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """This process's share of each batch from a step on, augmented, on the device."""
-    mine = slice(rank * config.batch // processes, (rank + 1) * config.batch // processes)
-    steps = range(first, config.iterations)
-    indices = (batch_indices(step, len(dataset), config)[mine] for step in steps)
-    pairs = None if held else read_pairs(dataset, (i for batch in indices for i in batch), threads)
-    for step in steps:
-        choice = draw(config.batch, config.scale, config.jitter, config.mixing, config.seed * 1_000_003 + step)[mine]
-        if held:
-            chosen = torch.tensor(next(indices), device=device)
-            images, labels = augment(held[0][chosen], held[1][chosen], choice, config.crop)
-        else:
-            assert pairs is not None
-            views = []
-            for i in range(mine.stop - mine.start):
-                image, label = next(pairs)
-                views.append(augment(image[None].to(device), label[None].to(device), choice[i : i + 1], config.crop))
-            images, labels = (torch.cat(part) for part in zip(*views, strict=True))
-        yield mix(images, labels, choice) if config.mixing else (images, labels)
 
 
 def save_state(out: Path, step: int, settings: dict[str, Any], parts: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ LAYERS = [
     ["classes", "config", "files", "layers"],
     ["attention", "augment", "benchmark", "distributed", "draw", "images", "losses", "metrics", "tensors"],
     ["datasets", "encoder", "plot"],
-    ["check", "evaluate", "model", "runlog"],
+    ["check", "evaluate", "feed", "model", "runlog"],
     ["checkpoint"],
     ["train"],
     ["cli"],
