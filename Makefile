@@ -25,11 +25,11 @@ clean:
 	@$(PYTHON) -m venv .venv
 
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/pip
-	@echo "Installing streamseg into .venv"
+	@echo "Installing streamseg into .venv (a minute or so; about 1 GB with torch)"
 	@$(INSTALL) -e .
 	@touch $@
 
 .venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/pip
-	@echo "Installing streamseg and its development tools into .venv"
+	@echo "Installing streamseg and its development tools into .venv (a minute or so; about 1.2 GB with torch)"
 	@$(INSTALL) -e '.[dev]'
 	@touch $@ .venv/installed

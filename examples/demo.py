@@ -7,11 +7,11 @@ import torch
 import streamseg
 from streamseg.cli import segment
 
-pictures = sorted((Path(__file__).parent.parent / "samples").glob("*.jpg"))
+pictures = sorted(Path("samples").glob("*.jpg"))
 out = Path("out/demo")
 out.mkdir(parents=True, exist_ok=True)
 
-print("No trained weights ship yet. This network is untrained: the road is real, the labels mean nothing.\n")
+print("No trained weights ship yet. This network is untrained: every step is real, the labels mean nothing.\n")
 torch.manual_seed(0)
 model = streamseg.fanet18(classes=11)
 with torch.no_grad():
@@ -22,4 +22,5 @@ streamseg.save(model, streamseg.CAMVID, weights, source="untrained, made by exam
 
 for picture in pictures:
     segment(picture, out, weights=weights)
-print(f"\nOpen the overlays in {out}. The same by hand: streamseg segment IMAGE OUT --weights FILE")
+print(f"\nOpen the overlays in {out}. The same by hand, with a picture of yours:")
+print(f"  .venv/bin/streamseg segment IMAGE --weights {weights}")

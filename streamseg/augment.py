@@ -34,7 +34,9 @@ class Choice:
         return Choice(**{name: value[part] for name, value in vars(self).items()})
 
     def to(self, device: torch.device) -> "Choice":
-        return Choice(**{name: value.to(device, non_blocking=True) for name, value in vars(self).items()})
+        """The same on a device, which need not wait for it."""
+        pinned = {name: value.pin_memory() if device.type == "cuda" else value for name, value in vars(self).items()}
+        return Choice(**{name: value.to(device, non_blocking=True) for name, value in pinned.items()})
 
 
 def draw(batch: int, scale: tuple[float, float], jitter: float, mixing: float, seed: int) -> Choice:
@@ -66,12 +68,12 @@ def augment(images: Tensor, labels: Tensor, choice: Choice, crop: tuple[int, int
     Args:
         images: RGB (B, 3, H, W), bytes.
         labels: (B, H, W), bytes.
+        choice: What was drawn, on the images' device.
         crop: Height and width of the result; what lies outside an image is grey, and its label is IGNORE.
 
     Returns:
         Images (B, 3, h, w), floats in 0–255, and labels (B, h, w), int64.
     """
-    choice = choice.to(images.device)
     grid = sampling_grid(images.shape[-2:], crop, choice)
     # what F.grid_sample fills in is 0: shifted, so that it means grey, and no class
     grey = 114.0
@@ -99,17 +101,22 @@ def jitter_colours(images: Tensor, choice: Choice) -> Tensor:
     images = images * choice.brightness.view(-1, 1, 1, 1)
     mean = images.mean(dim=(1, 2, 3), keepdim=True)
     images = mean + (images - mean) * choice.contrast.view(-1, 1, 1, 1)
-    weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
-    grey = (images * weights).sum(dim=1, keepdim=True)
+    red, green, blue = images.split(1, dim=1)
+    grey = 0.299 * red + 0.587 * green + 0.114 * blue
     return (grey + (images - grey) * choice.saturation.view(-1, 1, 1, 1)).clamp(0, 255)
 
 
 def mix(images: Tensor, labels: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
-    """Paste the pixels of some classes of each image's neighbour in the batch over it, labels with them (ClassMix).
+    """Paste the pixels of some classes of each image's neighbour over it, labels with them (ClassMix).
 
     Cars, people and signs then stand in front of more than the few backgrounds of a small data set.
     """
-    pasted = choice.pasted.to(labels.device)
-    other = labels.roll(1, dims=0)
-    mask = pasted.gather(1, other.flatten(1)).view_as(other)
-    return torch.where(mask[:, None], images.roll(1, dims=0), images), torch.where(mask, other, labels)
+    other = neighbours(labels)
+    mask = choice.pasted.gather(1, other.flatten(1)).view_as(other)
+    return torch.where(mask[:, None], neighbours(images), images), torch.where(mask, other, labels)
+
+
+def neighbours(batch: Tensor) -> Tensor:
+    """The batch with its entries swapped two by two; a last odd one stays."""
+    even = len(batch) // 2 * 2
+    return torch.cat([batch[:even].unflatten(0, (-1, 2)).flip(1).flatten(0, 1), batch[even:]])

@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from streamseg import images
 from streamseg.classes import IGNORE, Classes
-from streamseg.datasets import Dataset, ForeignIdsError, in_parallel, list_splits, missing, ranges
+from streamseg.datasets import Dataset, in_parallel, list_splits, missing
 from streamseg.draw import overlay
 from streamseg.files import written_whole
+from streamseg.labels import ForeignIdsError, ranges
+from streamseg.model import SMALLEST
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,14 @@ class Report:
     """Up to twelve frames that are whole, from first to last, by their place in their split."""
 
 
+class ForeignIds(NamedTuple):
+    """The ids of a label file with some that stand for no class; an error would keep whole frames by its traceback."""
+
+    ids: tuple[int, ...]
+    foreign: tuple[int, ...]
+    path: Path
+
+
 @dataclass(frozen=True)
 class Finding:
     """What was found in one labelled frame."""
@@ -51,7 +62,7 @@ class Finding:
     pixels: Tensor | None = None
     """(256): pixels of each label, if the frame is whole."""
     problem: str = ""
-    foreign: ForeignIdsError | None = None
+    foreign: ForeignIds | None = None
 
 
 def check(name: str, data: Path) -> Report:
@@ -60,7 +71,7 @@ def check(name: str, data: Path) -> Report:
     classes = next(iter(splits.values())).classes
     pixels = {split: torch.zeros(IGNORE + 1, dtype=torch.int64) for split in splits}
     problems: dict[str, list[tuple[str, Path]]] = defaultdict(list)
-    foreign: list[tuple[ForeignIdsError, Path]] = []
+    foreign: list[ForeignIds] = []
     places: dict[bytes, dict[str, Path]] = defaultdict(dict)
     whole: list[tuple[Dataset, int]] = []
     for split, dataset in splits.items():
@@ -71,7 +82,7 @@ def check(name: str, data: Path) -> Report:
             if found.digest:
                 places[found.digest].setdefault(split, pair.image)
             if found.foreign:
-                foreign.append((found.foreign, pair.labels))
+                foreign.append(found.foreign)
             elif found.problem:
                 problems[kind(found.problem, pair.image, pair.labels)].append((found.problem, pair.image))
             elif found.pixels is not None:
@@ -82,7 +93,7 @@ def check(name: str, data: Path) -> Report:
     errors = [first + also([path for _, path in rest]) for (first, _), *rest in problems.values()]
     if foreign:
         errors.append(describe_foreign(name, foreign, len(classes), bool(total[0] > 0)))
-    errors += only_one_class(total, classes)
+    errors += without_classes(pixels, classes) + only_one_class(total, classes)
     twice = [list(where.values()) for where in places.values() if len(where) > 1]
     if twice:
         first, *rest = twice
@@ -112,11 +123,17 @@ def examine(dataset: Dataset, i: int) -> Finding:
             digest = hashlib.blake2b(pair.image.read_bytes()).digest()
         if problem := missing(pair):
             return Finding(digest, problem=problem)
-        _, labels = dataset[i]
+        frame, labels = dataset[i]
     except ForeignIdsError as error:
-        return Finding(digest, foreign=error)
+        return Finding(digest, foreign=ForeignIds(tuple(error.ids), tuple(error.foreign), pair.labels))
     except (ValueError, OSError) as error:
         return Finding(digest, problem=str(error))
+    height, width = frame.shape[1:]
+    if min(height, width) < SMALLEST:
+        problem = (
+            f"{pair.image} is {width} x {height} pixels; the least is {SMALLEST} x {SMALLEST}: remove or enlarge it."
+        )
+        return Finding(digest, problem=problem)
     return Finding(digest, labels.flatten().bincount(minlength=IGNORE + 1))
 
 
@@ -135,15 +152,15 @@ def also(paths: list[Path]) -> str:
     return f" (and {len(paths)} more: {names}{', …' if len(paths) > 3 else ''})"
 
 
-def describe_foreign(name: str, foreign: list[tuple[ForeignIdsError, Path]], classes: int, zero: bool) -> str:
+def describe_foreign(name: str, foreign: list[ForeignIds], classes: int, zero: bool) -> str:
     """A sentence on ids that stand for no class: which, where and the likely cause.
 
     Args:
         zero: Whether label 0 occurs in the label files without such ids.
     """
-    ids = {id for error, _ in foreign for id in error.ids}
-    strangers = {id for error, _ in foreign for id in error.foreign}
-    paths = [path for _, path in foreign]
+    ids = {id for found in foreign for id in found.ids}
+    strangers = {id for found in foreign for id in found.foreign}
+    paths = [found.path for found in foreign]
     return (
         f"Label ids {ranges(strangers)} stand for no class, in {paths[0]}{also(paths[1:])}; likely cause: "
         f"{likely_cause(name, ids, strangers, classes, zero or 0 in ids, paths[0])}."
@@ -173,10 +190,21 @@ def likely_cause(name: str, ids: set[int], foreign: set[int], classes: int, zero
     return f"labels of another class list than this one of {classes}"
 
 
+def without_classes(pixels: dict[str, Tensor], classes: Classes) -> list[str]:
+    """An error, if all labels of splits are 255."""
+    blank = [split for split, found in pixels.items() if found[IGNORE] > 0 and found[: len(classes)].sum() == 0]
+    # Cityscapes keeps the labels of its test frames to itself
+    if not blank or (blank == ["test"] and len(pixels) > 1):
+        return []
+    return [f"No pixel of {', '.join(blank)} has a class: all labels there are {IGNORE} or stand for it."]
+
+
 def only_one_class(total: Tensor, classes: Classes) -> list[str]:
     """An error, if the labels tell nothing apart."""
+    if len(classes) == 1:
+        return [f"The only class is {classes.names[0]}: list another, such as background, to tell it from."]
     occurring = total[: len(classes)].nonzero().flatten().tolist()
-    if len(occurring) != 1 or len(classes) == 1:
+    if len(occurring) != 1:
         return []
     cause = ""
     if occurring == [0] and total[IGNORE] > 0:

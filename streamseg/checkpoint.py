@@ -61,6 +61,8 @@ def save(model: FANet, classes: Classes, path: str | Path, *, window: int = 1, s
     """
     if type(model) is not FANet or type(model.encoder) is not ResNet:
         raise ValueError(f"save() takes a FANet itself, not a {type(model).__name__}, compiled, wrapped or foreign.")
+    if not isinstance(classes, Classes):
+        raise ValueError(f"The classes are a {type(classes).__name__}; expected streamseg.Classes(names, colours).")
     if len(classes) != model.classes:
         raise ValueError(f"The network tells {model.classes} classes apart, but {len(classes)} are named.")
     description = Description(
@@ -92,7 +94,10 @@ def describe(path: str | Path) -> Description:
 def load(path: str | Path | None = None) -> tuple[FANet, Classes]:
     """The network in a checkpoint, in fp32 and ready for use, and its classes; without a path, the one that ships."""
     if path is None:
-        raise FileNotFoundError("No trained weights ship with streamseg yet: give the path of a checkpoint.")
+        raise FileNotFoundError(
+            "No trained weights ship with streamseg yet: give a checkpoint, --weights FILE or load(PATH); "
+            "streamseg train makes one."
+        )
     path = Path(path)
     with open_tensors(path) as file:
         description = read_description(path, file.metadata())

@@ -5,7 +5,7 @@ Heavy imports happen inside the verbs, so that help is instant.
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +33,7 @@ def segment(
     out: Annotated[Path | None, optional("[OUT]", "NAME-overlay.png in this folder")] = None,
     /,
     *,
-    weights: Annotated[Path | None, optional("FILE", "the weights that ship with streamseg")] = None,
+    weights: Annotated[Path | None, optional("FILE", "none ship yet")] = None,
 ) -> None:
     """Label every pixel of a picture: writes it under the colours of its classes, and the labels beside it.
 
@@ -95,6 +95,7 @@ def check(
     print(doctor.render(report))
     if sheet and report.samples:
         doctor.write_contact_sheet(sheet, report)
+        print(sheet)
     if report.errors:
         sys.exit(1)
 
@@ -110,7 +111,7 @@ class TrainRun:
     """The folder for weights, log, curves and state; a stopped run goes on from there."""
     resume: bool = False
     """Go on with the run in the out folder."""
-    start: str = "imagenet"
+    initial: str = "imagenet"
     """What the weights start from: imagenet, nothing, or the path of a checkpoint."""
     encoder_weights: Annotated[Path | None, optional("FILE", "downloaded once")] = None
     """A file of ImageNet weights for the encoder, safetensors or torch."""
@@ -140,7 +141,7 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
             run.data,
             run.out,
             device=device,
-            start=run.start,
+            initial=run.initial,
             encoder_weights=run.encoder_weights,
             resume=run.resume,
             tensorboard=run.tensorboard,
@@ -156,16 +157,18 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
             f"The memory of the {device.type} does not hold a batch of {batch} crops of {height} x {width}: "
             f"try {smaller}; what was saved is still there."
         ) from None
-    print(weights)
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(weights)
 
 
 def evaluate(
-    weights: Annotated[Path | None, optional("[WEIGHTS]", "the weights that ship with streamseg")] = None,
+    weights: Annotated[Path | None, optional("[WEIGHTS]", "none ship yet")] = None,
     /,
     *,
     data: DataFolder,
     dataset: str,
     split: str = "val",
+    only: str = "",
     scales: tuple[float, ...] = (1.0,),
     flip: bool = False,
     json: Annotated[Path | None, optional("FILE", "none is written")] = None,
@@ -179,6 +182,7 @@ def evaluate(
         data: The data set's folder.
         dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for one's own.
         split: The part of the data set to measure on.
+        only: Measure on the frames alone whose file name starts so: a recording that training left out.
         scales: Sizes to look at each image in; their answers are averaged.
         flip: Look at each image's mirror image too.
         json: A file for the figures.
@@ -190,16 +194,21 @@ def evaluate(
 
     import torch
 
-    from streamseg import checkpoint, evaluate as evaluation
+    from streamseg import checkpoint, evaluate as evaluation, plot
     from streamseg.datasets import DATASETS
     from streamseg.files import written_whole
     from streamseg.layers import check_choice
 
     check_choice("dataset", dataset, tuple(DATASETS))
-    for path in filter(None, (json, plots)):
-        check_place(path)
+    if json:
+        check_place(json)
+    if plots:
+        plot.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
+        if plots.exists() and not plots.is_dir():
+            raise NotADirectoryError(f"{plots} is a file: give a folder for the plots.")
     place = pick_device(device)
     frames = DATASETS[dataset](data, split)
+    frames = replace(frames, pairs=tuple(pair for pair in frames.pairs if pair.image.name.startswith(only)))
     model, classes = checkpoint.load(weights)
     for number, (ours, theirs) in enumerate(zip_longest(classes.names, frames.classes.names, fillvalue="not there")):
         if ours != theirs:
@@ -215,14 +224,18 @@ def evaluate(
     if json:
         with written_whole(json) as temporary:
             temporary.write_text(dumps(evaluation.to_json(result), indent=2) + "\n")
+        print(json)
     if plots:
         evaluation.write_plots(plots, result, model, frames, place, scales=scales, flip=flip)
+        print(f"{plots / 'confusion.png'}  {plots / 'worst.png'}")
 
 
 def check_place(path: Path) -> None:
     """Raise an error, before any work is done, if the folder of a file to write is not there."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"No folder {path.parent} to write {path.name} into: create it first.")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: give the name of a file to write.")
 
 
 def pick_device(name: str) -> "torch.device":

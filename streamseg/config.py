@@ -1,5 +1,6 @@
 """How networks are trained: the settings of a run, and the recipes. Standard library only."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -40,8 +41,8 @@ class TrainConfig:
     """Learning rate of the encoder, as a share of the rate."""
     weight_decay: float = 5e-4
     """Of convolutions; batch norm has none."""
-    warm_up: int = 0
-    """Iterations in which the rate rises from 0."""
+    warm_up: float = 0.0
+    """Share of the iterations in which the rate rises from 0."""
     clip: float = 0.0
     """Largest norm of the gradient; 0 for no limit."""
     auxiliary: float = 0.0
@@ -66,9 +67,19 @@ class TrainConfig:
             ("iterations", self.iterations >= 1, "1 or more"),
             ("validate_every", self.validate_every >= 1, "1 or more"),
             ("batch", self.batch >= 1, "1 or more"),
-            ("scale", 0 < self.scale[0] <= self.scale[1], "two numbers above 0, the lower one first"),
+            ("batch", self.batch > 1 or max(self.crop) > 64, "2 or more with so small a crop, for batch norm"),
+            ("scale", 0 < self.scale[0] <= self.scale[1] < math.inf, "two numbers above 0, the lower one first"),
             ("jitter", 0 <= self.jitter <= 1, "0 to 1"),
-            ("rate", self.rate > 0, "more than 0"),
+            ("mixing", 0 <= self.mixing <= 1, "0 to 1"),
+            ("rate", 0 < self.rate < math.inf, "more than 0"),
+            ("encoder_rate", 0 <= self.encoder_rate < math.inf, "0 or more"),
+            ("weight_decay", 0 <= self.weight_decay < math.inf, "0 or more"),
+            ("warm_up", 0 <= self.warm_up < 1, "0 to less than 1"),
+            ("clip", 0 <= self.clip < math.inf, "0 or more"),
+            ("auxiliary", 0 <= self.auxiliary < math.inf, "0 or more"),
+            ("hard_pixels", 0 <= self.hard_pixels < 1, "0 to less than 1"),
+            ("class_weighting", 0 <= self.class_weighting <= 1, "0 to 1"),
+            ("overlap", 0 <= self.overlap < math.inf, "0 or more"),
             ("ema", 0 <= self.ema < 1, "0 to less than 1"),
         ):
             if not fine:
@@ -92,7 +103,7 @@ def better(config: TrainConfig) -> TrainConfig:
         rate=2e-3,
         encoder_rate=0.25,
         weight_decay=0.05,
-        warm_up=500,
+        warm_up=0.03,
         clip=5.0,
         auxiliary=0.4,
         class_weighting=0.4,

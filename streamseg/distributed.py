@@ -42,6 +42,11 @@ class Sum(torch.autograd.Function):
         return total(gradient)
 
 
+def add(value: Tensor) -> Tensor:
+    """The sum of a value over all processes, with its gradient."""
+    return Sum.apply(value) if dist.is_initialized() else value
+
+
 class SyncBatchNorm(nn.BatchNorm2d):
     """Batch norm whose statistics in training are those of all processes; PyTorch's own works on CUDA alone."""
 
@@ -49,9 +54,9 @@ class SyncBatchNorm(nn.BatchNorm2d):
         if not self.training:
             return super().forward(x)
         count = total(torch.tensor(float(x.numel() // x.shape[1]), device=x.device))
-        mean = Sum.apply(x.float().sum(dim=(0, 2, 3))) / count
+        mean = add(x.float().sum(dim=(0, 2, 3))) / count
         centred = x - mean.view(1, -1, 1, 1)
-        variance = Sum.apply(centred.square().sum(dim=(0, 2, 3))) / count
+        variance = add(centred.square().sum(dim=(0, 2, 3))) / count
         with torch.no_grad():
             momentum = self.momentum or 0.0
             self.running_mean.lerp_(mean, momentum)  # type: ignore[union-attr] # never None here

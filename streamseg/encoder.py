@@ -148,7 +148,7 @@ def download_imagenet(depth: int) -> Path:
     except (OSError, HTTPException, RuntimeError) as error:
         raise OSError(
             f"Could not download ImageNet weights ({PUBLISHED_AT}{name}: {brief(error)}): "
-            f"download the file elsewhere and pass it, {PASS_A_FILE}."
+            f"download the file elsewhere and pass it, {PASS_A_FILE}; or train without, --initial nothing."
         ) from error
     return path
 

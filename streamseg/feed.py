@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -47,11 +48,7 @@ def batch_indices(step: int, count: int, config: TrainConfig) -> list[int]:
 def hold(dataset: Dataset, device: torch.device, threads: int) -> tuple[Tensor, Tensor] | None:
     """All images (N, 3, H, W) and labels (N, H, W) in the device's memory, if of one size and at most half of it."""
     frame, _ = dataset[0]
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if len(dataset) * frame.numel() * 4 / 3 > free / 2:
+    if len(dataset) * frame.numel() * 4 / 3 > free_memory(device) / 2:
         return None
     images = torch.empty((len(dataset), *frame.shape), dtype=torch.uint8, device=device)
     labels = torch.empty((len(dataset), *frame.shape[1:]), dtype=torch.uint8, device=device)
@@ -62,6 +59,17 @@ def hold(dataset: Dataset, device: torch.device, threads: int) -> tuple[Tensor, 
     return images, labels
 
 
+def free_memory(device: torch.device) -> float:
+    """Bytes that this process may take of a device's memory."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():  # not Linux: nothing is known
+        return 0.0
+    available = next(line.split()[1] for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
+    return int(available) * 1024 / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def weigh_classes(dataset: Dataset, held: tuple[Tensor, Tensor] | None, config: TrainConfig, threads: int) -> Tensor:
     """A weight for each class, by how many pixels of it there are; all 1 unless the config weighs classes."""
     count = len(dataset.classes)
@@ -69,6 +77,8 @@ def weigh_classes(dataset: Dataset, held: tuple[Tensor, Tensor] | None, config: 
         return torch.ones(count)
     labels = held[1] if held else (label for _, label in read_pairs(dataset, range(len(dataset)), threads))
     pixels = sum(label.flatten().bincount(minlength=IGNORE + 1)[:count].double().cpu() for label in labels)
+    if not torch.as_tensor(pixels).any():
+        raise ValueError(f"No pixel of {dataset.name} {dataset.split} has a class: streamseg check says more.")
     return class_weights(torch.as_tensor(pixels), config.class_weighting).float()
 
 
@@ -77,23 +87,27 @@ def batches(
     held: tuple[Tensor, Tensor] | None,
     config: TrainConfig,
     first: int,
-    rank: int,
-    processes: int,
+    share: tuple[int, int],
     device: torch.device,
     threads: int,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """This process's share of each batch from a step on, augmented, on the device."""
+    """A process's share of each batch from a step on, augmented, on the device.
+
+    Args:
+        share: Which of how many processes this is.
+    """
+    rank, processes = share
     mine = slice(rank * config.batch // processes, (rank + 1) * config.batch // processes)
     steps = range(first, config.iterations)
     indices = (batch_indices(step, len(dataset), config)[mine] for step in steps)
-    pairs = None if held else read_pairs(dataset, (i for batch in indices for i in batch), threads)
+    pairs = iter(()) if held else read_pairs(dataset, (i for batch in indices for i in batch), threads)
     for step in steps:
-        choice = draw(config.batch, config.scale, config.jitter, config.mixing, config.seed * 1_000_003 + step)[mine]
+        seed = config.seed * 1_000_003 + step
+        choice = draw(config.batch, config.scale, config.jitter, config.mixing, seed)[mine].to(device)
         if held:
-            chosen = torch.tensor(next(indices), device=device)
+            chosen = torch.tensor(next(indices), pin_memory=device.type == "cuda").to(device, non_blocking=True)
             images, labels = augment(held[0][chosen], held[1][chosen], choice, config.crop)
         else:
-            assert pairs is not None
             views = []
             for i in range(mine.stop - mine.start):
                 image, label = next(pairs)

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+UNFINISHED = ".streamseg-"
+"""What the names of files begin with that are being written, or were when a process was killed."""
+
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
@@ -22,7 +25,7 @@ def written_whole(path: Path) -> Iterator[Path]:
         raise IsADirectoryError(f"{path} is a folder: give the name of a file to write.")
     if target.exists() and not target.is_file():
         raise ValueError(f"{path} is a device, a pipe or the like: give the name of a file to write.")
-    temporary = target.with_name(f".{uuid.uuid4().hex}{target.suffix}")
+    temporary = target.with_name(f"{UNFINISHED}{uuid.uuid4().hex}{target.suffix}")
     try:
         temporary.touch(exist_ok=False)
         mode = stat.S_IMODE((target if target.exists() else temporary).stat().st_mode)

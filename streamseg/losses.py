@@ -42,7 +42,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tens
 def hard_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Cross-entropy of the hard pixels alone (OHEM): those whose class has less than `threshold` probability.
 
-    If they are fewer than a sixteenth of all pixels, the hardest sixteenth counts, as in the authors' code.
+    If they are fewer than a sixteenth of the pixels here, the hardest sixteenth counts, as in the authors' code.
     """
     losses = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="none").flatten()
     sixteenth = losses.topk(max(1, losses.numel() // 16), sorted=False).values.min()
@@ -52,14 +52,24 @@ def hard_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, threshol
     return (losses * share).sum(), share.sum()
 
 
-def overlap_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """One minus the soft IoU, averaged over the classes that occur in the batch: the metric, made smooth."""
-    valid = labels != IGNORE
-    probabilities = logits.float().softmax(dim=1) * valid[:, None]
-    truth = F.one_hot(labels.where(valid, 0), logits.shape[1]).permute(0, 3, 1, 2) * valid[:, None]
+def overlap_counts(logits: Tensor, labels: Tensor) -> Tensor:
+    """Of each class (3, K): the soft intersection and union of prediction and truth, and the true pixels.
+
+    They add up over the parts of a batch.
+    """
+    valid = labels[:, None] != IGNORE
+    truth = (labels[:, None] == torch.arange(logits.shape[1], device=labels.device).view(1, -1, 1, 1)) & valid
+    probabilities = logits.float().softmax(dim=1) * valid
+    true_pixels = truth.sum(dim=(0, 2, 3))
     both = (probabilities * truth).sum(dim=(0, 2, 3))
-    either = (probabilities + truth).sum(dim=(0, 2, 3)) - both
-    occurs = truth.sum(dim=(0, 2, 3)) > 0
+    either = probabilities.sum(dim=(0, 2, 3)) + true_pixels - both
+    return torch.stack([both, either, true_pixels.to(both.dtype)])
+
+
+def overlap_loss(counts: Tensor) -> Tensor:
+    """One minus the soft IoU, averaged over the classes that occur in the batch: the metric, made smooth."""
+    both, either, true_pixels = counts
+    occurs = true_pixels > 0
     return 1 - (both / either.clamp(min=1) * occurs).sum() / occurs.sum().clamp(min=1)
 
 

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import math
 import platform
+import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ import streamseg
 from streamseg import plot
 from streamseg.config import TrainConfig
 from streamseg.datasets import Dataset
-from streamseg.files import written_whole
+from streamseg.files import UNFINISHED, written_whole
 
 EVERY = 50
 """Iterations between entries: reading a loss back more often would hold a GPU up."""
@@ -28,38 +30,70 @@ class Log:
 
     def __init__(self, out: Path, first: int, tensorboard: bool):
         out.mkdir(parents=True, exist_ok=True)
-        for unfinished in out.glob(".*.pt"):  # a state that a killed run was writing
+        for unfinished in out.glob(f"{UNFINISHED}*"):  # what a killed run was writing
             unfinished.unlink()
         self.out = out
         self.path = out / "log.jsonl"
         self.entries: list[dict[str, Any]] = []
         if first and self.path.exists():
             # what a killed run logged after its last whole state happens again
-            self.entries = [entry for entry in read_entries(self.path) if entry["step"] <= first]
+            self.entries = [entry for entry in read_entries(self.path) if entry.get("step", math.inf) <= first]
         with written_whole(self.path) as temporary:
             temporary.write_text("".join(json.dumps(entry) + "\n" for entry in self.entries))
         self.board = open_tensorboard(out, first) if tensorboard else None
-        self.began = (time.monotonic(), first)
+        self.first = first
+        self.clock = (time.monotonic(), first)
+        """When the iterations since were begun, and the first of them: measuring is no training."""
 
-    def describe_run(self, config: TrainConfig, dataset: Dataset, device: torch.device, data: Path) -> None:
-        """Write run.json: what was run, with what, on what."""
+    def describe_run(
+        self,
+        config: TrainConfig,
+        dataset: Dataset,
+        device: torch.device,
+        data: Path,
+        initial: str,
+        processes: int,
+    ) -> None:
+        """Write run.json: what was run, with what, on what; a run that goes on adds to it."""
         path = self.out / "run.json"
-        _, first = self.began
-        earlier = json.loads(path.read_text())["commands"] if first and path.exists() else []
-        now = {"command": sys.argv, "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        run = {
-            "config": asdict(config),
-            "commands": [*earlier, now],
+        earlier = json.loads(path.read_text())["sessions"] if self.first and path.exists() else []
+        session = {
+            "command": sys.argv,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "from_iteration": self.first,
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+            "processes": processes,
             "streamseg": streamseg.__version__,
             "torch": torch.__version__,
+            "cuda": torch.version.cuda,
             "python": platform.python_version(),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        }
+        run = {
+            "config": asdict(config),
+            "initial": initial,
             "data": str(data),
             "frames": len(dataset),
             "fingerprint": fingerprint(dataset),
+            "sessions": [*earlier, session],
         }
         with written_whole(path) as temporary:
             temporary.write_text(json.dumps(run, indent=2) + "\n")
+        height, width = config.crop
+        self.say(
+            f"{config.network} from {initial}, {len(dataset)} frames of {config.dataset} {config.split}, "
+            f"iterations {self.first + 1} to {config.iterations}, batches of {config.batch} x {height} x {width}, "
+            f"on {session['device']}"
+        )
+
+    def has_validation(self, step: int) -> bool:
+        """Whether the accuracy at a step is in the log."""
+        return any(entry["step"] == step and "val_miou" in entry for entry in self.entries)
+
+    def validated(self, step: int, miou: float, iou: dict[str, float | None]) -> None:
+        """Log the accuracy on the validation split."""
+        self.write({"step": step, "val_miou": miou, "val_iou": iou})
+        self.say(f"iteration {step}: mIoU {miou:.2f} on the validation split")
+        self.clock = (time.monotonic(), step)
 
     def write(self, entry: dict[str, Any]) -> None:
         self.entries.append(entry)
@@ -69,22 +103,21 @@ class Log:
             for name, value in entry.items():
                 if isinstance(value, float):
                     self.board.add_scalar(name, value, entry["step"])
-        if "val_miou" in entry:
-            self.say(f"iteration {entry['step']}: mIoU {entry['val_miou']:.2f} on the validation split")
 
     def step(self, config: TrainConfig, done: int, loss: float, rate: float, device: torch.device) -> None:
         """Log the training loss, and show where the run stands."""
-        clock, first = self.began
-        speed = (done - first) * config.batch / (time.monotonic() - clock)
-        memory = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else 0.0
+        began, first = self.clock
+        speed = (done - first) * config.batch / (time.monotonic() - began)
+        self.clock = (time.monotonic(), done)
+        memory = peak_memory(device) / 1e9
         self.write({"step": done, "loss": loss, "rate": rate, "images_per_second": speed, "memory_gb": memory})
         left = int((config.iterations - done) * config.batch / speed)
         line = f"{done}/{config.iterations}  loss {loss:.3f}  rate {rate:.1e}  {speed:.0f} images/s  "
-        line += f"{left // 60}:{left % 60:02d} left" + (f"  {memory:.1f} GB" if memory else "")
+        line += f"{left // 60}:{left % 60:02d} left  {memory:.1f} GB"
         if sys.stderr.isatty():
             end = "\n" if done == config.iterations else ""
             print(f"\r\x1b[K{line}", end=end, file=sys.stderr, flush=True)
-        elif done % (EVERY * 10) == 0 or done == config.iterations:
+        else:
             print(line, file=sys.stderr, flush=True)
 
     def say(self, sentence: str) -> None:
@@ -112,10 +145,23 @@ def read_entries(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
+def peak_memory(device: torch.device) -> float:
+    """The most bytes that this process has held: of the GPU's memory, or of the machine's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def names_hash(dataset: Dataset) -> str:
+    """A hash of a data set's classes and of the names of its frames, wherever they lie."""
+    names = [*dataset.classes.names, *(pair.image.name for pair in dataset.pairs)]
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()
+
+
 def fingerprint(dataset: Dataset) -> str:
-    """A hash of a data set by the names and sizes of its files, wherever they lie."""
+    """A hash of the names and sizes of a data set's files."""
     files = [f"{path.name} {path.stat().st_size}" for pair in dataset.pairs for path in (pair.image, pair.labels)]
-    return hashlib.sha256("\n".join([*dataset.classes.names, *files]).encode()).hexdigest()
+    return hashlib.sha256("\n".join(files).encode()).hexdigest()
 
 
 def open_tensorboard(out: Path, first: int) -> Any:

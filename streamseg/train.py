@@ -1,69 +1,84 @@
 """Training: a network, its losses, and the loop, readable top to bottom."""
 
 import copy
-import json
-import signal
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from streamseg import checkpoint, distributed, runlog
+from streamseg import checkpoint, distributed, restart, runlog
+from streamseg.classes import Classes
 from streamseg.config import TrainConfig
 from streamseg.datasets import DATASETS
 from streamseg.encoder import load_imagenet
-from streamseg.evaluate import evaluate
+from streamseg.evaluate import validate
 from streamseg.feed import batches, hold, select, weigh_classes
-from streamseg.files import written_whole
 from streamseg.layers import conv
-from streamseg.losses import cross_entropy, enlarge, hard_cross_entropy, overlap_loss
+from streamseg.losses import cross_entropy, enlarge, hard_cross_entropy, overlap_counts, overlap_loss
 from streamseg.model import FANet
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Trainee(nn.Module):
-    """A network with auxiliary heads on Res-3 and Res-4 and its loss; the heads exist in training alone."""
+    """A network with its losses and, in training alone, auxiliary heads on Res-3 and Res-4.
+
+    Args:
+        class_weights: (K,).
+        auxiliary: Weight of the auxiliary heads' losses; 0 for no such heads.
+        hard_pixels: Count only pixels whose class has less than this probability; 0 counts all.
+        overlap: Weight of the soft IoU loss.
+        processes: How many share each batch.
+    """
 
     class_weights: Tensor
     losses: Tensor
     """Their sum since the last entry of the log: part of the state that a run goes on from."""
 
-    def __init__(self, network: FANet, config: TrainConfig, weights: Tensor, processes: int):
+    def __init__(
+        self,
+        network: FANet,
+        class_weights: Tensor,
+        *,
+        auxiliary: float = 0.0,
+        hard_pixels: float = 0.0,
+        overlap: float = 0.0,
+        processes: int = 1,
+    ):
         super().__init__()
         self.network = network
-        _, _, c3, c4 = network.encoder.channels
-        self.head3 = auxiliary_head(c3, network.classes)
-        self.head4 = auxiliary_head(c4, network.classes)
-        self.config = config
+        places = network.encoder.channels[2:] if auxiliary else ()
+        self.heads = nn.ModuleList(auxiliary_head(channels, network.classes) for channels in places)
+        self.auxiliary = auxiliary
+        self.hard_pixels = hard_pixels
+        self.overlap = overlap
         self.processes = processes
-        self.register_buffer("class_weights", weights, persistent=False)
+        self.register_buffer("class_weights", class_weights, persistent=False)
         self.register_buffer("losses", torch.zeros(()))
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         """The loss of images (B, 3, h, w) with labels (B, h, w)."""
         maps, _ = self.network.features(images)
         loss = self.loss(self.network.score(maps), labels)
-        if self.config.auxiliary:
-            auxiliary = self.loss(self.head3(maps[2]), labels) + self.loss(self.head4(maps[3]), labels)
-            loss = loss + self.config.auxiliary * auxiliary
+        for head, deep_map in zip(self.heads, maps[2:], strict=False):
+            loss = loss + self.auxiliary * self.loss(head(deep_map), labels)
         return loss
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of logits of any size. Each process's gradient is averaged with the others', so it is a share."""
         logits = enlarge(logits, labels)
-        if self.config.hard_pixels:
-            loss, weight = hard_cross_entropy(logits, labels, self.class_weights, self.config.hard_pixels)
+        if self.hard_pixels:
+            loss, weight = hard_cross_entropy(logits, labels, self.class_weights, self.hard_pixels)
         else:
             loss, weight = cross_entropy(logits, labels, self.class_weights)
-        # gradients are averaged over the processes, so each divides by its share of the whole batch's weight
         mean = loss * self.processes / distributed.total(weight).clamp(min=1e-6)
-        return mean + self.config.overlap * overlap_loss(logits, labels) if self.config.overlap else mean
+        if not self.overlap:
+            return mean
+        return mean + self.overlap * overlap_loss(distributed.add(overlap_counts(logits, labels)))
 
 
 def auxiliary_head(channels: int, classes: int) -> nn.Sequential:
@@ -77,7 +92,7 @@ def train(
     out: Path,
     *,
     device: torch.device,
-    start: str = "imagenet",
+    initial: str = "imagenet",
     encoder_weights: Path | None = None,
     resume: bool = False,
     compiled: bool = False,
@@ -91,25 +106,36 @@ def train(
     state.pt, from which a stopped run goes on.
 
     Args:
-        start: What the weights start from: imagenet (the encoder), nothing, or the path of a checkpoint.
+        initial: What the weights start from: imagenet (the encoder), nothing, or the path of a checkpoint.
         encoder_weights: The file of ImageNet weights, where it should not be downloaded.
         compiled: Compile the network with torch.compile.
         save_seconds: How often to save the state.
     """
     config.check()
-    check_out(out, resume)
-    rank, processes = distributed.start(device)
-    if config.batch % processes:
-        raise ValueError(f"A batch of {config.batch} cannot be shared by {processes} processes: choose a multiple.")
+    restart.check_out(out, resume)
+    share = rank, processes = distributed.start(device)
+    if config.batch % (2 * processes if config.mixing and processes > 1 else processes):
+        raise ValueError(
+            f"A batch of {config.batch} cannot be shared by {processes} processes: choose a multiple"
+            f"{', an even one for --mixing' if config.mixing else ''}."
+        )
     dataset = select(DATASETS[config.dataset](data, config.split), config.leave_out)
     validation = DATASETS[config.dataset](data, config.validate) if config.validate else None
 
     torch.manual_seed(config.seed)
+    torch.backends.cudnn.benchmark = True
     network = checkpoint.NETWORKS[config.network](classes=len(dataset.classes))
     if not resume:
-        begin(network, start, encoder_weights)
+        begin(network, dataset.classes, initial, encoder_weights)
     held = hold(dataset, device, threads)
-    trainee = Trainee(network, config, weigh_classes(dataset, held, config, threads), processes)
+    trainee = Trainee(
+        network,
+        weigh_classes(dataset, held, config, threads),
+        auxiliary=config.auxiliary,
+        hard_pixels=config.hard_pixels,
+        overlap=config.overlap,
+        processes=processes,
+    )
     trainee = trainee.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
     average = copy.deepcopy(network).requires_grad_(False)
     optimiser = make_optimiser(trainee, config)
@@ -117,25 +143,39 @@ def train(
     scaler = torch.amp.GradScaler(device.type, enabled=precision is torch.float16)
 
     parts = {"trainee": trainee, "average": average, "optimiser": optimiser, "scaler": scaler}
-    settings = {**asdict(config), "data": runlog.fingerprint(dataset)}
-    first = restore(out, settings, parts) if resume else 0
+    settings = {**asdict(config), "data": runlog.names_hash(dataset)}
+    first = restart.restore(out, settings, parts) if resume else 0
     log = runlog.Log(out, first, tensorboard) if rank == 0 else None
     if log:
-        log.describe_run(config, dataset, device, data)
+        log.describe_run(config, dataset, device, data, initial, processes)
+
+    def measure(done: int) -> None:
+        if log and validation:
+            score = validate(average, validation, device, precision=precision, threads=threads)
+            log.validated(done, score.miou, score.iou)
+
+    if log and first and first % config.validate_every == 0 and not log.has_validation(first):
+        measure(first)  # a killed run had not come to it
 
     forward: nn.Module = trainee
     if processes > 1:
         distributed.synchronise(trainee)
-        forward = DistributedDataParallel(trainee, broadcast_buffers=False, find_unused_parameters=not config.auxiliary)
+        forward = DistributedDataParallel(trainee, broadcast_buffers=False)
     if compiled:
         forward = torch.compile(forward)  # type: ignore[assignment] # behaves as the module that it wraps
     trainee.train()
     averages, currents = floats_of(average), floats_of(network)
     last_save = time.monotonic()
 
-    with stopping() as stop:
-        source = batches(dataset, held, config, first, rank, processes, device, threads)
-        for step, (images, labels) in enumerate(source, start=first):
+    with restart.stopping() as stop:
+        source = batches(dataset, held, config, first, share, device, threads)
+        for step in range(first, config.iterations):
+            try:
+                images, labels = next(source)
+            except (ValueError, OSError):  # a file that cannot be read; once it is mended, the run can go on
+                if log and step > first:
+                    restart.save_state(out, step, settings, parts)
+                raise
             set_rate(optimiser, config, step)
             with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
                 loss = forward(images.contiguous(memory_format=torch.channels_last), labels)
@@ -151,59 +191,55 @@ def train(
 
             done = step + 1
             last = done == config.iterations
-            if done % runlog.EVERY == 0 or last:
+            logging = done % runlog.EVERY == 0 or last
+            validating = done % config.validate_every == 0 or last
+            stopped = restart.agree(stop.signal, done, device)
+            saving = validating or stopped or time.monotonic() - last_save >= save_seconds
+            if (logging or saving) and not trainee.losses.isfinite():
+                raise ValueError(
+                    f"The loss is no longer a number at iteration {done}: start again with a lower --rate."
+                )
+            if logging:
                 steps = (done - 1) % runlog.EVERY + 1
                 mean_loss = distributed.total(trainee.losses).item() / processes / steps
                 trainee.losses.zero_()
-                if not mean_loss < float("inf"):
-                    raise ValueError(
-                        f"The loss is no longer a number at iteration {done}: start again with a lower --rate."
-                    )
                 if log:
                     log.step(config, done, mean_loss, optimiser.param_groups[-1]["lr"], device)
-            if log and (done % config.validate_every == 0 or last) and validation:
-                result = evaluate(average, validation, device, precision=precision, threads=threads)
-                log.write({"step": done, "val_miou": result.miou, "val_iou": result.iou})
-            stopped = agree(stop.signal, device)
-            due = time.monotonic() - last_save >= save_seconds
-            if log and (last or stopped or due):
-                save_state(out, done, settings, parts)
+            if log and saving:
+                restart.save_state(out, done, settings, parts)
                 last_save = time.monotonic()
             if stopped and not last:
                 if log:
                     log.say(f"Stopped at iteration {done} of {config.iterations}: go on with --resume.")
+                distributed.leave()
                 sys.exit(128 + stopped)
+            if validating and not last:
+                measure(done)
 
     weights = out / "weights.safetensors"
     if log:
         words = f"trained on {config.dataset} {config.split}, {config.iterations} iterations, by streamseg"
         checkpoint.save(halve(average), dataset.classes, weights, source=words)
+        if not log.has_validation(config.iterations):
+            measure(config.iterations)
         log.finish()
     distributed.leave()
     return weights
 
 
-def check_out(out: Path, resume: bool) -> None:
-    """Raise an error if there is no run to go on with, or one that would be overwritten."""
-    if resume and not (out / "state.pt").exists():
-        raise FileNotFoundError(f"No state at {out / 'state.pt'} to resume from: start the run without --resume.")
-    if not resume and any((out / name).exists() for name in ("state.pt", "weights.safetensors")):
-        raise ValueError(f"{out} already holds a run: go on with --resume, or give another --out.")
-
-
-def begin(network: FANet, start: str, encoder_weights: Path | None) -> None:
+def begin(network: FANet, classes: Classes, initial: str, encoder_weights: Path | None) -> None:
     """Give a network the weights that it starts from."""
-    if start == "nothing":
+    if initial == "nothing":
         return
-    if start == "imagenet":
+    if initial == "imagenet":
         load_imagenet(network.encoder, encoder_weights)
         return
-    other, _ = checkpoint.load(None if start == "shipped" else start)
+    other, their_classes = checkpoint.load(initial)
     ours, theirs = network.state_dict(), other.state_dict()
-    if other.classes != network.classes:  # all but the last layer, whose outputs are the classes
+    if their_classes.names != classes.names:  # all but the last layer, whose outputs are the classes
         theirs["classify.1.weight"] = ours["classify.1.weight"]
     if {name: x.shape for name, x in ours.items()} != {name: x.shape for name, x in theirs.items()}:
-        raise ValueError(f"{start} holds another kind of network: start from one of the same kind.")
+        raise ValueError(f"{initial} holds another kind of network: start from one of the same kind.")
     network.load_state_dict(theirs)
 
 
@@ -224,7 +260,9 @@ def make_optimiser(trainee: Trainee, config: TrainConfig) -> torch.optim.Optimiz
 
 def set_rate(optimiser: torch.optim.Optimizer, config: TrainConfig, step: int) -> None:
     """The paper's schedule, (1 - progress)^0.9, after a linear warm-up."""
-    rate = config.rate * (1 - step / config.iterations) ** 0.9 * min(1.0, (step + 1) / (config.warm_up + 1))
+    progress = step / config.iterations
+    warmth = min(1.0, (step + 1) / (config.warm_up * config.iterations + 1))
+    rate = config.rate * (1 - progress) ** 0.9 * warmth
     for group in optimiser.param_groups:
         group["lr"] = rate * group["share"]
 
@@ -244,61 +282,3 @@ def halve(network: FANet) -> FANet:
     """A network in fp16, half the size; as it is, if any of its numbers are too large for that."""
     half = copy.deepcopy(network).half()
     return half if all(tensor.isfinite().all() for tensor in half.state_dict().values()) else network
-
-
-def save_state(out: Path, step: int, settings: dict[str, Any], parts: dict[str, Any]) -> None:
-    """Write all that a run needs to go on."""
-    state = {"step": step, "settings": json.dumps(settings), **{name: x.state_dict() for name, x in parts.items()}}
-    path = out / "state.pt"
-    try:
-        with written_whole(path) as temporary:
-            torch.save(state, temporary)
-    except RuntimeError as error:  # torch's word for a full disk
-        raise OSError(f"Could not write {path}: make room on the disk, then go on with --resume.") from error
-
-
-def restore(out: Path, settings: dict[str, Any], parts: dict[str, Any]) -> int:
-    """Put a stopped run's state back; returns the step to go on from."""
-    path = out / "state.pt"
-    damaged = f"{path} is not the state of a run, or is damaged: start again in another folder."
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        theirs = json.loads(state["settings"])
-        changed = [name for name, ours in json.loads(json.dumps(settings)).items() if ours != theirs.get(name)]
-    except Exception as error:  # a damaged or hostile file can fail in any way
-        raise ValueError(damaged) from error
-    if changed:
-        raise ValueError(f"The run in {out} was started with another {', '.join(changed)}: give the same to go on.")
-    try:
-        for name, part in parts.items():
-            part.load_state_dict(state[name])
-        return int(state["step"])
-    except Exception as error:  # likewise
-        raise ValueError(damaged) from error
-
-
-def agree(signal_number: int, device: torch.device) -> int:
-    """A stop signal that any of the processes got, so that all stop at the same iteration."""
-    if not torch.distributed.is_initialized():
-        return signal_number
-    value = torch.tensor(signal_number, device=device)
-    torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MAX)
-    return int(value.item())
-
-
-class stopping:  # noqa: N801 (used as a with statement's verb)
-    """Within it, the first Ctrl-C or SIGTERM is noted and lets the iteration end; a second one is obeyed at once."""
-
-    signal = 0
-
-    def __enter__(self) -> "stopping":
-        self.before = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def note(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
-        signal.signal(number, self.before[signal.Signals(number)])
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)

@@ -3,7 +3,8 @@ import pytest
 import torch
 from PIL import Image
 
-from streamseg.check import check, render, write_contact_sheet
+from streamseg.check import check, examine, render, write_contact_sheet
+from streamseg.datasets import folder
 from streamseg.images import read_image
 
 
@@ -13,11 +14,11 @@ def save(path, values):
 
 
 def save_ids(path, *ids):
-    save(path, numpy.resize(ids, (8, 12)))
+    save(path, numpy.resize(ids, (32, 48)))
 
 
 def noise(seed):
-    return numpy.random.default_rng(seed).integers(0, 256, (8, 12, 3))
+    return numpy.random.default_rng(seed).integers(0, 256, (32, 48, 3))
 
 
 @pytest.fixture
@@ -39,8 +40,8 @@ def test_a_healthy_data_set_has_no_errors_and_every_pixel_is_counted(data):
     report = check("folder", data)
     assert report.errors == report.warnings == ()
     assert report.counts == {"train": 8, "val": 2}
-    assert report.pixels == {"train": (192, 192, 192), "val": (48, 48, 48)}
-    assert report.ignored == {"train": 192, "val": 48}
+    assert report.pixels == {"train": (3072, 3072, 3072), "val": (768, 768, 768)}
+    assert report.ignored == {"train": 3072, "val": 768}
 
 
 def test_every_missing_partner_is_found(data):
@@ -66,9 +67,9 @@ def test_every_unreadable_file_is_found(data):
 
 def test_sizes_that_differ_are_one_error(data):
     for i in (1, 2, 3, 6, 7, 8):
-        save(data / f"images/{i}.png", numpy.zeros((8 + i, 12, 3)) + i)
+        save(data / f"images/{i}.png", numpy.zeros((32 + i, 48, 3)) + i)
     error = the_error(data)
-    assert "images/1.png is 12 x 9 pixels but" in error
+    assert "images/1.png is 48 x 33 pixels but" in error
     assert "(and 5 more: 2.png, 3.png, 6.png, …)" in error
 
 
@@ -94,6 +95,12 @@ def test_the_likely_cause_of_foreign_ids_is_said(data, ids, cause):
     assert "labels/0.png (and 9 more: 1.png, 2.png, 3.png, …)" in error
 
 
+def test_of_foreign_ids_numbers_are_kept_and_no_frame(data):
+    save_ids(data / "labels/1.png", 0, 3, 4)
+    foreign = examine(folder(data, "all"), 1).foreign
+    assert foreign == ((0, 3, 4), (3, 4), data / "labels/1.png")
+
+
 def test_labels_in_jpeg_are_recognised(data):
     (data / "labels/3.png").unlink()
     save_ids(data / "labels/3.jpg", 0, 200)
@@ -104,6 +111,50 @@ def test_masks_of_0_and_255_are_an_error_though_255_is_a_valid_label(data):
     for path in (data / "labels").iterdir():
         save_ids(path, 0, 255)
     assert "Of 3 classes only sky occurs; likely cause: masks of 0 and 255" in the_error(data)
+
+
+def test_labels_without_any_class_are_an_error(data):
+    for path in (data / "labels").iterdir():
+        save_ids(path, 255)
+    assert "No pixel of train, val has a class: all labels there are 255" in the_error(data)
+
+
+def test_a_split_without_any_class_is_an_error(data):
+    for i in (4, 9):
+        save_ids(data / f"labels/{i}.png", 255)
+    assert "No pixel of val has a class" in the_error(data)
+
+
+def test_the_labels_of_cityscapes_test_frames_may_be_kept_secret(tmp_path):
+    for split, ids in (("train", range(34)), ("test", (0, 1, 3))):
+        save(tmp_path / f"leftImg8bit/{split}/a/a_0_0_leftImg8bit.png", noise(len(split)))
+        save_ids(tmp_path / f"gtFine/{split}/a/a_0_0_gtFine_labelIds.png", *ids)
+    report = check("cityscapes", tmp_path)
+    assert report.errors == ()
+    assert report.warnings == ("In test 100% of the pixels have no class.",)
+
+
+def test_a_list_of_one_class_is_an_error(data):
+    (data / "classes.txt").write_text("sky\n")
+    for path in (data / "labels").iterdir():
+        save_ids(path, 0, 255)
+    assert "The only class is sky: list another" in the_error(data)
+
+
+def test_one_class_of_several_is_an_error(data):
+    for path in (data / "labels").iterdir():
+        save_ids(path, 1)
+    assert the_error(data) == "Of 3 classes only road occurs."
+
+
+@pytest.mark.parametrize("size", [(31, 48), (32, 31), (1, 1)])
+def test_frames_that_are_too_small_for_the_network_are_an_error(data, size):
+    for i in (1, 2):
+        save(data / f"images/{i}.png", numpy.full((*size, 3), i))
+        save(data / f"labels/{i}.png", numpy.zeros(size))
+    error = the_error(data)
+    assert f"images/1.png is {size[1]} x {size[0]} pixels; the least is 32 x 32" in error
+    assert "(and 1 more: 2.png)" in error
 
 
 @pytest.mark.parametrize(
@@ -205,8 +256,8 @@ def test_the_contact_sheet_shows_up_to_twelve_frames_under_their_colours(data, f
     for path in [*(data / "images").iterdir(), *(data / "labels").iterdir()]:
         path.unlink()
     for i in range(frames):
-        save(data / f"images/{i:03}-{'long' * 30}.png", numpy.zeros((30, 40, 3)))
-        save(data / f"labels/{i:03}-{'long' * 30}.png", numpy.zeros((30, 40)))
+        save(data / f"images/{i:03}-{'long' * 30}.png", numpy.zeros((36, 48, 3)))
+        save(data / f"labels/{i:03}-{'long' * 30}.png", numpy.zeros((36, 48)))
     report = check("folder", data)
     assert len(report.samples) == min(12, frames)
     write_contact_sheet(data / "sheet.png", report)

@@ -244,6 +244,8 @@ def test_what_cannot_be_loaded_again_is_not_saved(model, tmp_path):
     path = tmp_path / "wrong.safetensors"
     with pytest.raises(ValueError, match="tells 11 classes apart, but 19 are named"):
         streamseg.save(model, streamseg.CITYSCAPES, path)
+    with pytest.raises(ValueError, match=r"The classes are a list; expected streamseg.Classes\(names, colours\)"):
+        streamseg.save(model, ["a"] * 11, path)
     with pytest.raises(ValueError, match="window is 0"):
         streamseg.save(model, streamseg.CAMVID, path, window=0)
     with pytest.raises(ValueError, match="takes a FANet itself"):

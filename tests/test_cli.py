@@ -128,13 +128,13 @@ def complaint(monkeypatch, capsys, *arguments):
     return shown
 
 
-SHORT = ["--start", "nothing", "--crop", "64", "64", "--batch", "2", "--iterations", "2", "--device", "cpu"]
+SHORT = ["--initial", "nothing", "--crop", "64", "64", "--batch", "2", "--iterations", "2", "--device", "cpu"]
 
 
 def test_ones_own_pictures_are_checked_trained_on_evaluated_and_segmented_in_a_row(toy, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, "check", "folder", "--data", toy, "--sheet", "sheet.png") == 0
-    assert capsys.readouterr().out.endswith("0 errors, 0 warnings\n")
+    assert capsys.readouterr().out.endswith("0 errors, 0 warnings\nsheet.png\n")
     assert run(monkeypatch, "train", "folder-18", "--data", toy, "--out", "run", *SHORT) == 0
     assert capsys.readouterr().out == "run/weights.safetensors\n"
     weights = Path("run/weights.safetensors")
@@ -197,7 +197,7 @@ def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch
         ("train folder-18 --data TOY --out run --resume", "to resume from: start the run without --resume."),
         ("train folder-18 --data TOY --out run --batch 0", "batch is 0; expected 1 or more."),
         (
-            "train folder-18 --data TOY --out run --start camvid.safetensors --network fanet34",
+            "train folder-18 --data TOY --out run --initial camvid.safetensors --network fanet34",
             "another kind of network",
         ),
     ],

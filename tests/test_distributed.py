@@ -28,9 +28,9 @@ train.PRECISIONS["fp32"] = torch.float64
 runlog.EVERY = 1
 config = TrainConfig(
     dataset="folder", network="fanet18", crop=(64, 64), iterations=2, batch=4, rate=0.002, auxiliary=0.4,
-    class_weighting=0.3, precision="fp32", validate="",
+    class_weighting=0.3, overlap=1.0, mixing=0.5, precision="fp32", validate="",
 )
-train.train(config, Path(sys.argv[1]), Path(sys.argv[2]), device=torch.device("cpu"), start="nothing")
+train.train(config, Path(sys.argv[1]), Path(sys.argv[2]), device=torch.device("cpu"), initial="nothing")
 """
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from streamseg.classes import Classes
 from streamseg.datasets import Pair
-from streamseg.evaluate import Evaluation, evaluate, predict, render, to_json, write_plots
+from streamseg.evaluate import Evaluation, Score, evaluate, predict, render, to_json, validate, write_plots
 from streamseg.images import read_image
 
 CPU = torch.device("cpu")
@@ -120,15 +120,34 @@ def test_a_network_for_other_classes_is_refused():
         evaluate(Painted(5), InMemory((painted(halves(0, 1), halves(0, 1)),)), CPU)
 
 
-def test_an_empty_data_set_is_refused():
+@pytest.mark.parametrize("measure", [evaluate, validate])
+def test_an_empty_data_set_is_refused(measure):
     with pytest.raises(ValueError, match="^toy val holds no frames to evaluate on.$"):
-        evaluate(Painted(), InMemory(()), CPU)
+        measure(Painted(), InMemory(()), CPU)
 
 
-def test_a_data_set_without_any_label_is_refused():
+@pytest.mark.parametrize("measure", [evaluate, validate])
+def test_a_data_set_without_any_label_is_refused(measure):
     nothing = painted(torch.full((32, 32), 255), torch.zeros(32, 32))
     with pytest.raises(ValueError, match="^No pixel of toy val has a class: there is nothing to evaluate on.$"):
-        evaluate(Painted(), InMemory((nothing,)), CPU)
+        measure(Painted(), InMemory((nothing,)), CPU)
+
+
+@pytest.mark.parametrize("measure", [evaluate, validate])
+def test_a_frame_that_the_network_refuses_is_named(model, measure):
+    maps = tuple(painted(torch.zeros(size), torch.zeros(size)) for size in ((32, 48), (31, 48)))
+    names = Classes(tuple(f"class {i}" for i in range(11)), ((0, 0, 0),) * 11)
+    with pytest.raises(ValueError, match=r"^1\.png: The image is 31 x 48 pixels; the least is 32 x 32\.$"):
+        measure(model, InMemory(maps, names), CPU)
+
+
+def test_validation_gives_the_scores_of_an_evaluation_without_looking_at_boundaries(monkeypatch):
+    network = Painted().train()
+    maps = (painted(halves(0, 1), halves(0, 1)), painted(halves(0, 255), halves(1, 1)))
+    found = evaluate(network, InMemory(maps), CPU)
+    monkeypatch.delattr("streamseg.metrics.boundary_counts")
+    assert validate(network, InMemory(maps), CPU) == Score(found.miou, found.iou)
+    assert network.training
 
 
 def test_frames_of_different_sizes_are_each_evaluated_at_their_own(model, image):
@@ -179,6 +198,11 @@ def test_several_scales_give_the_mean_of_their_probabilities(model, image):
 def test_scales_that_are_no_sizes_are_refused(model, image, scales):
     with pytest.raises(ValueError, match="^The scales are .* expected one or more numbers above 0, such as 1.0.$"):
         predict(model, image, scales)
+
+
+def test_scales_that_are_no_sizes_are_no_fault_of_a_frame(model):
+    with pytest.raises(ValueError, match="^The scales are"):
+        evaluate(model, InMemory((painted(halves(0, 1), halves(0, 1)),)), CPU, scales=(0.0,))
 
 
 def test_a_scale_that_makes_frames_too_small_is_refused(model, image):

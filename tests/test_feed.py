@@ -1,12 +1,12 @@
-import os
 from dataclasses import replace
 
 import pytest
 import torch
 
+from streamseg import feed
 from streamseg.config import TrainConfig
 from streamseg.datasets import folder
-from streamseg.feed import batch_indices, batches, hold, weigh_classes
+from streamseg.feed import batch_indices, batches, free_memory, hold, weigh_classes
 
 CPU = torch.device("cpu")
 TINY = TrainConfig(dataset="folder", network="fanet18", crop=(64, 64), iterations=6, batch=2, class_weighting=0.3)
@@ -15,18 +15,18 @@ TINY = TrainConfig(dataset="folder", network="fanet18", crop=(64, 64), iteration
 @pytest.mark.parametrize("mixing", [0.0, 1.0])
 def test_held_and_streamed_data_give_the_same_batches(toy, mixing):
     config, dataset = replace(TINY, batch=4, iterations=5, mixing=mixing), folder(toy, "train")
-    held = batches(dataset, hold(dataset, CPU, 2), config, 0, 0, 1, CPU, 2)
-    streamed = batches(dataset, None, config, 0, 0, 1, CPU, 2)
+    held = batches(dataset, hold(dataset, CPU, 2), config, 0, (0, 1), CPU, 2)
+    streamed = batches(dataset, None, config, 0, (0, 1), CPU, 2)
     for (images, labels), (same_images, same_labels) in zip(held, streamed, strict=True):
         assert images.equal(same_images)
         assert labels.equal(same_labels)
 
 
 def test_batches_from_the_middle_and_in_shares_are_those_of_the_whole_run(toy):
-    config, dataset = replace(TINY, batch=4, iterations=5), folder(toy, "train")
+    config, dataset = replace(TINY, batch=4, iterations=5, mixing=0.5), folder(toy, "train")
     held = hold(dataset, CPU, 2)
-    whole = list(batches(dataset, held, config, 0, 0, 1, CPU, 2))
-    shares = [list(batches(dataset, held, config, 3, rank, 2, CPU, 2)) for rank in (0, 1)]
+    whole = list(batches(dataset, held, config, 0, (0, 1), CPU, 2))
+    shares = [list(batches(dataset, held, config, 3, (rank, 2), CPU, 2)) for rank in (0, 1)]
     assert len(shares[0]) == 2
     for (images, labels), first, second in zip(whole[3:], *shares, strict=True):
         assert torch.cat([first[0], second[0]]).equal(images)
@@ -40,10 +40,26 @@ def test_data_is_held_only_where_it_takes_up_to_half_of_the_memory(toy, monkeypa
     assert images[3].equal(dataset[3][0])
     assert labels[3].equal(dataset[3][1])
     size = images.numel() + labels.numel()
-    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 2 * size, "SC_PAGE_SIZE": 1}.get)
+    monkeypatch.setattr(feed, "free_memory", lambda device: 2 * size)
     assert hold(dataset, CPU, 2) is not None
-    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 2 * size - 1, "SC_PAGE_SIZE": 1}.get)
+    monkeypatch.setattr(feed, "free_memory", lambda device: 2 * size - 1)
     assert hold(dataset, CPU, 2) is None
+
+
+def test_processes_on_one_machine_share_its_memory(monkeypatch):
+    alone = free_memory(CPU)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert free_memory(CPU) == pytest.approx(alone / 4, rel=0.2)
+
+
+def test_mixing_changes_the_batches(toy):
+    config, dataset = replace(TINY, batch=4, iterations=1), folder(toy, "train")
+    (plain, labels), (mixed, ids) = (
+        next(batches(dataset, hold(dataset, CPU, 2), replace(config, mixing=share), 0, (0, 1), CPU, 2))
+        for share in (0.0, 1.0)
+    )
+    assert not mixed.equal(plain)
+    assert not ids.equal(labels)
 
 
 @pytest.mark.parametrize(("count", "batch"), [(7, 2), (7, 7), (5, 16), (1, 3)])

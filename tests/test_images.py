@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 import streamseg
-from streamseg.images import read_image, write_image, write_labels
+from streamseg.images import look_up, read_colour_codes, read_ids, read_image, write_image, write_labels
 
 
 @pytest.fixture
@@ -146,3 +146,42 @@ def test_a_picture_too_large_for_its_format_is_refused(tmp_path, name, side):
 def test_a_name_without_a_kind_of_picture_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"end it in one of \.png"):
         write_image(tmp_path / "a.mp4", torch.zeros(3, 40, 40, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tiff"])
+@pytest.mark.parametrize("mode", ["L", "P", "1", "I;16", "I"])
+def test_ids_are_read_as_they_are(tmp_path, name, mode):
+    if (name, mode) == ("a.png", "I"):
+        pytest.skip("PIL writes no PNG of 32 bits")
+    ids = numpy.array([[0, 1], [1, 0]]) if mode == "1" else numpy.array([[0, 1], [11, 255]])
+    if mode.startswith("I"):
+        ids[1, 1] = 1000
+    kinds = {"I;16": numpy.uint16, "I": numpy.int32, "1": bool}
+    picture = Image.fromarray(ids.astype(kinds.get(mode, numpy.uint8)))
+    if mode == "P":
+        picture.putpalette([7] * 768)
+    picture.save(tmp_path / name)
+    assert read_ids(tmp_path / name).tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "CMYK"])
+def test_a_colour_picture_is_no_label_file(tmp_path, mode):
+    Image.new(mode, (4, 4)).save(tmp_path / "a.tiff")
+    with pytest.raises(ValueError, match=r"a\.tiff is a colour picture .*; ids expected"):
+        read_ids(tmp_path / "a.tiff")
+
+
+def test_a_grey_picture_shows_no_colours(tmp_path):
+    Image.new("L", (4, 4)).save(tmp_path / "a.png")
+    with pytest.raises(ValueError, match=r"a\.png is no colour picture"):
+        read_colour_codes(tmp_path / "a.png")
+
+
+def test_looking_labels_up_is_indexing_a_table_whose_last_entry_is_for_ids_outside():
+    table = torch.tensor([5, 255, 0, -1], dtype=torch.int16)
+    ids = torch.randint(-3, 7, (33, 47), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
+    labels, foreign = look_up(ids, table)
+    expected = table[ids.where(ids >= 0, 3).clamp(max=3).long()]
+    assert labels.equal(expected.to(torch.uint8))
+    assert foreign == [-3, -2, -1, 3, 4, 5, 6]
+    assert look_up(ids.clamp(0, 2), table)[1] == []

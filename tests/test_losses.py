@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from streamseg.losses import class_weights, cross_entropy, enlarge, hard_cross_entropy, overlap_loss
+from streamseg.losses import class_weights, cross_entropy, enlarge, hard_cross_entropy, overlap_counts, overlap_loss
 
 ONES = torch.ones(4)
 
@@ -68,14 +68,20 @@ def test_where_few_are_hard_the_hardest_sixteenth_counts(pair):
 def test_overlap_is_nothing_for_the_truth_and_all_for_its_contrary(pair):
     _, labels = pair
     truth = 100 * F.one_hot(labels.where(labels != 255, 0), 4).permute(0, 3, 1, 2).float()
-    assert overlap_loss(truth, labels) == pytest.approx(0, abs=1e-6)
-    assert overlap_loss(truth.roll(1, dims=1), labels) == pytest.approx(1, abs=1e-6)
+    assert overlap_loss(overlap_counts(truth, labels)) == pytest.approx(0, abs=1e-6)
+    assert overlap_loss(overlap_counts(truth.roll(1, dims=1), labels)) == pytest.approx(1, abs=1e-6)
 
 
 def test_overlap_looks_only_at_classes_that_occur():
     labels = torch.zeros(1, 8, 8, dtype=torch.long)
     right = torch.tensor([100.0, 0, 0, 0]).view(1, 4, 1, 1).expand(1, 4, 8, 8)
-    assert overlap_loss(right, labels) == pytest.approx(0, abs=1e-6)
+    assert overlap_loss(overlap_counts(right, labels)) == pytest.approx(0, abs=1e-6)
+
+
+def test_overlaps_of_parts_of_a_batch_add_up(pair):
+    logits, labels = pair
+    parts = sum(overlap_counts(logits[i : i + 1], labels[i : i + 1]) for i in range(2))
+    torch.testing.assert_close(parts, overlap_counts(logits, labels))
 
 
 def test_class_weights_favour_the_rare_and_leave_the_mean_pixel_alone():

@@ -14,9 +14,10 @@ MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if not path.stem.sta
 LAYERS = [
     ["classes", "config", "files", "layers"],
     ["attention", "augment", "benchmark", "distributed", "draw", "images", "losses", "metrics", "tensors"],
-    ["datasets", "encoder", "plot"],
-    ["check", "evaluate", "feed", "model", "runlog"],
-    ["checkpoint"],
+    ["encoder", "labels", "plot"],
+    ["layouts", "model"],
+    ["datasets"],
+    ["check", "checkpoint", "evaluate", "feed", "restart", "runlog"],
     ["train"],
     ["cli"],
 ]
@@ -27,7 +28,7 @@ DOORS = {
     "matplotlib": "plot",
     "numpy": "images",
     "safetensors": "tensors",
-    "scipy": "datasets",
+    "scipy": "labels",
     "tyro": "cli",
 }
 

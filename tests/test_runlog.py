@@ -8,7 +8,7 @@ import torch
 from streamseg.classes import Classes
 from streamseg.config import TrainConfig
 from streamseg.datasets import folder
-from streamseg.runlog import EVERY, Log, fingerprint
+from streamseg.runlog import EVERY, Log, fingerprint, names_hash
 
 CPU = torch.device("cpu")
 CONFIG = TrainConfig(dataset="folder", network="fanet18", crop=(64, 64), iterations=2000, batch=4)
@@ -35,7 +35,7 @@ def test_a_run_that_goes_on_forgets_the_entries_after_its_state(tmp_path):
     assert steps(tmp_path) == [50, 100, 150]
 
 
-@pytest.mark.parametrize("rest", ['{"step": 1', '{"step": 100, "val_iou": {"a": 1}', "\x00\x00", "{", "{}}"])
+@pytest.mark.parametrize("rest", ['{"step": 1', '{"step": 100, "val_iou": {"a": 1}', "\x00\x00", "{", "{}}", "{}"])
 def test_a_last_line_that_was_cut_short_is_survived(tmp_path, rest):
     Log(tmp_path, 0, False).write({"step": 50, "loss": 1.0})
     with (tmp_path / "log.jsonl").open("a") as file:
@@ -51,37 +51,63 @@ def test_the_first_run_of_a_folder_starts_an_empty_log(tmp_path):
 
 
 def test_what_a_killed_run_was_writing_is_cleared_away(tmp_path):
-    (tmp_path / ".4f6a.pt").touch()
+    (tmp_path / ".streamseg-4f6a.pt").touch()
+    (tmp_path / ".streamseg-77.jsonl").touch()
+    (tmp_path / ".mine").touch()
     (tmp_path / "state.pt").touch()
     Log(tmp_path, 100, False)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "state.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine", "log.jsonl", "state.pt"]
 
 
 def test_every_command_of_a_run_is_kept(toy, tmp_path, monkeypatch):
     for first, command in ((0, ["a"]), (50, ["b"])):
         monkeypatch.setattr(sys, "argv", command)
-        Log(tmp_path, first, False).describe_run(CONFIG, folder(toy, "train"), CPU, toy)
-    assert [run["command"] for run in json.loads((tmp_path / "run.json").read_text())["commands"]] == [["a"], ["b"]]
+        Log(tmp_path, first, False).describe_run(CONFIG, folder(toy, "train"), CPU, toy, "nothing", 1)
+    assert [run["command"] for run in json.loads((tmp_path / "run.json").read_text())["sessions"]] == [["a"], ["b"]]
 
 
-def test_a_fingerprint_knows_other_files_and_classes_but_not_another_place(toy, paint, tmp_path):
+def test_a_fingerprint_knows_other_files_but_not_another_place(toy, paint, tmp_path):
     dataset = folder(toy, "train")
     moved = folder(paint(tmp_path / "moved", [(64, 96)] * 8), "train")
     assert fingerprint(moved) == fingerprint(dataset)
     assert fingerprint(replace(dataset, pairs=dataset.pairs[1:])) != fingerprint(dataset)
+
+
+def test_a_mended_file_is_the_same_data_and_other_names_or_classes_are_not(toy, paint, tmp_path):
+    dataset = folder(toy, "train")
+    mended = folder(paint(tmp_path / "mended", [(72, 96)] * 8), "train")
+    assert names_hash(mended) == names_hash(dataset)
+    assert names_hash(replace(dataset, pairs=dataset.pairs[1:])) != names_hash(dataset)
     classes = Classes(("a", "b", "c"), dataset.classes.colours)
-    assert fingerprint(replace(dataset, classes=classes)) != fingerprint(dataset)
+    assert names_hash(replace(dataset, classes=classes)) != names_hash(dataset)
 
 
-def test_where_there_is_no_terminal_a_line_comes_only_now_and_then(tmp_path, capsys):
+def test_where_there_is_no_terminal_each_entry_is_a_line(tmp_path, capsys):
     log = Log(tmp_path, 0, False)
-    for done in range(EVERY, 2001, EVERY):
+    for done in range(EVERY, 201, EVERY):
         log.step(CONFIG, done, 0.5, 0.001, CPU)
     lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(" ")[0] for line in lines] == ["500/2000", "1000/2000", "1500/2000", "2000/2000"]
+    assert [line.partition(" ")[0] for line in lines] == ["50/2000", "100/2000", "150/2000", "200/2000"]
     assert "loss 0.500  rate 1.0e-03" in lines[0]
     assert "images/s" in lines[0]
-    assert lines[3].endswith("0:00 left")
+    assert lines[3].endswith(" GB")
+
+
+def test_the_speed_is_that_of_the_last_iterations_without_the_validation(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    log = Log(tmp_path, 0, False)
+    for done, seconds in ((50, 100.0), (100, 10.0)):
+        now[0] += seconds
+        log.step(CONFIG, done, 0.5, 0.001, CPU)
+    now[0] += 1000
+    log.validated(100, 50.0, {})
+    now[0] += 20
+    log.step(CONFIG, 150, 0.5, 0.001, CPU)
+    speeds = [entry["images_per_second"] for entry in log.entries if "loss" in entry]
+    assert speeds == [2.0, 20.0, 10.0]
+    assert log.has_validation(100)
+    assert not log.has_validation(150)
 
 
 def test_on_a_terminal_one_line_is_written_over_and_ended_at_the_end(tmp_path, capsys, monkeypatch):
@@ -92,7 +118,7 @@ def test_on_a_terminal_one_line_is_written_over_and_ended_at_the_end(tmp_path, c
     shown = capsys.readouterr().err
     assert shown.count("\r\x1b[K") == 3
     assert shown.count("\n") == 1
-    assert shown.endswith("left\n")
+    assert shown.endswith(" GB\n")
 
 
 def test_tensorboard_gets_the_numbers_of_each_entry(tmp_path):

@@ -1,7 +1,6 @@
 import json
 import os
 import pickle
-import resource
 import signal
 import subprocess
 import sys
@@ -19,7 +18,8 @@ from streamseg.augment import augment, draw
 from streamseg.classes import IGNORE
 from streamseg.config import TrainConfig
 from streamseg.datasets import folder
-from streamseg.feed import hold
+from streamseg.feed import batch_indices, hold
+from streamseg.losses import overlap_counts, overlap_loss
 from streamseg.train import Trainee, floats_of, follow, make_optimiser, set_rate, train
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ TINY = TrainConfig(
     batch=2,
     optimiser="adamw",
     rate=2e-3,
-    warm_up=2,
+    warm_up=0.3,
     clip=5.0,
     auxiliary=0.4,
     class_weighting=0.3,
@@ -63,7 +63,7 @@ def save_and_die(state, path):
 
 torch.save = save_and_die
 config = TrainConfig(**{name: tuple(x) if type(x) is list else x for name, x in json.loads(sys.argv[3]).items()})
-train(config, Path(sys.argv[1]), Path(sys.argv[2]), device=torch.device("cpu"), start="nothing", save_seconds=0)
+train(config, Path(sys.argv[1]), Path(sys.argv[2]), device=torch.device("cpu"), initial="nothing", save_seconds=0)
 """
 
 
@@ -73,7 +73,7 @@ def entries_often(monkeypatch):
 
 
 def run(data, out, config=TINY, **options):
-    return train(config, data, out, device=CPU, **{"start": "nothing", **options})
+    return train(config, data, out, device=CPU, **{"initial": "nothing", **options})
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_a_signal_lets_the_iteration_end_and_the_run_can_go_on(toy, alone, tmp_p
     assert not (tmp_path / "weights.safetensors").exists()
     run(toy, tmp_path, resume=True)
     assert_same_run(tmp_path, alone)
-    assert len(json.loads((tmp_path / "run.json").read_text())["commands"]) == 2
+    assert len(json.loads((tmp_path / "run.json").read_text())["sessions"]) == 2
 
 
 def test_a_second_signal_is_obeyed_at_once(toy, tmp_path, monkeypatch):
@@ -158,8 +158,9 @@ def test_a_run_leaves_weights_that_load_and_tells_all_about_itself(toy, alone):
     assert "folder train, 6 iterations" in streamseg.describe(alone / "weights.safetensors").source
     told = json.loads((alone / "run.json").read_text())
     assert told["config"] == json.loads(json.dumps(asdict(TINY)))
-    assert told["commands"][0]["command"] == sys.argv
-    assert (told["frames"], told["data"], told["torch"]) == (7, str(toy), torch.__version__)
+    assert told["sessions"][0]["command"] == sys.argv
+    assert (told["frames"], told["data"], told["initial"]) == (7, str(toy), "nothing")
+    assert told["sessions"][0]["torch"] == torch.__version__
     assert [entry["step"] for entry in entries(alone)] == [3, 4, 6, 6]
     assert all(share > 0 for share in (entry["val_miou"] for entry in entries(alone, "val_miou")[::3]))
     assert streamseg.read_image(alone / "curves.png").shape[0] == 3
@@ -194,7 +195,7 @@ def rates(config, share=1.0):
 
 
 def test_the_rate_falls_as_the_paper_says_and_ends_near_0():
-    config = replace(TINY, iterations=1000, warm_up=0, rate=0.01)
+    config = replace(TINY, iterations=1000, warm_up=0.0, rate=0.01)
     found = list(rates(config))
     assert found[0] == 0.01
     assert found[500] == pytest.approx(0.01 * 0.5**0.9)
@@ -203,8 +204,8 @@ def test_the_rate_falls_as_the_paper_says_and_ends_near_0():
 
 
 def test_the_rate_rises_in_the_warm_up_and_is_then_as_without_one():
-    config = replace(TINY, iterations=100, warm_up=9)
-    found, without = list(rates(config)), list(rates(replace(config, warm_up=0)))
+    config = replace(TINY, iterations=100, warm_up=0.09)
+    found, without = list(rates(config)), list(rates(replace(config, warm_up=0.0)))
     assert found[0] == pytest.approx(without[0] / 10)
     assert all(after > before for before, after in pairwise(found[:10]))
     assert found[9:] == without[9:]
@@ -212,7 +213,7 @@ def test_the_rate_rises_in_the_warm_up_and_is_then_as_without_one():
 
 def test_the_encoder_has_its_share_of_the_rate_and_only_convolutions_decay():
     config = replace(TINY, encoder_rate=0.1, weight_decay=0.5)
-    trainee = Trainee(streamseg.fanet18(classes=3), config, torch.ones(3), 1)
+    trainee = Trainee(streamseg.fanet18(classes=3), torch.ones(3), auxiliary=0.4)
     optimiser = make_optimiser(trainee, config)
     set_rate(optimiser, config, 3)
     seen = {id(x): group for group in optimiser.param_groups for x in group["params"]}
@@ -241,41 +242,109 @@ def test_a_young_average_forgets_faster(model):
     torch.testing.assert_close(average.encoder.conv1.weight, 0.1 * start + 0.9 * model.encoder.conv1.weight)
 
 
-def test_the_auxiliary_losses_count_as_much_as_they_are_told(toy):
+@pytest.fixture(scope="module")
+def views(toy):
+    """Two frames and their labels, as training sees them."""
     dataset = folder(toy, "train")
-    pairs = [dataset[i] for i in range(2)]
-    images, labels = (torch.stack(part) for part in zip(*pairs, strict=True))
+    images, labels = (torch.stack(part) for part in zip(*(dataset[i] for i in range(2)), strict=True))
     images, labels = augment(images, labels, draw(2, (1.0, 1.0), 0.0, 0.0, seed=0), (64, 96))
     labels[:, :5] = IGNORE
+    return images, labels
+
+
+def test_the_plain_loss_is_the_cross_entropy_of_the_network(views):
+    network = streamseg.fanet18(classes=3).eval()
+    textbook = nn.functional.cross_entropy(network(views[0]), views[1], ignore_index=IGNORE).item()
+    assert Trainee(network, torch.ones(3)).eval()(*views).item() == pytest.approx(textbook, rel=1e-4)
+
+
+def test_each_part_of_the_loss_counts_as_much_as_it_is_told(views):
     network = streamseg.fanet18(classes=3).eval()
 
-    def loss(trainee, auxiliary):
-        trainee.config = replace(TINY, auxiliary=auxiliary)
-        return trainee(images, labels).item()
+    def loss(**parts):
+        torch.manual_seed(0)  # of the auxiliary heads
+        return Trainee(network, torch.ones(3), **parts).eval()(*views).item()
 
-    trainee = Trainee(network, TINY, torch.ones(3), 1).eval()
-    without, half, whole = (loss(trainee, share) for share in (0.0, 0.5, 1.0))
-    assert half == pytest.approx((without + whole) / 2, rel=1e-5)
-    textbook = nn.functional.cross_entropy(network(images), labels, ignore_index=IGNORE).item()
-    assert without == pytest.approx(textbook, rel=1e-4)
+    plain = loss()
+    for part in ("auxiliary", "overlap"):
+        half, whole = (loss(**{part: share}) for share in (0.5, 1.0))
+        assert whole > plain
+        assert half == pytest.approx((plain + whole) / 2, rel=1e-5)
+    with torch.no_grad():
+        overlap = overlap_loss(overlap_counts(network(views[0]), views[1])).item()
+    assert loss(overlap=1.0) == pytest.approx(plain + overlap, rel=1e-4)
+    assert loss(hard_pixels=0.3) > plain
+
+
+def test_auxiliary_heads_exist_only_where_they_are_used():
+    network = streamseg.fanet18(classes=3)
+    assert len(Trainee(network, torch.ones(3)).heads) == 0
+    assert len(Trainee(network, torch.ones(3), auxiliary=0.4).heads) == 2
+
+
+def test_clipping_bounds_a_step(toy, tmp_path):
+    moved = {}
+    for clip in (0.0, 0.01):
+        config = replace(
+            TINY, optimiser="sgd", rate=1.0, warm_up=0.0, clip=clip, iterations=1, ema=0.0, weight_decay=0.0
+        )
+        run(toy, tmp_path / str(clip), replace(config, validate="", class_weighting=0.0))
+        torch.manual_seed(config.seed)
+        start = streamseg.fanet18(classes=3).state_dict()
+        end = torch.load(tmp_path / str(clip) / "state.pt", weights_only=True)["average"]
+        moved[clip] = sum((end[name] - start[name]).square().sum() for name in start if name.endswith("weight")) ** 0.5
+    assert moved[0.01] <= 0.011
+    assert moved[0.0] > 0.1
+
+
+def test_a_picture_that_breaks_in_the_middle_costs_nothing(paint, tmp_path):
+    data = paint(tmp_path / "data", [(64, 96), (80, 72), (40, 120), (64, 64), (96, 96)])  # streamed
+    broken, whole = data / "images" / "1.png", (data / "images" / "1.png").read_bytes()
+    config = replace(TINY, iterations=8, class_weighting=0.0, validate="")
+    first = next(step for step in range(8) if 1 in batch_indices(step, 4, config))
+    broken.write_bytes(whole[:200])
+    with pytest.raises(ValueError, match="1.png is damaged or cut short"):
+        run(data, tmp_path / "out", config, threads=1)
+    broken.write_bytes(whole)
+    assert first == 0 or (tmp_path / "out" / "state.pt").exists()
+    run(data, tmp_path / "out", config, resume=first > 0)
+    run(data, tmp_path / "alone", config)
+    assert_same_run(tmp_path / "out", tmp_path / "alone")
+
+
+def test_a_validation_that_fails_loses_nothing(paint, tmp_path):
+    data = paint(tmp_path / "data", [(64, 96)] * 5)
+    validation = data / "images" / "4.png"
+    whole = validation.read_bytes()
+    validation.write_bytes(whole[:200])
+    with pytest.raises(ValueError, match="4.png is damaged or cut short"):
+        run(data, tmp_path / "out")
+    validation.write_bytes(whole)
+    run(data, tmp_path / "out", resume=True)
+    run(data, tmp_path / "alone")
+    assert_same_run(tmp_path / "out", tmp_path / "alone")
 
 
 def test_a_checkpoint_is_started_from_with_its_classes_or_with_new_ones(model, tmp_path):
     streamseg.save(model, streamseg.CAMVID, tmp_path / "start.safetensors")
     same, other = streamseg.fanet18(classes=11), streamseg.fanet18(classes=3)
     last = other.classify[1].weight.clone()
-    for network in (same, other):
-        training.begin(network, str(tmp_path / "start.safetensors"), None)
+    renamed = streamseg.fanet18(classes=11)
+    new_names = streamseg.Classes(tuple("abcdefghijk"), streamseg.CAMVID.colours)
+    three = streamseg.Classes(("a", "b", "c"), streamseg.CAMVID.colours[:3])
+    for network, classes in ((same, streamseg.CAMVID), (other, three), (renamed, new_names)):
+        training.begin(network, classes, str(tmp_path / "start.safetensors"), None)
         assert network.encoder.conv1.weight.equal(model.encoder.conv1.weight)
     assert same.classify[1].weight.equal(model.classify[1].weight)
     assert other.classify[1].weight.equal(last)
+    assert not renamed.classify[1].weight.equal(model.classify[1].weight)
 
 
 @pytest.mark.parametrize("network", [streamseg.fanet34, lambda classes: streamseg.fanet18(classes, key_channels=8)])
 def test_a_checkpoint_of_another_network_is_no_start(model, tmp_path, network):
     streamseg.save(model, streamseg.CAMVID, tmp_path / "start.safetensors")
     with pytest.raises(ValueError, match="start.safetensors holds another kind of network"):
-        training.begin(network(classes=11), str(tmp_path / "start.safetensors"), None)
+        training.begin(network(classes=11), streamseg.CAMVID, str(tmp_path / "start.safetensors"), None)
 
 
 def test_without_a_network_it_says_how_to_get_the_imagenet_weights(toy, tmp_path, monkeypatch):
@@ -285,9 +354,9 @@ def test_without_a_network_it_says_how_to_get_the_imagenet_weights(toy, tmp_path
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "cache"))
     monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
     with pytest.raises(OSError, match="Could not download ImageNet weights .*--encoder-weights FILE"):
-        run(toy, tmp_path / "out", start="imagenet")
+        run(toy, tmp_path / "out", initial="imagenet")
     with pytest.raises(FileNotFoundError, match="No weights at nowhere.pth"):
-        run(toy, tmp_path / "out", start="imagenet", encoder_weights=Path("nowhere.pth"))
+        run(toy, tmp_path / "out", initial="imagenet", encoder_weights=Path("nowhere.pth"))
     assert not (tmp_path / "out").exists()
 
 
@@ -320,10 +389,12 @@ def test_a_damaged_or_hostile_state_is_refused_and_its_code_never_runs(toy, alon
 
 def test_a_run_goes_on_only_with_its_own_settings_and_data(toy, alone, paint, tmp_path):
     before = (alone / "state.pt").read_bytes()
-    with pytest.raises(ValueError, match="was started with another batch, rate: give the same to go on.$"):
+    with pytest.raises(
+        ValueError, match="was started with other settings: go on with --batch 2 --rate 0.002 --resume.$"
+    ):
         run(toy, alone, replace(TINY, rate=1.0, batch=4), resume=True)
-    other = paint(tmp_path / "other", [(72, 96)] * 8)
-    with pytest.raises(ValueError, match="was started with another data: give the same to go on.$"):
+    other = paint(tmp_path / "other", [(64, 96)] * 9)
+    with pytest.raises(ValueError, match="was started with other frames or classes: give the same --data to go on.$"):
         run(other, alone, resume=True)
     assert (alone / "state.pt").read_bytes() == before
 
@@ -341,7 +412,7 @@ def test_a_folder_with_a_run_is_not_trained_into_again(toy, alone, tmp_path):
     [
         ({}, {"resume": True}, "No state at .*state.pt to resume from: start the run without --resume.$"),
         ({"leave_out": "zebra"}, {}, "^Leaving out 'zebra' leaves 7 of 7 frames: give a file name's start.$"),
-        ({"leave_out": ""}, {"start": "nowhere.safetensors"}, "No weights at nowhere.safetensors"),
+        ({"leave_out": ""}, {"initial": "nowhere.safetensors"}, "No weights at nowhere.safetensors"),
         ({"validate": "test"}, {}, "^No split 'test' in .* which has train, val, all"),
         ({"batch": 0}, {}, "^batch is 0; expected 1 or more.$"),
     ],
@@ -363,25 +434,18 @@ def test_a_batch_that_the_processes_cannot_share_is_refused(toy, tmp_path, monke
         run(toy, tmp_path)
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_says_what_to_do(toy, tmp_path):
-    hot = replace(TINY, optimiser="sgd", rate=1e30, warm_up=0, clip=0.0, iterations=EVERY, validate="")
-    with pytest.raises(ValueError, match="no longer a number at iteration 4: start again with a lower --rate.$"):
-        run(toy, tmp_path, hot)
+def test_a_loss_that_is_no_number_ends_the_run_and_spares_the_last_good_state(toy, tmp_path, monkeypatch):
+    steady = training.set_rate
 
+    def explode(optimiser, config, step):
+        steady(optimiser, config if step < 3 else replace(config, rate=1e30), step)
 
-def test_a_full_disk_is_a_sentence_and_the_last_state_is_still_there(tmp_path):
-    (tmp_path / "state.pt").write_text("the last whole state")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
-    try:
-        with pytest.raises(
-            OSError, match="Could not write .*state.pt: make room on the disk, then go on with --resume"
-        ):
-            training.save_state(tmp_path, 3, {}, {"trainee": nn.Conv2d(512, 512, 3)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
-    assert (tmp_path / "state.pt").read_text() == "the last whole state"
+    monkeypatch.setattr(training, "set_rate", explode)
+    hot = replace(TINY, optimiser="sgd", warm_up=0.0, clip=0.0, iterations=20, validate="", validate_every=100)
+    with pytest.raises(ValueError, match="no longer a number at iteration [45678]: start again with a lower --rate.$"):
+        run(toy, tmp_path, hot, save_seconds=0)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert state["trainee"]["losses"].isfinite()
 
 
 def test_without_matplotlib_a_run_still_ends_well(toy, tmp_path, monkeypatch, capsys):
