@@ -223,7 +223,7 @@ def render(evaluation: Evaluation) -> str:
     lines = [f"{'IoU by class':{width}}      %"]
     for name, share in evaluation.iou.items():
         # plain # signs: every terminal and every file can hold them
-        bar = "does not occur" if share is None else "#" * round(share / 2.5)
+        bar = "does not occur" if share is None else "█" * round(share / 2.5)
         lines.append(f"{name:{width}}  {'-' if share is None else f'{share:.1f}':>5}  {bar}".rstrip())
     lines.append("")
     for name, share in summary.items():

@@ -1,11 +1,10 @@
 """Where the files of each data set lie, in the layouts that people have: its splits, their frames and label files."""
 
-import colorsys
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, groupby, pairwise
+from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
@@ -154,19 +153,29 @@ def read_classes(path: Path) -> Classes:
         names.append(coloured[1] if coloured else line)
         code = int(coloured[2], 16) if coloured else 0
         given.append((code >> 16, code >> 8 & 255, code & 255) if coloured else None)
-    new = (colour for colour in distinct_colours() if colour not in given)
     try:
-        return Classes(tuple(names), tuple(colour or next(new) for colour in given))
+        return Classes(tuple(names), fill_colours(given))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def distinct_colours() -> Iterator[Colour]:
-    """Colours that are easily told apart from those before, without end."""
-    for i in count():
-        # steps of the golden ratio spread hues evenly, however many there are
-        red, green, blue = colorsys.hsv_to_rgb(i * 0.618034 % 1, (0.9, 0.6)[i // 3 % 2], (1.0, 0.7, 0.45)[i % 3])
-        yield round(red * 255), round(green * 255), round(blue * 255)
+def fill_colours(given: list[Colour | None]) -> tuple[Colour, ...]:
+    """The given colours; where there is none, that of a cube of colours which lies farthest from all others."""
+    shades = (0, 32, 64, 96, 128, 160, 192, 224, 255)
+    cube: list[Colour] = [(red, green, blue) for red in shades for green in shades for blue in shades]
+    # black is what overlays and label files leave unmarked
+    taken = [(0, 0, 0), *filter(None, given)]
+    room = {colour: min(distance(colour, other) for other in taken) for colour in cube}
+    chosen = []
+    for wanted in given:
+        colour = wanted or max(room, key=room.__getitem__)
+        room = {free: min(space, distance(free, colour)) for free, space in room.items()}
+        chosen.append(colour)
+    return tuple(chosen)
+
+
+def distance(colour: Colour, other: Colour) -> int:
+    return sum((a - b) ** 2 for a, b in zip(colour, other, strict=True))
 
 
 LAYOUTS: dict[str, tuple[Callable[[Path], dict[str, Split]], str]] = {

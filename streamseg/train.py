@@ -3,6 +3,7 @@
 import copy
 import sys
 import time
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 
@@ -160,7 +161,9 @@ def train(
     forward: nn.Module = trainee
     if processes > 1:
         distributed.synchronise(trainee)
-        forward = DistributedDataParallel(trainee, broadcast_buffers=False)
+        with warnings.catch_warnings():  # of an option whose new name torch 2.11 does not know
+            warnings.simplefilter("ignore", FutureWarning)
+            forward = DistributedDataParallel(trainee, broadcast_buffers=False)
     if compiled:
         forward = torch.compile(forward)  # type: ignore[assignment] # behaves as the module that it wraps
     trainee.train()

@@ -228,8 +228,8 @@ def test_a_rendered_evaluation_has_a_bar_for_each_class_and_the_mean_last():
     text = render(Evaluation(50.0, iou, 91.25, math.nan, torch.zeros(3, 3), 7, ()))
     assert text.splitlines() == [
         "IoU by class                  %",
-        "Road                       95.0  ######################################",
-        "Sky                         5.0  ##",
+        "Road                       95.0  ██████████████████████████████████████",
+        "Sky                         5.0  ██",
         "a class with a long name      -  does not occur",
         "",
         "pixel accuracy             91.2",

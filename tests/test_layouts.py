@@ -1,6 +1,7 @@
 """Each data set's files, as miniatures in its real layout, which the tests of datasets and labels borrow."""
 
 import re
+from itertools import combinations
 
 import numpy
 import pytest
@@ -9,7 +10,7 @@ from PIL import Image
 
 from streamseg.classes import ADE20K, CAMVID, CITYSCAPES, COCO_STUFF, COCO_STUFF_182
 from streamseg.datasets import ade20k, camvid, cityscapes, coco_stuff, folder
-from streamseg.layouts import list_folder
+from streamseg.layouts import distance, fill_colours, list_folder
 
 
 def save_frame(path, seed=0, size=(8, 12)):
@@ -204,6 +205,8 @@ def test_colours_that_are_made_up_differ(tmp_path):
     colours = folder(tmp_path, "all").classes.colours
     assert colours[0] == (0xE6, 0x17, 0x17)
     assert len({*colours}) == 201
+    few = fill_colours([None, (255, 0, 0), None, None])
+    assert min(distance(a, b) for a, b in combinations([(0, 0, 0), *few], 2)) > 150**2
 
 
 @pytest.mark.parametrize("text", ["", "a\na\n", "a #12345g\x07\n"])
