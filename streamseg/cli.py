@@ -6,6 +6,7 @@ Heavy imports happen inside the verbs, so that help is instant.
 import os
 import sys
 from dataclasses import dataclass, replace
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +46,7 @@ def segment(
     import torch
 
     from streamseg import checkpoint, draw, images
-    from streamseg.files import written_whole
+    from streamseg.files import check_place, written_whole
 
     out = out or Path()
     if out.is_dir():
@@ -86,6 +87,7 @@ def check(
         sheet: A PNG to write some frames to, with their labels drawn over.
     """
     import streamseg.check as doctor
+    from streamseg.files import check_place
     from streamseg.images import check_suffix
 
     if sheet:
@@ -196,7 +198,7 @@ def evaluate(
 
     from streamseg import checkpoint, evaluate as evaluation, plot
     from streamseg.datasets import DATASETS
-    from streamseg.files import written_whole
+    from streamseg.files import check_place, written_whole
     from streamseg.layers import check_choice
 
     check_choice("dataset", dataset, tuple(DATASETS))
@@ -228,14 +230,6 @@ def evaluate(
     if plots:
         evaluation.write_plots(plots, result, model, frames, place, scales=scales, flip=flip)
         print(f"{plots / 'confusion.png'}  {plots / 'worst.png'}")
-
-
-def check_place(path: Path) -> None:
-    """Raise an error, before any work is done, if the folder of a file to write is not there."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"No folder {path.parent} to write {path.name} into: create it first.")
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: give the name of a file to write.")
 
 
 def pick_device(name: str) -> "torch.device":
@@ -279,6 +273,9 @@ def fail(sentence: str) -> None:
 
 def main() -> None:
     """Run the command line. Exit status: 0 done, 1 a check found errors, 2 wrong input, 128 + n stopped by signal n."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal or file that lacks a letter gets a question mark
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     if sys.argv[1:] == ["--version"]:
         print(f"streamseg {streamseg.__version__}")
         return

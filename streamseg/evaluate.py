@@ -31,13 +31,9 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """How well a network does on a data set; all shares are in percent."""
+class Evaluation(Score):
+    """How well a network does on a data set, at length."""
 
-    miou: float
-    """The mean of the IoUs, over the classes that occur or are predicted."""
-    iou: dict[str, float | None]
-    """By class name; None where a class neither occurs nor is predicted."""
     pixel_accuracy: float
     boundary_f1: float
     """The mean over the classes that have a boundary; NaN if none has."""
@@ -84,12 +80,10 @@ def evaluate(
                 progress(len(frame_mious), len(dataset))
 
     confusion = confusion.cpu()
-    score = to_score(confusion, dataset)
     of_frames = torch.stack(frame_mious).tolist()
     worst = sorted((share, index) for index, share in enumerate(of_frames) if not math.isnan(share))[:WORST]
     return Evaluation(
-        miou=score.miou,
-        iou=score.iou,
+        **vars(to_score(confusion, dataset)),
         pixel_accuracy=100 * metrics.pixel_accuracy(confusion),
         boundary_f1=100 * metrics.boundary_f1(boundary).nanmean().item(),
         confusion=confusion,
@@ -222,7 +216,6 @@ def render(evaluation: Evaluation) -> str:
     width = max(map(len, [*evaluation.iou, *summary]))
     lines = [f"{'IoU by class':{width}}      %"]
     for name, share in evaluation.iou.items():
-        # plain # signs: every terminal and every file can hold them
         bar = "does not occur" if share is None else "█" * round(share / 2.5)
         lines.append(f"{name:{width}}  {'-' if share is None else f'{share:.1f}':>5}  {bar}".rstrip())
     lines.append("")

@@ -18,13 +18,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     The temporary file lies in the same folder, so that the renaming is one step, and keeps the suffix, which libraries
     choose a format by. A link is followed, and a file that was there hands its permissions on.
     """
-    target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"No folder {target.parent} to write {path.name} into: create it first.")
-    if target.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: give the name of a file to write.")
-    if target.exists() and not target.is_file():
-        raise ValueError(f"{path} is a device, a pipe or the like: give the name of a file to write.")
+    target = check_place(path)
     temporary = target.with_name(f"{UNFINISHED}{uuid.uuid4().hex}{target.suffix}")
     try:
         temporary.touch(exist_ok=False)
@@ -40,3 +34,16 @@ def written_whole(path: Path) -> Iterator[Path]:
         if error.errno and error.filename in (None, str(temporary)):
             raise type(error)(f"Could not write {path}: {error.strerror}.") from error
         raise
+
+
+def check_place(path: Path) -> Path:
+    """The file that a path leads to, through links; an error in a sentence if none can be written there."""
+    target = Path(os.path.realpath(path))
+    for folder in (path.parent, target.parent):
+        if not folder.is_dir():
+            raise FileNotFoundError(f"No folder {folder} to write {path.name} into: create it first.")
+    if target.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: give the name of a file to write.")
+    if target.exists() and not target.is_file():
+        raise ValueError(f"{path} is a device, a pipe or the like: give the name of a file to write.")
+    return target

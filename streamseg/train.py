@@ -1,4 +1,4 @@
-"""Training: a network, its losses, and the loop, readable top to bottom."""
+"""Training: the loop, readable top to bottom."""
 
 import copy
 import sys
@@ -18,73 +18,10 @@ from streamseg.datasets import DATASETS
 from streamseg.encoder import load_imagenet
 from streamseg.evaluate import validate
 from streamseg.feed import batches, hold, select, weigh_classes
-from streamseg.layers import conv
-from streamseg.losses import cross_entropy, enlarge, hard_cross_entropy, overlap_counts, overlap_loss
 from streamseg.model import FANet
+from streamseg.trainee import Trainee
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class Trainee(nn.Module):
-    """A network with its losses and, in training alone, auxiliary heads on Res-3 and Res-4.
-
-    Args:
-        class_weights: (K,).
-        auxiliary: Weight of the auxiliary heads' losses; 0 for no such heads.
-        hard_pixels: Count only pixels whose class has less than this probability; 0 counts all.
-        overlap: Weight of the soft IoU loss.
-        processes: How many share each batch.
-    """
-
-    class_weights: Tensor
-    losses: Tensor
-    """Their sum since the last entry of the log: part of the state that a run goes on from."""
-
-    def __init__(
-        self,
-        network: FANet,
-        class_weights: Tensor,
-        *,
-        auxiliary: float = 0.0,
-        hard_pixels: float = 0.0,
-        overlap: float = 0.0,
-        processes: int = 1,
-    ):
-        super().__init__()
-        self.network = network
-        places = network.encoder.channels[2:] if auxiliary else ()
-        self.heads = nn.ModuleList(auxiliary_head(channels, network.classes) for channels in places)
-        self.auxiliary = auxiliary
-        self.hard_pixels = hard_pixels
-        self.overlap = overlap
-        self.processes = processes
-        self.register_buffer("class_weights", class_weights, persistent=False)
-        self.register_buffer("losses", torch.zeros(()))
-
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The loss of images (B, 3, h, w) with labels (B, h, w)."""
-        maps, _ = self.network.features(images)
-        loss = self.loss(self.network.score(maps), labels)
-        for head, deep_map in zip(self.heads, maps[2:], strict=False):
-            loss = loss + self.auxiliary * self.loss(head(deep_map), labels)
-        return loss
-
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of logits of any size. Each process's gradient is averaged with the others', so it is a share."""
-        logits = enlarge(logits, labels)
-        if self.hard_pixels:
-            loss, weight = hard_cross_entropy(logits, labels, self.class_weights, self.hard_pixels)
-        else:
-            loss, weight = cross_entropy(logits, labels, self.class_weights)
-        mean = loss * self.processes / distributed.total(weight).clamp(min=1e-6)
-        if not self.overlap:
-            return mean
-        return mean + self.overlap * overlap_loss(distributed.add(overlap_counts(logits, labels)))
-
-
-def auxiliary_head(channels: int, classes: int) -> nn.Sequential:
-    """Logits from the middle of the decoder."""
-    return nn.Sequential(conv(channels, 128, 3), conv(128, 64, 3), nn.Conv2d(64, classes, 1))
 
 
 def train(

@@ -1,4 +1,5 @@
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -169,6 +170,39 @@ def test_the_plots_of_an_evaluation_look_as_the_evaluation_did(folder, toy, monk
 
 def folder_classes(toy):
     return datasets.folder(toy, "val").classes
+
+
+def test_a_left_out_recording_can_be_measured_alone(tmp_path, paint, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data = paint(tmp_path / "data", [(64, 96)] * 8)
+    model = streamseg.fanet18(classes=3).eval()
+    classes = streamseg.folder(data, "all").classes
+    streamseg.save(model, classes, "toy.safetensors")
+    command = [
+        "evaluate",
+        "toy.safetensors",
+        "--data",
+        data,
+        "--dataset",
+        "folder",
+        "--split",
+        "all",
+        "--json",
+        "a.json",
+    ]
+    for only, images in (([], 8), (["--only", "3"], 1)):
+        assert run(monkeypatch, *command, *only) == 0
+        assert json.loads(Path("a.json").read_text())["images"] == images
+    assert run(monkeypatch, *command, "--only", "zebra") == 2
+    assert "holds no frames" in capsys.readouterr().err
+
+
+def test_a_terminal_that_lacks_a_letter_gets_a_question_mark(toy):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "streamseg", "check", "folder", "--data", toy]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "????" in done.stdout
 
 
 def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch, capsys):

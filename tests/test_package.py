@@ -17,7 +17,7 @@ LAYERS = [
     ["encoder", "labels", "plot"],
     ["layouts", "model"],
     ["datasets"],
-    ["check", "checkpoint", "evaluate", "feed", "restart", "runlog"],
+    ["check", "checkpoint", "evaluate", "feed", "restart", "runlog", "trainee"],
     ["train"],
     ["cli"],
 ]

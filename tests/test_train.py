@@ -14,13 +14,11 @@ from torch import nn
 
 import streamseg
 from streamseg import runlog, train as training
-from streamseg.augment import augment, draw
-from streamseg.classes import IGNORE
 from streamseg.config import TrainConfig
 from streamseg.datasets import folder
 from streamseg.feed import batch_indices, hold
-from streamseg.losses import overlap_counts, overlap_loss
-from streamseg.train import Trainee, floats_of, follow, make_optimiser, set_rate, train
+from streamseg.train import floats_of, follow, make_optimiser, set_rate, train
+from streamseg.trainee import Trainee
 
 CPU = torch.device("cpu")
 TINY = TrainConfig(
@@ -240,46 +238,6 @@ def test_a_young_average_forgets_faster(model):
     start = average.encoder.conv1.weight.clone()
     follow(floats_of(average), floats_of(model), 0.999, step=0)
     torch.testing.assert_close(average.encoder.conv1.weight, 0.1 * start + 0.9 * model.encoder.conv1.weight)
-
-
-@pytest.fixture(scope="module")
-def views(toy):
-    """Two frames and their labels, as training sees them."""
-    dataset = folder(toy, "train")
-    images, labels = (torch.stack(part) for part in zip(*(dataset[i] for i in range(2)), strict=True))
-    images, labels = augment(images, labels, draw(2, (1.0, 1.0), 0.0, 0.0, seed=0), (64, 96))
-    labels[:, :5] = IGNORE
-    return images, labels
-
-
-def test_the_plain_loss_is_the_cross_entropy_of_the_network(views):
-    network = streamseg.fanet18(classes=3).eval()
-    textbook = nn.functional.cross_entropy(network(views[0]), views[1], ignore_index=IGNORE).item()
-    assert Trainee(network, torch.ones(3)).eval()(*views).item() == pytest.approx(textbook, rel=1e-4)
-
-
-def test_each_part_of_the_loss_counts_as_much_as_it_is_told(views):
-    network = streamseg.fanet18(classes=3).eval()
-
-    def loss(**parts):
-        torch.manual_seed(0)  # of the auxiliary heads
-        return Trainee(network, torch.ones(3), **parts).eval()(*views).item()
-
-    plain = loss()
-    for part in ("auxiliary", "overlap"):
-        half, whole = (loss(**{part: share}) for share in (0.5, 1.0))
-        assert whole > plain
-        assert half == pytest.approx((plain + whole) / 2, rel=1e-5)
-    with torch.no_grad():
-        overlap = overlap_loss(overlap_counts(network(views[0]), views[1])).item()
-    assert loss(overlap=1.0) == pytest.approx(plain + overlap, rel=1e-4)
-    assert loss(hard_pixels=0.3) > plain
-
-
-def test_auxiliary_heads_exist_only_where_they_are_used():
-    network = streamseg.fanet18(classes=3)
-    assert len(Trainee(network, torch.ones(3)).heads) == 0
-    assert len(Trainee(network, torch.ones(3), auxiliary=0.4).heads) == 2
 
 
 def test_clipping_bounds_a_step(toy, tmp_path):
