@@ -19,6 +19,9 @@ from streamseg.tensors import check_weights, open_tensors, take_tensors, write_t
 
 NETWORKS = {"fanet18": fanet18, "fanet34": fanet34}
 
+SHIPPED = Path(__file__).parent / "weights" / "camvid-18.safetensors"
+"""FANet-18, trained on CamVid: the weights that ship with streamseg."""
+
 # in the file's metadata beside "format", which other readers of safetensors look for
 ENTRY = "streamseg"
 
@@ -93,12 +96,7 @@ def describe(path: str | Path) -> Description:
 
 def load(path: str | Path | None = None) -> tuple[FANet, Classes]:
     """The network in a checkpoint, in fp32 and ready for use, and its classes; without a path, the one that ships."""
-    if path is None:
-        raise FileNotFoundError(
-            "No trained weights ship with streamseg yet: give a checkpoint, --weights FILE or load(PATH); "
-            "streamseg train makes one."
-        )
-    path = Path(path)
+    path = SHIPPED if path is None else Path(path)
     with open_tensors(path) as file:
         description = read_description(path, file.metadata())
         weights = take_tensors(path, file)

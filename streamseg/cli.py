@@ -34,7 +34,7 @@ def segment(
     out: Annotated[Path | None, optional("[OUT]", "NAME-overlay.png in this folder")] = None,
     /,
     *,
-    weights: Annotated[Path | None, optional("FILE", "none ship yet")] = None,
+    weights: Annotated[Path | None, optional("FILE", "those that ship")] = None,
 ) -> None:
     """Label every pixel of a picture: writes it under the colours of its classes, and the labels beside it.
 
@@ -164,7 +164,7 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
 
 
 def evaluate(
-    weights: Annotated[Path | None, optional("[WEIGHTS]", "none ship yet")] = None,
+    weights: Annotated[Path | None, optional("[WEIGHTS]", "those that ship")] = None,
     /,
     *,
     data: DataFolder,

@@ -57,13 +57,14 @@ def overlap_counts(logits: Tensor, labels: Tensor) -> Tensor:
 
     They add up over the parts of a batch.
     """
-    valid = labels[:, None] != IGNORE
-    truth = (labels[:, None] == torch.arange(logits.shape[1], device=labels.device).view(1, -1, 1, 1)) & valid
+    valid = (labels != IGNORE)[:, None].float()
+    # floats throughout: Triton 3.6 cannot compile a sum of truth values here
+    truth = (labels[:, None] == torch.arange(logits.shape[1], device=labels.device).view(1, -1, 1, 1)).float() * valid
     probabilities = logits.float().softmax(dim=1) * valid
     true_pixels = truth.sum(dim=(0, 2, 3))
     both = (probabilities * truth).sum(dim=(0, 2, 3))
-    either = probabilities.sum(dim=(0, 2, 3)) + true_pixels - both
-    return torch.stack([both, either, true_pixels.to(both.dtype)])
+    either = (probabilities + truth).sum(dim=(0, 2, 3)) - both
+    return torch.stack([both, either, true_pixels])
 
 
 def overlap_loss(counts: Tensor) -> Tensor:

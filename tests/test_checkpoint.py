@@ -87,9 +87,17 @@ def test_half_precision_is_saved_small_and_loaded_in_fp32(model, saved, tmp_path
         torch.testing.assert_close(tensor, expected, atol=1e-3, rtol=1e-3)
 
 
-def test_without_a_path_it_says_that_no_weights_ship():
-    with pytest.raises(FileNotFoundError, match="No trained weights ship with streamseg yet"):
-        streamseg.load()
+def test_without_a_path_the_weights_that_ship_are_loaded():
+    model, classes = streamseg.load()
+    assert classes == streamseg.CAMVID
+    assert model.encoder.depth == 18
+    frame = streamseg.read_image(Path(__file__).parent.parent / "samples" / "suburb-1.jpg")[None, :, ::2, ::2]
+    with torch.inference_mode():
+        labels = model(frame)[0].argmax(dim=0)
+    # a trained network sees sky above, and road below
+    top, bottom = labels[100, 300:700], labels[-60, 400:900]
+    assert (top == classes.names.index("Sky")).float().mean() > 0.9
+    assert (bottom == classes.names.index("Road")).float().mean() > 0.9
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -97,9 +97,9 @@ def test_bad_input_is_one_sentence_and_exit_2_and_leaves_nothing(
     assert sorted(folder.iterdir()) == before
 
 
-def test_without_weights_it_says_that_none_ship(folder, monkeypatch, capsys):
-    assert run(monkeypatch, "segment", "street.jpg") == 2
-    assert "No trained weights ship" in capsys.readouterr().err
+def test_without_weights_it_takes_those_that_ship(folder, monkeypatch, capsys):
+    assert run(monkeypatch, "segment", "street.jpg") == 0
+    assert (folder / "street-overlay.png").exists()
 
 
 @pytest.mark.parametrize("arguments", [[], ["segmant"], ["segment"], ["segment", "a.png", "--colour", "red"]])
