@@ -40,8 +40,12 @@ class Block(nn.Module):
             self.downsample = nn.Sequential(projection, nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.add(x))
+
+    def add(self, x: Tensor) -> Tensor:
+        """The sum of both ways, before the last ReLU."""
         y = self.relu(self.bn1(self.conv1(x)))
-        return self.relu(self.bn2(self.conv2(y)) + self.downsample(x))
+        return self.bn2(self.conv2(y)) + self.downsample(x)
 
 
 class ResNet(nn.Module):
@@ -86,12 +90,16 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(self.pool[0](x)))))
+        x = self.stem(x)
         x1 = self.layer1(self.pool[1](x))
         x2 = self.layer2(self.pool[2](x1))
         x3 = self.layer3(self.pool[3](x2))
         x4 = self.layer4(self.pool[4](x3))
         return x1, x2, x3, x4
+
+    def stem(self, x: Tensor) -> Tensor:
+        """Conv-0 and the pooling after it."""
+        return self.maxpool(self.relu(self.bn1(self.conv1(self.pool[0](x)))))
 
 
 def stage(inputs: int, outputs: int, blocks: int, stride: int) -> nn.Sequential:

@@ -1,7 +1,11 @@
-"""The pieces that every network here is built from: checked options, a convolution with batch norm, and a resize."""
+"""The pieces that every network here is built from: checked inputs, a convolution with batch norm, and resizes."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+SMALLEST = 32
+"""The least height and width of an image: its map at 1/32 is then a single pixel."""
 
 
 def check_choice(option: str, given: object, known: tuple[object, ...]) -> None:
@@ -16,9 +20,39 @@ def check_count(option: str, given: object) -> None:
         raise ValueError(f"{option} is {given!r:.80}; expected a whole number, 1 or more.")
 
 
-def conv(inputs: int, outputs: int, kernel: int, relu: bool = True) -> nn.Sequential:
-    """A convolution that keeps the size, batch norm, and ReLU unless told otherwise."""
-    convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False)
+def check_image(image: Tensor) -> None:
+    """Raise a ValueError that says what is wrong with a network's input, if anything is."""
+    if not isinstance(image, Tensor) or not (image.dtype == torch.uint8 or image.is_floating_point()):
+        raise ValueError(f"The image is a {kind(image)}; expected a tensor of bytes or floats in 0–255.")
+    shape = tuple(image.shape)
+    if len(shape) != 4 or shape[1] != 3:
+        raise ValueError(f"The image's shape is {shape}; expected RGB, channels first: (B, 3, H, W).")
+    if shape[2] < SMALLEST or shape[3] < SMALLEST:
+        raise ValueError(f"The image is {shape[2]} x {shape[3]} pixels; the least is {SMALLEST} x {SMALLEST}.")
+
+
+def kind(thing: object) -> str:
+    """What a tensor's numbers are, or what something else is, for an error's sentence."""
+    return f"tensor of {thing.dtype}" if isinstance(thing, Tensor) else type(thing).__name__
+
+
+def add_pixel_statistics(network: nn.Module) -> None:
+    """Give a network ImageNet's mean and std, for pixels in 0–255, as buffers that are not part of its weights."""
+    network.register_buffer("mean", 255 * torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1), persistent=False)
+    network.register_buffer("std", 255 * torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1), persistent=False)
+
+
+def normalise(image: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """An image of bytes or floats in 0–255 as a network's first layer takes it, in the network's precision."""
+    return (image.to(mean.dtype) - mean) / std
+
+
+def conv(
+    inputs: int, outputs: int, kernel: int, relu: bool = True, *, stride: int = 1, dilation: int = 1
+) -> nn.Sequential:
+    """A convolution that keeps the size, or divides it by the stride; batch norm; and ReLU unless told otherwise."""
+    padding = dilation * (kernel // 2)
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, bias=False)
     initialise(convolution)
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs), *([nn.ReLU()] if relu else []))
 
@@ -30,5 +64,27 @@ def initialise(convolution: nn.Conv2d) -> None:
 
 def resize(x: Tensor, like: Tensor) -> Tensor:
     """Bilinear resize to another map's height and width."""
+    return resize_to(x, *like.shape[-2:])
+
+
+def resize_to(x: Tensor, height: int, width: int) -> Tensor:
+    """Bilinear resize to a height and width."""
     # align_corners=False agrees with every export target
-    return F.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=False)
+    return F.interpolate(x, size=(height, width), mode="bilinear", align_corners=False)
+
+
+def resize_nearest(x: Tensor, like: Tensor) -> Tensor:
+    """Resize to another map's height and width by repeating pixels."""
+    return F.interpolate(x, size=like.shape[-2:], mode="nearest")
+
+
+def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
+    """Repeat the last row and column until height and width can be divided."""
+    height, width = x.shape[-2:]
+    return F.pad(x, (0, -width % multiple, 0, -height % multiple), mode="replicate")
+
+
+def unpool(x: Tensor, places: Tensor, size: torch.Size) -> Tensor:
+    """A pooled map back at its size (B, C, H, W): each value where its maximum was found, and zeros elsewhere."""
+    # a scatter, since torch's own max_unpool2d has no deterministic form on a GPU
+    return x.new_zeros(size).flatten(2).scatter(2, places.flatten(2), x.flatten(2)).view(size)

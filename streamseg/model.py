@@ -10,15 +10,22 @@ from torch import Tensor, nn
 
 from streamseg.attention import ATTENTIONS, ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention
 from streamseg.encoder import ReduceBy, Reduction, ResNet, resnet18, resnet34
-from streamseg.layers import check_count, conv, initialise, resize
+from streamseg.layers import (
+    SMALLEST as SMALLEST,
+    add_pixel_statistics,
+    check_count,
+    check_image,
+    conv,
+    initialise,
+    kind as kind,
+    normalise,
+    resize,
+)
 
 Attention = type[FastAttention | DotAttention | SelfAttention | ChannelAttention | NoAttention]
 Maps = tuple[Tensor, Tensor, Tensor, Tensor]
 Context = tuple[Tensor, Tensor, Tensor, Tensor]
 """What a frame leaves to later ones: a matrix (B, D, C) for each of Res-1 … Res-4, whatever the image's size."""
-
-SMALLEST = 32
-"""The least height and width of an image: its Res-4 map is then a single pixel."""
 
 
 class FANet(nn.Module):
@@ -45,9 +52,7 @@ class FANet(nn.Module):
             raise ValueError(f"attention is {given:.80}; choose one of the classes {', '.join(ATTENTIONS)}.")
         self.classes = classes
         self.key_channels = key_channels
-        # ImageNet's, for pixels in 0–255; not part of the weights
-        self.register_buffer("mean", 255 * torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1), persistent=False)
-        self.register_buffer("std", 255 * torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1), persistent=False)
+        add_pixel_statistics(self)
 
         self.encoder = encoder
         c1, c2, c3, c4 = encoder.channels
@@ -82,20 +87,30 @@ class FANet(nn.Module):
 
     def features(self, image: Tensor, past: Sequence[Tensor] | None = None) -> tuple[Maps, Context]:
         """The maps of Res-1 … Res-4 after attention and merging, and the context."""
-        past1, past2, past3, past4 = (None, None, None, None) if past is None else past
-        x = (image.to(self.mean.dtype) - self.mean) / self.std
-        x1, x2, x3, x4 = self.encoder(x)
+        maps, context = self.attend(self.encode(image), past)
+        return self.merge(maps), context
 
+    def encode(self, image: Tensor) -> Maps:
+        """The encoder's maps of Res-1 … Res-4; no past reaches them."""
+        return self.encoder(normalise(image, self.mean, self.std))
+
+    def attend(self, maps: Maps, past: Sequence[Tensor] | None = None) -> tuple[Maps, Context]:
+        """The four maps after attention, and the context, which is the maps' own, whatever the past."""
+        x1, x2, x3, x4 = maps
+        past1, past2, past3, past4 = (None, None, None, None) if past is None else past
         x1, context1 = self.attend1(x1, past1)
         x2, context2 = self.attend2(x2, past2)
         x3, context3 = self.attend3(x3, past3)
         x4, context4 = self.attend4(x4, past4)
+        return (x1, x2, x3, x4), (context1, context2, context3, context4)
 
-        # the paper's FuseUp, from deep to shallow
+    def merge(self, maps: Maps) -> Maps:
+        """The paper's FuseUp, from deep to shallow."""
+        x1, x2, x3, x4 = maps
         x3 = x3 + resize(self.narrow4(x4), x3)
         x2 = x2 + resize(self.narrow3(x3), x2)
         x1 = x1 + resize(self.narrow2(x2), x1)
-        return (x1, x2, x3, x4), (context1, context2, context3, context4)
+        return x1, x2, x3, x4
 
     def score(self, maps: Maps) -> Tensor:
         """Logits (B, K, h, w) at the size of Res-1's map."""
@@ -104,13 +119,7 @@ class FANet(nn.Module):
 
     def check(self, image: Tensor, past: Sequence[Tensor] | None) -> None:
         """Raise a ValueError that says what is wrong with an input, if anything is."""
-        if not isinstance(image, Tensor) or not (image.dtype == torch.uint8 or image.is_floating_point()):
-            raise ValueError(f"The image is a {kind(image)}; expected a tensor of bytes or floats in 0–255.")
-        shape = tuple(image.shape)
-        if len(shape) != 4 or shape[1] != 3:
-            raise ValueError(f"The image's shape is {shape}; expected RGB, channels first: (B, 3, H, W).")
-        if shape[2] < SMALLEST or shape[3] < SMALLEST:
-            raise ValueError(f"The image is {shape[2]} x {shape[3]} pixels; the least is {SMALLEST} x {SMALLEST}.")
+        check_image(image)
         if past is None:
             return
         if not isinstance(past, (tuple, list)):
@@ -118,7 +127,7 @@ class FANet(nn.Module):
         for matrix in past:
             if not isinstance(matrix, Tensor) or not matrix.is_floating_point():
                 raise ValueError(f"The past holds a {kind(matrix)}; expected floating-point tensors.")
-        expected = [(shape[0], *attend.context_shape) for attend in self.attends]
+        expected = [(image.shape[0], *attend.context_shape) for attend in self.attends]
         given = [tuple(context.shape) for context in past]
         if given != expected:
             raise ValueError(
@@ -130,11 +139,6 @@ class FANet(nn.Module):
     def attends(self) -> tuple[FastAttention | ChannelAttention | NoAttention, ...]:
         """The attention modules of Res-1 … Res-4."""
         return self.attend1, self.attend2, self.attend3, self.attend4
-
-
-def kind(thing: object) -> str:
-    """What a tensor's numbers are, or what something else is, for an error's sentence."""
-    return f"tensor of {thing.dtype}" if isinstance(thing, Tensor) else type(thing).__name__
 
 
 def fanet18(

@@ -1,0 +1,143 @@
+"""FCN-16s and FCN-8s: VGG16 made convolutional to its last layer, its scores enlarged and joined with shallower ones.
+
+E. Shelhamer, J. Long, T. Darrell, "Fully Convolutional Networks for Semantic Segmentation", 2017. Layers as in the
+authors' published networks: 100 pixels of padding, poolings that round up, and fixed crops that undo both. Enlarging is
+bilinear and fixed there as well, so we do it channel by channel: the same numbers, for 182 classes with a fifth fewer
+MACs. The scores start at zero, as there.
+
+The FANet paper prints the accuracy of FCN-16s; the two cost nearly the same.
+
+Shapes: B batch, K classes, H height, W width.
+
+Golden at 640 x 640 for 182 classes: FCN-16s 135,288,844 parameters and 269.539 GMACs, FCN-8s 135,198,754 and 270.075;
+FCN-8s for 19 classes 134,358,489 and 1098.8 at 1024 x 2048.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from streamseg.layers import add_pixel_statistics, check_count, check_image, normalise
+from streamseg.peers.vgg import start, vgg16
+
+
+class FCN16s(nn.Module):
+    """The scores of the last layer and of the fourth pooling, enlarged 16 times."""
+
+    mean: Tensor
+    std: Tensor
+    deep_channels = ()
+
+    def __init__(self, classes: int):
+        super().__init__()
+        check_count("classes", classes)
+        self.classes = classes
+        add_pixel_statistics(self)
+        self.trunk = Trunk()
+        self.score7 = score(4096, classes)
+        self.score4 = score(512, classes)
+        self.up7 = enlarge(classes, 2)
+        self.up4 = enlarge(classes, 16)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Logits (B, K, H, W) of an RGB image (B, 3, H, W), bytes or floats in 0–255."""
+        logits, _ = self.outputs(image)
+        return logits
+
+    def outputs(self, image: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Logits (B, K, H, W), and no maps for auxiliary heads."""
+        check_image(image)
+        _, x4, x7 = self.trunk(normalise(image, self.mean, self.std))
+        x = self.up7(self.score7(x7))
+        x = x + crop(self.score4(x4), 5, x)
+        return crop(self.up4(x), 27, image), ()
+
+
+class FCN8s(nn.Module):
+    """The scores of the last layer and of the fourth and third pooling, enlarged 8 times."""
+
+    mean: Tensor
+    std: Tensor
+    deep_channels = ()
+
+    def __init__(self, classes: int):
+        super().__init__()
+        check_count("classes", classes)
+        self.classes = classes
+        add_pixel_statistics(self)
+        self.trunk = Trunk()
+        self.score7 = score(4096, classes)
+        self.score4 = score(512, classes)
+        self.score3 = score(256, classes)
+        self.up7 = enlarge(classes, 2)
+        self.up4 = enlarge(classes, 2)
+        self.up3 = enlarge(classes, 8)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Logits (B, K, H, W) of an RGB image (B, 3, H, W), bytes or floats in 0–255."""
+        logits, _ = self.outputs(image)
+        return logits
+
+    def outputs(self, image: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Logits (B, K, H, W), and no maps for auxiliary heads."""
+        check_image(image)
+        x3, x4, x7 = self.trunk(normalise(image, self.mean, self.std))
+        x = self.up7(self.score7(x7))
+        x = self.up4(x + crop(self.score4(x4), 5, x))
+        x = x + crop(self.score3(x3), 9, x)
+        return crop(self.up3(x), 31, image), ()
+
+
+class Trunk(nn.Module):
+    """VGG16 with its fully connected layers as convolutions: the maps of poolings 3 and 4, and of the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups = vgg16()
+        self.pool = nn.MaxPool2d(2, ceil_mode=True)
+        fc6, fc7 = nn.Conv2d(512, 4096, 7), nn.Conv2d(4096, 4096, 1)
+        start(fc6)
+        start(fc7)
+        self.full = nn.Sequential(fc6, nn.ReLU(), nn.Dropout(0.5), fc7, nn.ReLU(), nn.Dropout(0.5))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # the first convolution pads the hundredth: fc6 needs 7 pixels even of a small image's last map
+        x = F.pad(x, (99, 99, 99, 99))
+        maps = []
+        for layers in self.groups:
+            x = self.pool(layers(x))
+            maps.append(x)
+        return maps[2], maps[3], self.full(x)
+
+
+def score(inputs: int, classes: int) -> nn.Conv2d:
+    """Scores that are zero before training."""
+    convolution = nn.Conv2d(inputs, classes, 1)
+    for parameter in convolution.parameters():
+        nn.init.zeros_(parameter)
+    return convolution
+
+
+def enlarge(classes: int, factor: int) -> nn.ConvTranspose2d:
+    """Bilinear enlargement as a transposed convolution that is not trained; it leaves a border for `crop`."""
+    transposed = nn.ConvTranspose2d(classes, classes, 2 * factor, stride=factor, groups=classes, bias=False)
+    tent = 1 - (torch.arange(2 * factor) - (factor - 0.5)).abs() / factor
+    with torch.no_grad():
+        transposed.weight.copy_(tent[:, None] * tent)
+    return transposed.requires_grad_(False)
+
+
+def crop(x: Tensor, offset: int, like: Tensor) -> Tensor:
+    """A part of a map, from an offset each way, of another's height and width."""
+    height, width = like.shape[-2:]
+    return x[..., offset : offset + height, offset : offset + width]
+
+
+def fcn16s(classes: int = 19) -> FCN16s:
+    """FCN-16s: 22.7 % mIoU on COCO-Stuff."""
+    return FCN16s(classes)
+
+
+def fcn8s(classes: int = 19) -> FCN8s:
+    """FCN-8s: 27.2 % mIoU on COCO-Stuff in that data set's own table."""
+    return FCN8s(classes)
