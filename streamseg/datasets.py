@@ -7,16 +7,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from streamseg.classes import Classes
+from streamseg.classes import IGNORE, Classes
 from streamseg.images import read_image
-from streamseg.layouts import LAYOUTS, Pair as Pair
+from streamseg.layouts import LAYOUTS, Pair as Pair, frame_before, recording_and_number
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -28,6 +29,17 @@ class Clip:
 
     images: tuple[Path, ...]
     labels: Path
+
+
+@dataclass(frozen=True)
+class Still:
+    """A frame of a sequence."""
+
+    image: Path
+    labels: Path | None
+    """None for a frame between, or before, those that are labelled."""
+    seconds: float
+    """When it was taken, by the clock of its recording."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,10 @@ class Dataset:
     """Labels of a file; a ValueError names the file and the ids in it that stand for no class."""
     sequences: tuple[tuple[Path, ...], ...] = ()
     """Images, labelled or not, of each run of consecutive frames; none where there is no video."""
+    rate: float = 25.0
+    """Frames a second, as the numbers in their names count them."""
+    ahead: int = 0
+    """How many frames come before each labelled one in its sequence; where some are missing, the data are not whole."""
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -57,13 +73,56 @@ class Dataset:
         """Every labelled frame that has frames - 1 predecessors in its sequence, with them."""
         if frames < 1:
             raise ValueError(f"A clip of {frames} frames; expected 1 or more.")
-        labels = {pair.image.stem: pair.labels for pair in self.pairs}
         return [
-            Clip(sequence[end - frames : end], labels[sequence[end - 1].stem])
-            for sequence in self.sequences
-            for end in range(frames, len(sequence) + 1)
-            if sequence[end - 1].stem in labels
+            Clip(sequence[place + 1 - frames : place + 1], path)
+            for sequence, labels in self.labelled(frames - 1)
+            for place, path in labels.items()
+            if place + 1 >= frames
         ]
+
+    def stills(self, before: int | None = None) -> list[tuple[Still, ...]]:
+        """The sequences in order, of each the labelled frames and so many before each, or, without a number, all.
+
+        Where frames are left out between two labelled ones, another sequence begins.
+        """
+        found = []
+        for sequence, labels in self.labelled(before):
+            stills = [
+                Still(image, labels.get(place), recording_and_number(image)[1] / self.rate)
+                for place, image in enumerate(sequence)
+            ]
+            wanted, left = [], -1
+            for still in reversed(stills):
+                left = (len(sequence) if before is None else before) if still.labels else left - 1
+                wanted.append(left >= 0)
+            runs = groupby(zip(reversed(wanted), stills, strict=True), key=itemgetter(0))
+            found += [tuple(still for _, still in run) for kept, run in runs if kept]
+        return found
+
+    def labelled(self, before: int | None) -> Iterator[tuple[tuple[Path, ...], dict[int, Path]]]:
+        """Every sequence with its labels, by their places in it.
+
+        Raises a FileNotFoundError if any of so many frames before a labelled one is missing from the data set.
+        """
+        labels_of = {pair.image: pair.labels for pair in self.pairs}
+        needed = self.ahead if before is None else min(self.ahead, before)
+        for sequence in self.sequences:
+            labels = {place: labels_of[image] for place, image in enumerate(sequence) if image in labels_of}
+            if labels and min(labels) < needed:
+                raise FileNotFoundError(
+                    f"{frame_before(sequence[0])} is missing from the sequences of {self.name}, but is one of those "
+                    f"before {sequence[min(labels)]}: add it, or look at fewer frames."
+                )
+            yield sequence, labels
+
+    def read_still(self, still: Still) -> tuple[Tensor, Tensor]:
+        """A frame of a sequence, and its labels; IGNORE everywhere where it has none."""
+        frame = read_image(still.image)
+        if still.labels is None:
+            return frame, torch.full(frame.shape[1:], IGNORE, dtype=torch.uint8)
+        labels = self.read_labels(still.labels)
+        check_sizes(frame, still.image, labels, still.labels)
+        return frame, labels
 
     def read_clip(self, clip: Clip) -> tuple[Tensor, Tensor]:
         """The frames of a clip (T, 3, H, W), and the labels (H, W) of the last."""
@@ -117,7 +176,8 @@ def folder(data: Path, split: str) -> Dataset:
     """One's own data set: classes.txt, images/ and labels/; the split all is everything.
 
     Splits are folders in images/ and labels/, or else lists train.txt, val.txt, test.txt of names; without either,
-    every fifth picture is val and the others are train.
+    every fifth picture is val and the others are train. A folder in that of a split is a video, of which some frames
+    are labelled, or all.
     """
     splits = list_splits("folder", data)
     return choose("folder", data, split, splits | {"all": unite("all", list(splits.values()))})

@@ -1,4 +1,4 @@
-"""The accuracy of a network on a data set.
+"""The accuracy of a network on a data set, of single frames or of sequences in order.
 
 Shapes: B batch, K classes, H height, W width.
 """
@@ -6,18 +6,26 @@ Shapes: B batch, K classes, H height, W width.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from streamseg import metrics, plot
-from streamseg.datasets import Dataset, read_pairs
+from streamseg.datasets import Dataset, Still, check_sizes, in_parallel, read_pairs
+from streamseg.layouts import VIDEOS
+from streamseg.model import FANet
+from streamseg.stream import LastFrames, Policy, label_frame, to_policy
 
 WORST = 6
 """How many of the worst frames an evaluation names."""
+
+WARM_UP = 3
+"""How many frames of a size are labelled before the first one is timed."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,71 @@ class Evaluation(Score):
     """Index and mIoU of the worst frames, worst first."""
 
 
+@dataclass(frozen=True)
+class VideoEvaluation(Evaluation):
+    """How well a network does on sequences of frames, which it sees in order; NaN is what these are too short for."""
+
+    mvc8: float
+    """Video consistency of VSPW in windows of 8 frames; see metrics.mvc."""
+    mvc16: float
+    strict_mvc8: float
+    """As mvc8, but the labels must be right as well."""
+    strict_mvc16: float
+    flip_rate: float
+    """The share of pixels whose predicted label changes from the frame before a labelled one to it."""
+    flip_rate_still: float
+    """Of the pixels alone whose true label stays."""
+    avg_rt_ms: float
+    """Milliseconds from a frame on the device to its labels there, the paper's Avg RT (Table V)."""
+    max_latency_ms: float
+    """Of the slowest frame, the paper's MaxLatency."""
+    sequences: int
+    device: str
+    """What was timed."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A frame of a sequence, and what the network made of it; labels (H, W) on the device."""
+
+    still: Still
+    first: bool
+    """Whether a sequence begins."""
+    labels: Tensor
+    predicted: Tensor
+    milliseconds: float
+
+
+class Tally:
+    """Adds up frame by frame what an evaluation is made of; the device need not wait."""
+
+    def __init__(self, classes: int, device: torch.device):
+        self.classes = classes
+        self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)
+        self.boundary = torch.zeros(4, classes, dtype=torch.int64, device=device)
+        self.mious: dict[int, Tensor] = {}
+
+    def add(self, index: int, labels: Tensor, predicted: Tensor) -> None:
+        of_frame = metrics.confusion_matrix(labels, predicted, self.classes)
+        self.confusion += of_frame
+        self.boundary += metrics.boundary_counts(labels, predicted, self.classes)
+        # stays on the device: to read it now would make the device wait
+        self.mious[index] = metrics.iou(of_frame).nanmean()
+
+    def result(self, dataset: Dataset) -> Evaluation:
+        confusion = self.confusion.cpu()
+        shares = zip(torch.stack([*self.mious.values()]).tolist(), self.mious, strict=True)
+        worst = sorted((share, index) for share, index in shares if not math.isnan(share))[:WORST]
+        return Evaluation(
+            **vars(to_score(confusion, dataset)),
+            pixel_accuracy=100 * metrics.pixel_accuracy(confusion),
+            boundary_f1=100 * metrics.boundary_f1(self.boundary).nanmean().item(),
+            confusion=confusion,
+            images=len(self.mious),
+            worst=tuple((index, 100 * share) for share, index in worst),
+        )
+
+
 def evaluate(
     model: nn.Module,
     dataset: Dataset,
@@ -65,31 +138,157 @@ def evaluate(
         threads: How many frames to decode at a time.
         progress: Called after each frame with the number of frames done and of all.
     """
-    classes = len(dataset.classes)
-    confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)
-    boundary = torch.zeros(4, classes, dtype=torch.int64, device=device)
-    frame_mious = []
+    tally = Tally(len(dataset.classes), device)
     with evaluating(model), torch.inference_mode():
-        for labels, predicted in predictions(model, dataset, device, scales, flip, precision, threads):
-            of_frame = metrics.confusion_matrix(labels, predicted, classes)
-            confusion += of_frame
-            boundary += metrics.boundary_counts(labels, predicted, classes)
-            # stays on the device: to read it now would make the device wait
-            frame_mious.append(metrics.iou(of_frame).nanmean())
+        results = predictions(model, dataset, device, scales, flip, precision, threads)
+        for index, (labels, predicted) in enumerate(results):
+            tally.add(index, labels, predicted)
             if progress is not None:
-                progress(len(frame_mious), len(dataset))
+                progress(index + 1, len(dataset))
+    return tally.result(dataset)
 
-    confusion = confusion.cpu()
-    of_frames = torch.stack(frame_mious).tolist()
-    worst = sorted((share, index) for index, share in enumerate(of_frames) if not math.isnan(share))[:WORST]
-    return Evaluation(
-        **vars(to_score(confusion, dataset)),
-        pixel_accuracy=100 * metrics.pixel_accuracy(confusion),
-        boundary_f1=100 * metrics.boundary_f1(boundary).nanmean().item(),
-        confusion=confusion,
-        images=len(of_frames),
-        worst=tuple((index, 100 * share) for share, index in worst),
+
+def evaluate_video(
+    model: FANet,
+    dataset: Dataset,
+    device: torch.device,
+    window: int | Policy,
+    *,
+    precision: torch.dtype = torch.float32,
+    threads: int = 2,
+    progress: Callable[[int, int], None] | None = None,
+) -> VideoEvaluation:
+    """Measure a network on every sequence of a data set, whose frames it sees in order, at full size.
+
+    Frames without labels are seen too, where they come before a labelled one and in its window.
+
+    Args:
+        device: Where the network is.
+        window: How many frames to look at, the present one among them; or another policy, such as FadingInTime.
+        precision: float32, or the half precision to run the network in by autocast.
+        threads: How many frames to decode at a time.
+        progress: Called after each frame with the number of frames done and of all.
+    """
+    if model.classes != len(dataset.classes):
+        raise ValueError(
+            f"The network tells {model.classes} classes apart, but {dataset.name} has {len(dataset.classes)}."
+        )
+    sequences = list_sequences(dataset, window)
+    total = sum(map(len, sequences))
+    place_of = {pair.image: index for index, pair in enumerate(dataset.pairs)}
+    tally = Tally(len(dataset.classes), device)
+    flips = torch.zeros(4, dtype=torch.int64, device=device)
+    consistent: dict[int, list[list[Tensor]]] = {8: [], 16: []}
+    times = []
+    runs = None
+    with evaluating(model), torch.inference_mode():
+        for step in run_sequences(model, dataset, sequences, device, window, precision, threads):
+            runs = metrics.extend(None if step.first else runs, step.labels, step.predicted)
+            for frames, videos in consistent.items():
+                if step.first:
+                    videos.append([])
+                videos[-1].append(metrics.consistency(runs, frames))
+            if step.still.labels is not None:
+                tally.add(place_of[step.still.image], step.labels, step.predicted)
+                flips += metrics.flip_counts(runs)
+            times.append(step.milliseconds)
+            if progress is not None:
+                progress(len(times), total)
+
+    (mvc8, strict_mvc8), (mvc16, strict_mvc16) = (metrics.mvc(videos).tolist() for videos in consistent.values())
+    flip_rate, flip_rate_still = metrics.flip_rates(flips).tolist()
+    return VideoEvaluation(
+        **vars(tally.result(dataset)),
+        mvc8=100 * mvc8,
+        mvc16=100 * mvc16,
+        strict_mvc8=100 * strict_mvc8,
+        strict_mvc16=100 * strict_mvc16,
+        flip_rate=100 * flip_rate,
+        flip_rate_still=100 * flip_rate_still,
+        avg_rt_ms=sum(times) / len(times),
+        max_latency_ms=max(times),
+        sequences=len(sequences),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     )
+
+
+def list_sequences(dataset: Dataset, window: int | Policy) -> list[tuple[Still, ...]]:
+    """The sequences of a data set with what comes before labelled frames; a ValueError says if they are none."""
+    if len(dataset) == 0:
+        raise ValueError(f"{dataset.name} {dataset.split} holds no frames to evaluate on.")
+    sequences = dataset.stills(reach(window))
+    needed = VIDEOS.get(dataset.name, "a data set of videos")
+    if all(len(sequence) == 1 for sequence in sequences):
+        raise ValueError(
+            f"{dataset.name} {dataset.split} has no sequences of frames to look at in order: a window needs {needed}."
+        )
+    placed = {still.image for sequence in sequences for still in sequence}
+    for pair in dataset.pairs:
+        if pair.image not in placed:
+            raise ValueError(f"{pair.image} is in no sequence of frames: a window needs {needed}.")
+    return sequences
+
+
+def reach(window: int | Policy) -> int | None:
+    """How many frames are seen before a labelled one, if there are so many; None for all."""
+    policy = to_policy(window)
+    # one more than it looks back to: the frame that it is compared with has a whole window too
+    return policy.frames if isinstance(policy, LastFrames) else None
+
+
+def run_sequences(
+    model: FANet,
+    dataset: Dataset,
+    sequences: Sequence[Sequence[Still]],
+    device: torch.device,
+    window: int | Policy,
+    precision: torch.dtype,
+    threads: int,
+) -> Iterator[Step]:
+    """Every frame of the sequences with its labels; each sequence begins without a past."""
+    warm: set[tuple[int, int]] = set()
+    frames = read_in_groups(dataset, chain.from_iterable(sequences), 4 * threads, threads)
+    for sequence in sequences:
+        state, opening = None, None
+        for still, (frame, labels) in zip(sequence, islice(frames, len(sequence)), strict=True):
+            first = opening is None
+            opening = opening or (frame, still.image)
+            check_sizes(*opening, frame, still.image)
+            size, frame = (frame.shape[1], frame.shape[2]), frame.to(device)
+            try:
+                with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+                    if size not in warm:
+                        warm.add(size)
+                        warm_up(model, frame, window)
+                    wait_for(device)
+                    start = perf_counter()
+                    predicted, state = label_frame(model, frame, state, window, seconds=still.seconds, size=size)
+                    wait_for(device)
+                    seconds = perf_counter() - start
+            except ValueError as error:
+                raise ValueError(f"{still.image}: {error}") from error
+            yield Step(still, first, labels.to(device), predicted, 1000 * seconds)
+
+
+def read_in_groups(
+    dataset: Dataset, stills: Iterator[Still], count: int, threads: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Frames and labels, so many decoded at a time and then none until these are used: what is timed has no rival."""
+    while group := list(islice(stills, count)):
+        yield from list(in_parallel(dataset.read_still, group, threads))
+
+
+def warm_up(model: FANet, frame: Tensor, window: int | Policy) -> None:
+    """Label a frame with and without a past, so that a device has all that it needs for others of its size."""
+    state = None
+    for _ in range(WARM_UP):
+        _, state = label_frame(model, frame, state, window, size=(frame.shape[1], frame.shape[2]))
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has done all that it was told to."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def validate(
@@ -194,6 +393,19 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
+def video_to_json(evaluation: VideoEvaluation) -> dict:
+    """An evaluation on sequences as JSON can hold it: percent, milliseconds, and null for what does not exist."""
+    shares = ("mvc8", "mvc16", "strict_mvc8", "strict_mvc16", "flip_rate", "flip_rate_still")
+    measured = {name: getattr(evaluation, name) for name in shares}
+    return to_json(evaluation) | {
+        **{name: None if math.isnan(share) else share for name, share in measured.items()},
+        "avg_rt_ms": evaluation.avg_rt_ms,
+        "max_latency_ms": evaluation.max_latency_ms,
+        "sequences": evaluation.sequences,
+        "device": evaluation.device,
+    }
+
+
 def to_json(evaluation: Evaluation) -> dict:
     """An evaluation as JSON can hold it: percent, and null for what does not exist."""
     return {
@@ -208,10 +420,17 @@ def to_json(evaluation: Evaluation) -> dict:
 
 def render(evaluation: Evaluation) -> str:
     """An evaluation as a table for the terminal: the IoU of each class with a bar, the mean IoU last."""
+    return render_shares(evaluation, {})
+
+
+def render_shares(evaluation: Evaluation, more: dict[str, float]) -> str:
+    """An evaluation as a table for the terminal, with more shares before the mean IoU."""
     summary = {
-        "pixel accuracy": evaluation.pixel_accuracy,
-        "boundary F1": evaluation.boundary_f1,
-        "mean IoU": evaluation.miou,
+        "pixel accuracy": percent(evaluation.pixel_accuracy),
+        "boundary F1": percent(evaluation.boundary_f1),
+        # these differ by little from network to network
+        **{name: percent(share, digits=2) for name, share in more.items()},
+        "mean IoU": percent(evaluation.miou),
     }
     width = max(map(len, [*evaluation.iou, *summary]))
     lines = [f"{'IoU by class':{width}}      %"]
@@ -219,9 +438,28 @@ def render(evaluation: Evaluation) -> str:
         bar = "does not occur" if share is None else "█" * round(share / 2.5)
         lines.append(f"{name:{width}}  {'-' if share is None else f'{share:.1f}':>5}  {bar}".rstrip())
     lines.append("")
-    for name, share in summary.items():
-        lines.append(f"{name:{width}}  {'-' if math.isnan(share) else f'{share:.1f}':>5}")
+    lines += [f"{name:{width}}  {share:>5}" for name, share in summary.items()]
     return "\n".join(lines)
+
+
+def percent(share: float, digits: int = 1) -> str:
+    return "-" if math.isnan(share) else f"{share:.{digits}f}"
+
+
+def render_video(evaluation: VideoEvaluation) -> str:
+    """An evaluation on sequences as a table for the terminal, with its times below."""
+    shares = {
+        "mVC8": evaluation.mvc8,
+        "mVC16": evaluation.mvc16,
+        "strict mVC8": evaluation.strict_mvc8,
+        "strict mVC16": evaluation.strict_mvc16,
+        "flip rate": evaluation.flip_rate,
+        "flip rate, still": evaluation.flip_rate_still,
+    }
+    return (
+        f"{render_shares(evaluation, shares)}\n\nAvg RT {evaluation.avg_rt_ms:.1f} ms, "
+        f"MaxLatency {evaluation.max_latency_ms:.1f} ms a frame on {evaluation.device}"
+    )
 
 
 def write_plots(
@@ -235,12 +473,40 @@ def write_plots(
     flip: bool = False,
 ) -> None:
     """Draw an evaluation into a folder: confusion.png, and worst.png with the worst frames, predicted once more."""
+
+    def predict_again(index: int) -> Tensor:
+        frame, _ = dataset[index]
+        return predict(model, frame[None].to(device), scales, flip)[0].argmax(dim=0)
+
+    with evaluating(model), torch.inference_mode():
+        draw_plots(folder, evaluation, dataset, predict_again)
+
+
+def write_video_plots(
+    folder: Path,
+    evaluation: VideoEvaluation,
+    model: FANet,
+    dataset: Dataset,
+    device: torch.device,
+    window: int | Policy,
+) -> None:
+    """Draw an evaluation on sequences as write_plots does; the worst frames come after those before them once more."""
+
+    def predict_again(index: int) -> Tensor:
+        alone = replace(dataset, pairs=(dataset.pairs[index],))
+        *_, last = run_sequences(model, alone, alone.stills(reach(window)), device, window, torch.float32, 1)
+        return last.predicted
+
+    with evaluating(model), torch.inference_mode():
+        draw_plots(folder, evaluation, dataset, predict_again)
+
+
+def draw_plots(folder: Path, evaluation: Evaluation, dataset: Dataset, predict_again: Callable[[int], Tensor]) -> None:
+    """Draw an evaluation, with labels (H, W) of its worst frames by their index."""
     folder.mkdir(parents=True, exist_ok=True)
     plot.confusion_plot(folder / "confusion.png", evaluation.confusion, dataset.classes.names)
     rows = []
-    with evaluating(model), torch.inference_mode():
-        for index, share in evaluation.worst:
-            frame, labels = dataset[index]
-            predicted = predict(model, frame[None].to(device), scales, flip)[0].argmax(dim=0).cpu()
-            rows.append((frame, labels, predicted, f"{dataset.pairs[index].image.name}  mean IoU {share:.1f} %"))
+    for index, share in evaluation.worst:
+        title = f"{dataset.pairs[index].image.name}  mean IoU {share:.1f} %"
+        rows.append((*dataset[index], predict_again(index).cpu(), title))
     plot.write_worst(folder / "worst.png", rows, dataset.classes)

@@ -1,5 +1,6 @@
 """Where the files of each data set lie, in the layouts that people have: its splits, their frames and label files."""
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ class Split(NamedTuple):
     pairs: tuple[Pair, ...]
     read_labels: Callable[[Path], Tensor]
     sequences: tuple[tuple[Path, ...], ...] = ()
+    rate: float = 25.0
+    ahead: int = 0
 
 
 def list_cityscapes(data: Path) -> dict[str, Split]:
@@ -52,7 +55,12 @@ def list_cityscapes(data: Path) -> dict[str, Split]:
             for pair in match(images / city, labels / city, ("_leftImg8bit", "_gtFine_labelIds"))
         ]
         frames = [frame for city in subfolders(video) for frame in by_stem(video / city, "_leftImg8bit").values()]
-        splits[split] = Split(CITYSCAPES, tuple(pairs), read, sequences_of(frames, 1))
+        # a labelled frame is there twice: the one that is labelled is the one in the sequence
+        known = {pair.image.stem for pair in pairs}
+        whole = [pair.image for pair in pairs] + [frame for frame in frames if frame.stem not in known]
+        # of 30 frames, 17 a second, the 20th is labelled
+        sequences = sequences_of(whole, 1) if frames else ()
+        splits[split] = Split(CITYSCAPES, tuple(pairs), read, sequences, rate=17.0, ahead=19)
     return splits
 
 
@@ -74,7 +82,7 @@ def list_camvid(data: Path) -> dict[str, Split]:
             splits[split] = Split(CAMVID, found, read)
     # 30 frames are a second; most labelled frames are one apart, those of val a fifteenth
     return {
-        name: split._replace(sequences=sequences_of([pair.image for pair in split.pairs], 30))
+        name: split._replace(sequences=sequences_of([pair.image for pair in split.pairs], 30), rate=30.0)
         for name, split in splits.items()
     }
 
@@ -130,7 +138,7 @@ def list_folder(data: Path) -> dict[str, Split]:
     if not (data / "classes.txt").is_file():
         return {}
     classes = read_classes(data / "classes.txt")
-    parts = {split: match(images / split, labels / split) for split in subfolders(images)}
+    parts = {split: match_videos(images / split, labels / split) for split in subfolders(images)}
     # a folder without pictures is no split
     if pairs := {split: found for split, found in parts.items() if found}:
         if flat := by_stem(images):
@@ -141,7 +149,19 @@ def list_folder(data: Path) -> dict[str, Split]:
         flat_pairs = match(images, labels)
         pairs = {"train": tuple(pair for i, pair in enumerate(flat_pairs) if i % 5 != 4), "val": flat_pairs[4::5]}
     read = partial(read_translated, label_of={id: id for id in range(len(classes))} | {IGNORE: IGNORE})
-    return {split: Split(classes, found, read) for split, found in pairs.items() if found}
+    return {split: Split(classes, found, read, sequences_in(images / split)) for split, found in pairs.items() if found}
+
+
+def match_videos(images: Path, labels: Path) -> tuple[Pair, ...]:
+    """The frames and label files of two folders, and of the videos in them, each a folder.
+
+    Of a video it is enough that some frames are labelled.
+    """
+    pairs = list(match(images, labels))
+    for video in sorted({*subfolders(images), *subfolders(labels)}):
+        found = match(images / video, labels / video)
+        pairs += [pair for pair in found if pair.labels.is_file()] or found
+    return tuple(pairs)
 
 
 def read_classes(path: Path) -> Classes:
@@ -192,6 +212,13 @@ LAYOUTS: dict[str, tuple[Callable[[Path], dict[str, Split]], str]] = {
     ),
 }
 """How the splits of each data set are listed, and where they are expected."""
+
+VIDEOS = {
+    "cityscapes": "the frames before the labelled ones in leftImg8bit_sequence/SPLIT/CITY/",
+    "camvid": "neighbouring frames, by their numbers",
+    "folder": "a folder of numbered frames for each video, images/SPLIT/VIDEO/, and its labels in labels/SPLIT/VIDEO/",
+}
+"""What the data sets that can have sequences of frames need for them."""
 
 
 def match(
@@ -252,7 +279,12 @@ def lines(path: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def sequences_of(frames: Iterable[Path], longest: int) -> tuple[tuple[Path, ...], ...]:
+def sequences_in(folder: Path) -> tuple[tuple[Path, ...], ...]:
+    """Runs of consecutive frames of the videos in a folder, each a folder of numbered frames."""
+    return tuple(run for video in subfolders(folder) for run in sequences_of(by_stem(folder / video).values()))
+
+
+def sequences_of(frames: Iterable[Path], longest: float = math.inf) -> tuple[tuple[Path, ...], ...]:
     """Runs of consecutive frames: of one recording, their numbers as far apart as usual in it, at most the longest."""
     runs: list[tuple[Path, ...]] = []
     numbered = sorted((*recording_and_number(frame), frame) for frame in frames)
@@ -264,6 +296,11 @@ def sequences_of(frames: Iterable[Path], longest: int) -> tuple[tuple[Path, ...]
         starts = [0, *(i + 1 for i, step in enumerate(steps) if step > 1.5 * usual), len(paths)]
         runs += [paths[start:end] for start, end in pairwise(starts)]
     return tuple(runs)
+
+
+def frame_before(frame: Path) -> str:
+    """The name of the file of the frame that comes before."""
+    return re.sub(r"\d+(?=(_leftImg8bit)?\.)", lambda digits: f"{int(digits[0]) - 1:0{len(digits[0])}}", frame.name)
 
 
 def recording_and_number(frame: Path) -> tuple[str, int]:

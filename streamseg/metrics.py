@@ -1,9 +1,11 @@
-"""How well predicted labels agree with true ones, as counts that add up over images.
+"""How well predicted labels agree with true ones, as counts that add up over images, and how steady they are in videos.
 
 Shapes: K classes, H height, W width.
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -100,3 +102,83 @@ def near(labels: Tensor, others: Tensor, tolerance: int) -> Tensor:
         for x in range(2 * tolerance + 1):
             found |= labels == padded[y : y + height, x : x + width]
     return torch.where(found, labels, IGNORE)
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """How long each pixel of a video has stayed as it is in the last frame: maps (H, W) of frames, the last among them.
+
+    They are all that a window of any length needs, so that no frame before the last has to be kept.
+    """
+
+    labels: Tensor
+    predicted: Tensor
+    true: Tensor
+    """Frames since the true label changed; 0 where it is IGNORE."""
+    ours: Tensor
+    """Frames since the predicted label changed."""
+    right: Tensor
+    """Frames since the predicted label was wrong."""
+    frames: int
+    """How many the video has had so far."""
+
+
+def extend(runs: Runs | None, labels: Tensor, predicted: Tensor) -> Runs:
+    """What a video's next frame makes of its runs; None before the first.
+
+    Args:
+        labels: (H, W), with IGNORE.
+        predicted: (H, W).
+    """
+    has_class, right = labels != IGNORE, labels == predicted
+    if runs is None:
+        return Runs(labels, predicted, has_class.int(), torch.ones_like(labels, dtype=torch.int32), right.int(), 1)
+    return Runs(
+        labels,
+        predicted,
+        true=torch.where(labels == runs.labels, runs.true + 1, 1) * has_class,
+        ours=torch.where(predicted == runs.predicted, runs.ours + 1, 1),
+        right=(runs.right + 1) * right,
+        frames=runs.frames + 1,
+    )
+
+
+def consistency(runs: Runs, window: int) -> Tensor:
+    """Of the pixels whose true label is the same in all of a video's last frames, the share (2,), from 0 to 1, whose
+    predicted label is the same in all of them, and the share where it is right in all of them; NaN if there are none.
+
+    The first is a term of VC_n, the video consistency of VSPW (Miao et al., CVPR 2021); see mvc.
+    """
+    still = runs.true >= window
+    kept = torch.stack([still & (runs.ours >= window), still & (runs.right >= window)])
+    return kept.sum(dim=(1, 2)).double() / still.sum()
+
+
+def mvc(videos: Sequence[Sequence[Tensor]]) -> Tensor:
+    """mVC_n (2,), plain and strict, from the consistency in a window of n at each frame of each video; NaN without any.
+
+    As the paper of VSPW defines it: a video of C frames has C - n + 1 windows, its VC_n is the mean over them, and
+    mVC_n is the mean over the videos. Windows in which no pixel keeps its label do not count. The script that comes
+    with VSPW differs in three points: it leaves out the last window of each video, takes the mean over the windows of
+    all videos at once, and counts pixels of no class as if that were one. Strict is ours.
+    """
+    means = [torch.stack([*windows]).nanmean(dim=0) for windows in videos if windows]
+    return torch.stack(means).nanmean(dim=0) if means else torch.full((2,), torch.nan)
+
+
+def flip_counts(runs: Runs) -> Tensor:
+    """What flip rates are made of (4,): pixels whose predicted label is another than in the frame before, and all
+    pixels; the same of the pixels whose true label is that of the frame before. All 0 in a video's first frame.
+    """
+    if runs.frames == 1:
+        return torch.zeros(4, dtype=torch.int64, device=runs.ours.device)
+    flipped, still = runs.ours == 1, runs.true > 1
+    return torch.stack([flipped, torch.ones_like(still), flipped & still, still]).sum(dim=(1, 2))
+
+
+def flip_rates(counts: Tensor) -> Tensor:
+    """The share of pixels (2,), from 0 to 1, that change their predicted label from a frame to the next, and of those
+    alone whose true label stays, from the sum of flip_counts over all frames; NaN where there are none.
+    """
+    flipped, pixels, flipped_still, still = counts.double()
+    return torch.stack([flipped / pixels, flipped_still / still])

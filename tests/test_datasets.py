@@ -2,18 +2,16 @@ import threading
 
 import pytest
 import torch
-from test_layouts import make_camvid, make_cityscapes, make_folder, save_frame, save_ids
+from test_layouts import make_camvid, make_cityscapes, make_folder, make_snippets, save_frame, save_ids
 
 from streamseg.classes import CAMVID
 from streamseg.datasets import DATASETS, Dataset, camvid, cityscapes, folder, in_parallel, read_pairs
 from streamseg.images import read_ids
+from streamseg.layouts import recording_and_number
 
 
 def test_cityscapes_clips_end_in_the_labelled_frame(tmp_path):
-    video = make_cityscapes(tmp_path) / "leftImg8bit_sequence" / "val" / "frankfurt"
-    for number in [*range(275, 305), *range(557, 587)]:
-        save_frame(video / f"frankfurt_000000_{number:06}_leftImg8bit.png", number)
-    dataset = cityscapes(tmp_path, "val")
+    dataset = cityscapes(make_snippets(make_cityscapes(tmp_path)), "val")
     assert [len(sequence) for sequence in dataset.sequences] == [30, 30]
     clips = dataset.clips(20)
     assert [clip.labels for clip in clips] == [pair.labels for pair in dataset.pairs]
@@ -137,3 +135,77 @@ def test_frames_of_a_clip_that_differ_in_size_are_named(tmp_path):
     save_ids(tmp_path / "trainannot/0016E5_00870.png", [0], size=(4, 6))
     with pytest.raises(ValueError, match=r"train/0016E5_00870\.png is 12 x 8 .*trainannot/0016E5_00870\.png is 6 x 4"):
         dataset.read_clip(clip)
+
+
+def numbers(sequence):
+    return [recording_and_number(still.image)[1] for still in sequence]
+
+
+def test_camvid_is_walked_in_order_by_the_clock_of_its_recordings(tmp_path):
+    taken = [840, 870, 901, 930, 2400, 2430]
+    make_camvid(tmp_path, "train", [f"0016E5_{number:05}" for number in taken] + ["0006R0_f00930"])
+    make_camvid(tmp_path, "val", [f"0016E5_{number:05}" for number in range(7959, 7967, 2)])
+    dataset = camvid(tmp_path, "trainval")
+    sequences = dataset.stills(1)
+    assert [*map(numbers, sequences)] == [[930], taken[:4], taken[4:], [7959, 7961, 7963, 7965]]
+    assert dataset.stills() == sequences
+    assert [still.seconds for still in sequences[2]] == [80, 81]
+    assert sequences[3][1].seconds - sequences[3][0].seconds == pytest.approx(1 / 15)
+    for still in (still for sequence in sequences for still in sequence):
+        frame, labels = dataset.read_still(still)
+        index = [pair.image for pair in dataset.pairs].index(still.image)
+        assert frame.equal(dataset[index][0])
+        assert labels.equal(dataset[index][1])
+
+
+def test_cityscapes_is_walked_as_far_back_as_wanted(tmp_path):
+    dataset = cityscapes(make_snippets(make_cityscapes(tmp_path)), "val")
+    assert [*map(numbers, dataset.stills(0))] == [[294], [576]]
+    assert [*map(numbers, dataset.stills(2))] == [[292, 293, 294], [574, 575, 576]]
+    for before in (30, None):
+        assert [*map(numbers, dataset.stills(before))] == [[*range(275, 295)], [*range(557, 577)]]
+    first, *_, last = dataset.stills()[0]
+    assert last.seconds - first.seconds == pytest.approx(19 / 17)
+    assert (first.labels, last.labels) == (None, dataset.pairs[0].labels)
+    frame, labels = dataset.read_still(first)
+    assert labels.shape == frame.shape[1:]
+    assert labels.unique().tolist() == [255]
+
+
+def test_a_video_labelled_here_and_there_falls_into_pieces(tmp_path):
+    make_folder(tmp_path, [f"val/a/{i}" for i in range(10)])
+    for i in (0, 1, 2, 4, 5, 6, 8, 9):
+        (tmp_path / f"labels/val/a/{i}.png").unlink()
+    dataset = folder(tmp_path, "val")
+    assert [*map(numbers, dataset.stills(2))] == [[1, 2, 3], [5, 6, 7]]
+    assert [*map(numbers, dataset.stills(3))] == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    assert [*map(numbers, dataset.stills())] == [[0, 1, 2, 3, 4, 5, 6, 7]]
+
+
+def test_frames_of_one_name_in_two_videos_keep_their_own_labels(tmp_path):
+    dataset = folder(make_folder(tmp_path, [f"val/{video}/{i}" for video in "ab" for i in range(3)]), "val")
+    labels = [clip.labels.relative_to(tmp_path / "labels/val").as_posix() for clip in dataset.clips(3)]
+    assert labels == ["a/2.png", "b/2.png"]
+    (tmp_path / "labels/val/b/2.png").unlink()
+    assert len(folder(tmp_path, "val").clips(3)) == 1
+
+
+def test_a_neighbour_that_is_missing_is_named(tmp_path):
+    make_snippets(make_cityscapes(tmp_path))
+    (tmp_path / "leftImg8bit_sequence/val/frankfurt/frankfurt_000000_000290_leftImg8bit.png").unlink()
+    dataset = cityscapes(tmp_path, "val")
+    for walk in (dataset.clips, lambda frames: dataset.stills(frames - 1)):
+        assert len(walk(4)) == 2
+        for frames in (5, 100):
+            with pytest.raises(
+                FileNotFoundError,
+                match=r"^frankfurt_000000_000290_leftImg8bit\.png is missing from the sequences of cityscapes, but is "
+                r"one of those before .*/frankfurt_000000_000294_leftImg8bit\.png: add it, or look at fewer frames\.$",
+            ):
+                walk(frames)
+
+
+def test_a_labelled_frame_need_not_be_in_its_snippet_once_more(tmp_path):
+    make_snippets(make_cityscapes(tmp_path))
+    (tmp_path / "leftImg8bit_sequence/val/frankfurt/frankfurt_000000_000294_leftImg8bit.png").unlink()
+    assert [len(sequence) for sequence in cityscapes(tmp_path, "val").sequences] == [30, 30]

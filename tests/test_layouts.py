@@ -2,6 +2,7 @@
 
 import re
 from itertools import combinations
+from pathlib import Path
 
 import numpy
 import pytest
@@ -10,7 +11,7 @@ from PIL import Image
 
 from streamseg.classes import ADE20K, CAMVID, CITYSCAPES, COCO_STUFF, COCO_STUFF_182
 from streamseg.datasets import ade20k, camvid, cityscapes, coco_stuff, folder
-from streamseg.layouts import distance, fill_colours, list_folder
+from streamseg.layouts import distance, fill_colours, frame_before, list_folder
 
 
 def save_frame(path, seed=0, size=(8, 12)):
@@ -30,23 +31,31 @@ def found(labels):
     return labels.unique().tolist()
 
 
-def make_cityscapes(data):
+def make_cityscapes(data, size=(8, 12)):
     for split, city, name in [
         ("train", "ulm", "ulm_000001_000019"),
         ("train", "aachen", "aachen_000000_000019"),
         ("val", "frankfurt", "frankfurt_000000_000294"),
         ("val", "frankfurt", "frankfurt_000000_000576"),
     ]:
-        save_frame(data / "leftImg8bit" / split / city / f"{name}_leftImg8bit.png")
-        save_ids(data / "gtFine" / split / city / f"{name}_gtFine_labelIds.png", range(34))
+        save_frame(data / "leftImg8bit" / split / city / f"{name}_leftImg8bit.png", 0, size)
+        save_ids(data / "gtFine" / split / city / f"{name}_gtFine_labelIds.png", range(34), size)
         save_frame(data / "gtFine" / split / city / f"{name}_gtFine_color.png")
     return data
 
 
-def make_camvid(data, split, names, suffix=".png"):
+def make_snippets(data, size=(8, 12)):
+    """The 30 frames around each labelled one of Cityscapes val."""
+    for number in [*range(275, 305), *range(557, 587)]:
+        name = f"frankfurt_000000_{number:06}_leftImg8bit.png"
+        save_frame(data / "leftImg8bit_sequence" / "val" / "frankfurt" / name, number, size)
+    return data
+
+
+def make_camvid(data, split, names, suffix=".png", size=(8, 12)):
     for i, name in enumerate(names):
-        save_frame(data / split / f"{name}{suffix}", i)
-        save_ids(data / f"{split}annot" / f"{name}.png", range(12))
+        save_frame(data / split / f"{name}{suffix}", i, size)
+        save_ids(data / f"{split}annot" / f"{name}.png", range(12), size)
     return data
 
 
@@ -198,6 +207,38 @@ def test_ones_own_splits_are_lists(tmp_path):
     assert names_of(folder(tmp_path, "train")) == ["b 1", "c.d"]
     assert names_of(folder(tmp_path, "test")) == ["a"]
     assert names_of(folder(tmp_path, "all")) == ["a", "b 1", "c.d"]
+
+
+def test_of_ones_own_videos_each_has_a_folder_and_may_be_labelled_in_part(tmp_path):
+    names = [*(f"val/a/{i}" for i in (1, 2, 9, 10, 11)), "val/b/x_1", "val/b/x_3", "val/b/x_5", "train/c"]
+    make_folder(tmp_path, names)
+    (tmp_path / "labels/val/a/9.png").unlink()
+    dataset = folder(tmp_path, "val")
+    assert [pair.image.relative_to(tmp_path / "images/val").as_posix() for pair in dataset.pairs] == [
+        *(f"a/{i}.jpg" for i in (1, 10, 11, 2)),
+        *(f"b/x_{i}.jpg" for i in (1, 3, 5)),
+    ]
+    assert [[path.stem for path in sequence] for sequence in dataset.sequences] == [
+        ["1", "2"],
+        ["9", "10", "11"],
+        ["x_1", "x_3", "x_5"],
+    ]
+    assert folder(tmp_path, "train").sequences == ()
+    assert folder(tmp_path, "all").sequences == dataset.sequences
+    assert len(folder(tmp_path, "all")) == 8
+
+
+def test_a_video_without_any_label_is_an_error_as_pictures_are(tmp_path):
+    make_folder(tmp_path, ["val/a/1", "val/a/2"])
+    for path in (tmp_path / "labels/val/a").iterdir():
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"a/1\.jpg has no labels: expected .*labels/val/a/1\.png"):
+        folder(tmp_path, "val")
+
+
+def test_the_frame_before_has_the_number_before():
+    for name, before in (("0016E5_07960.png", "0016E5_07959.png"), ("a_100_leftImg8bit.png", "a_099_leftImg8bit.png")):
+        assert frame_before(Path("val") / name) == before
 
 
 def test_colours_that_are_made_up_differ(tmp_path):

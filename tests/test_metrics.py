@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -8,8 +9,13 @@ from streamseg.metrics import (
     boundary_counts,
     boundary_f1,
     confusion_matrix,
+    consistency,
+    extend,
+    flip_counts,
+    flip_rates,
     iou,
     miou,
+    mvc,
     near,
     pixel_accuracy,
 )
@@ -177,9 +183,143 @@ def test_boundary_f1_is_its_definition(seed):
     assert [None if math.isnan(share) else share for share in f1] == pytest.approx(expected)
 
 
+def random_video(seed, frames=12, classes=3, size=(6, 8), ignored=0.02):
+    """True labels and predicted ones of each frame, which change now and then."""
+    generator = torch.Generator().manual_seed(seed)
+    labels, predicted = torch.randint(0, classes, (2, *size), generator=generator)
+    video = []
+    for _ in range(frames):
+        draws = torch.rand((4, *size), generator=generator)
+        fresh, noise = torch.randint(0, classes, (2, *size), generator=generator)
+        labels = torch.where(draws[0] < 0.05, fresh, labels)
+        predicted = torch.where(draws[1] < 0.08, noise, torch.where(draws[2] < 0.3, labels, predicted))
+        video.append((torch.where(draws[3] < ignored, 255, labels).to(torch.uint8), predicted))
+    return video
+
+
+def runs_of(video):
+    """The runs after each frame of a video."""
+    runs = None
+    for labels, predicted in video:
+        runs = extend(runs, labels, predicted)
+        yield runs
+
+
+def consistency_of(videos, window):
+    """mVC of whole videos, plain and strict."""
+    return mvc([[consistency(runs, window) for runs in runs_of(video)] for video in videos]).tolist()
+
+
+def flip_rates_of(videos):
+    return flip_rates(sum(flip_counts(runs) for video in videos for runs in runs_of(video))).tolist()
+
+
+def published_mvc(videos, n):
+    """The definition of VSPW's paper, window by window and pixel by pixel, plain and strict."""
+    of_videos = []
+    for video in videos:
+        of_windows = []
+        for start in range(len(video) - n + 1):
+            window = [(labels.flatten().tolist(), predicted.flatten().tolist()) for labels, predicted in video[start:]][
+                :n
+            ]
+            common = [i for i, label in enumerate(window[0][0]) if all(true[i] == label for true, _ in window)]
+            common = [i for i in common if window[0][0][i] != 255]
+            if common:
+                steady = [i for i in common if all(ours[i] == window[0][1][i] for _, ours in window)]
+                right = [i for i in steady if window[0][1][i] == window[0][0][i]]
+                of_windows.append((len(steady) / len(common), len(right) / len(common)))
+        if of_windows:
+            of_videos.append([sum(shares) / len(of_windows) for shares in zip(*of_windows, strict=True)])
+    return [sum(shares) / len(of_videos) for shares in zip(*of_videos, strict=True)]
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 8])
+def test_video_consistency_is_its_published_definition(window):
+    videos = [random_video(0), random_video(1, frames=9), random_video(2, frames=5, ignored=0.3)]
+    assert consistency_of(videos, window) == pytest.approx(published_mvc(videos, window))
+
+
+@pytest.mark.parametrize("window", [2, 8])
+def test_the_published_script_gives_the_same_of_a_video_of_one_more_frame_without_ignored_pixels(window):
+    # of C frames it takes C - n windows, not C - n + 1
+    video = random_video(3, frames=13, ignored=0)
+    accuracies = []
+    for start in range(len(video) - window):
+        true, ours = (torch.stack(maps) for maps in zip(*video[start : start + window], strict=True))
+        common, steady = ((maps == maps[0]).all(dim=0) for maps in (true, ours))
+        accuracies.append(((common & steady).sum() / common.sum()).item())
+    assert consistency_of([video[:-1]], window)[0] == pytest.approx(sum(accuracies) / len(accuracies))
+
+
+def test_a_prediction_that_never_changes_is_wholly_consistent_and_never_flips():
+    constant = torch.ones(6, 8, dtype=torch.long)
+    video = [(labels, constant) for labels, _ in random_video(0)]
+    plain, strict = consistency_of([video], 8)
+    assert plain == 1
+    assert 0 < strict < 1
+    assert flip_rates_of([video]) == [0, 0]
+
+
+def test_a_prediction_that_is_always_right_is_wholly_consistent_in_the_strict_sense_too():
+    video = [(labels, labels) for labels, _ in random_video(0)]
+    assert consistency_of([video], 8) == [1, 1]
+    overall, still = flip_rates_of([video])
+    assert overall > 0
+    assert still == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_strict_consistency_is_never_above_the_plain_one(seed):
+    for window in (1, 2, 4, 8):
+        plain, strict = consistency_of([random_video(seed)], window)
+        assert strict <= plain
+
+
+def test_the_consistency_and_the_flips_of_a_hand_made_video():
+    # pixels: steady and right; steady and wrong; flips once; its true label changes; ignored once
+    true = [[0, 1, 2, 0, 0], [0, 1, 2, 1, 255], [0, 1, 2, 1, 0]]
+    ours = [[0, 2, 2, 0, 0], [0, 2, 2, 1, 1], [0, 2, 0, 1, 0]]
+    video = [(torch.tensor([t], dtype=torch.uint8), torch.tensor([p])) for t, p in zip(true, ours, strict=True)]
+    assert consistency_of([video], 3) == [2 / 3, 1 / 3]
+    # the first two frames have pixels 0, 1, 2 in common, the last two have 0, 1, 2, 3
+    assert consistency_of([video], 2) == pytest.approx([(3 / 3 + 3 / 4) / 2, (2 / 3 + 2 / 4) / 2])
+    # 2 of 5 pixels flip, then 2; where the truth stays, none of 3, then 1 of 4
+    assert flip_rates_of([video]) == [4 / 10, 1 / 7]
+
+
+def test_a_video_starts_anew():
+    video = random_video(0)
+    halves = [video[:6], video[6:]]
+    assert consistency_of(halves, 3) == pytest.approx(published_mvc(halves, 3))
+    assert consistency_of(halves, 3) != consistency_of([video], 3)
+    flips, pixels, _, _ = sum(flip_counts(runs) for half in halves for runs in runs_of(half)).tolist()
+    assert pixels == 10 * 6 * 8
+    assert flips == sum((a != b).sum() for half in halves for (_, a), (_, b) in pairwise(half))
+
+
+def test_videos_too_short_have_no_consistency_and_do_not_count():
+    short, long = random_video(0, frames=7), random_video(1)
+    assert all(map(math.isnan, consistency_of([short], 8)))
+    assert all(map(math.isnan, consistency_of([], 8)))
+    assert consistency_of([short, long], 8) == consistency_of([long], 8)
+    assert all(map(math.isnan, flip_rates_of([short[:1]])))
+
+
+def test_runs_hold_no_frame_but_the_last():
+    *_, few = runs_of(random_video(0, frames=2))
+    *_, many = runs_of(random_video(0, frames=50))
+    assert [x.shape for x in vars(few).values() if isinstance(x, torch.Tensor)] == [(6, 8)] * 5
+    assert [x.shape for x in vars(many).values() if isinstance(x, torch.Tensor)] == [(6, 8)] * 5
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_counts_as_the_cpu_does():
     labels, predicted = random_maps(0)
     for count in (confusion_matrix, boundary_counts):
         assert count(labels.cuda(), predicted.cuda(), 5).cpu().equal(count(labels, predicted, 5))
+    video = random_video(0)
+    moved = [(labels.cuda(), predicted.cuda()) for labels, predicted in video]
+    assert consistency_of([moved], 3) == pytest.approx(consistency_of([video], 3))
+    assert flip_rates_of([moved]) == pytest.approx(flip_rates_of([video]))

@@ -1,0 +1,400 @@
+"""Streams of frames: their labels, and what a network remembers of them. Only this file knows of windows.
+
+The state of a stream is a value that goes in and comes out: two streams cannot mix, and any state can be kept, saved,
+or gone back to.
+
+Shapes: B streams in a batch, K classes, H height, W width, h x w the map of Res-1, D key channels, C channels.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import repeat
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from streamseg import checkpoint
+from streamseg.images import Picture, to_frame
+from streamseg.layers import check_count
+from streamseg.model import SMALLEST, Context, FANet
+from streamseg.tensors import open_tensors, take_tensors, write_tensors
+from streamseg.tiles import check_frame, check_model, labels_of
+
+FRAME_TIME = 1 / 25
+"""Seconds between frames that come without times."""
+
+PIXELS = 1024 * 2048
+"""The most pixels that a network sees at once, unless told otherwise."""
+
+# in the metadata of a file
+ENTRY = "streamseg-state"
+
+
+@dataclass(frozen=True)
+class LastFrames:
+    """The window is the last frames exactly, the present one among them, and each weighs the same (paper Eq. 6)."""
+
+    frames: int
+    limit: float = math.inf
+    """The most that all past frames weigh together; a network that was trained with T frames knows T - 1."""
+
+    def __post_init__(self) -> None:
+        check_count("window", self.frames)
+        check_positive("limit", self.limit)
+
+
+@dataclass(frozen=True)
+class Fading:
+    """Every frame so far counts, but less with each one that comes after it."""
+
+    share: float
+    """What a frame's weight is multiplied by with each later frame; 0.5 makes all frames weigh two in the end."""
+    limit: float = math.inf
+    """The most that all past frames weigh together; a network that was trained with T frames knows T - 1."""
+
+    def __post_init__(self) -> None:
+        check_positive("share", self.share)
+        if self.share >= 1:
+            raise ValueError(f"share is {self.share}; expected less than 1: what never fades grows without end.")
+        check_positive("limit", self.limit)
+
+
+@dataclass(frozen=True)
+class FadingInTime:
+    """Every frame so far counts, but less as time goes by: a frame that was dropped changes no other's weight."""
+
+    half_life: float
+    """Seconds in which a frame's weight halves."""
+    limit: float = math.inf
+    """The most that all past frames weigh together; a network that was trained with T frames knows T - 1."""
+
+    def __post_init__(self) -> None:
+        check_positive("half_life", self.half_life)
+        if self.half_life == math.inf:
+            raise ValueError("half_life is inf; expected seconds: what never fades grows without end.")
+        check_positive("limit", self.limit)
+
+
+Policy = LastFrames | Fading | FadingInTime
+"""What is remembered of the frames before."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What a stream has seen: a value, whose tensors nothing changes."""
+
+    contexts: tuple[Context, ...]
+    """Oldest first, each of matrices (1, D, C) in fp32; of a fading past one alone, the weighted mean."""
+    weights: tuple[float, ...]
+    """Of each context, at the time of the last frame."""
+    seconds: float
+    """The time of the last frame."""
+
+
+def segment(image: Picture, model: FANet | None = None) -> Tensor:
+    """Labels (H, W), uint8, of a picture: a path, a PIL picture, an array (H, W, 3) or a frame (3, H, W).
+
+    Args:
+        model: The network; without one, the weights that ship with streamseg, which are loaded once.
+    """
+    labels, _ = label_frame(shipped() if model is None else model, to_frame(image))
+    return labels
+
+
+@cache
+def shipped() -> FANet:
+    """The network that ships with streamseg."""
+    model, _ = checkpoint.load()
+    return model
+
+
+def label_frames(
+    model: FANet,
+    frames: Iterable[Tensor],
+    window: int | Policy = 1,
+    state: State | None = None,
+    *,
+    times: Iterable[float] | None = None,
+    cut: float | None = None,
+    size: tuple[int, int] | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each frame (3, H, W) of a stream with its labels (H, W), uint8, on the frame's device.
+
+    Use label_frame to get the state out as well.
+
+    Args:
+        window: How many frames to look at, the present one among them; or another policy, such as Fading.
+        state: What the stream has seen already.
+        times: The time of each frame in seconds; without them there are 25 frames a second.
+        cut: The distance between contexts, from 0 to 2, beyond which a new scene begins and the past is dropped.
+        size: Height and width that the network sees frames at; without it, their own up to 1024 x 2048 pixels.
+    """
+    clock = repeat(None) if times is None else iter(times)
+    for number, frame in enumerate(frames):
+        try:
+            seconds = next(clock)
+        except StopIteration:
+            raise ValueError(f"There are {number} times, but more frames: give a time for each frame.") from None
+        labels, state = label_frame(model, frame, state, window, seconds=seconds, cut=cut, size=size)
+        yield frame, labels
+
+
+def label_frame(
+    model: FANet,
+    frame: Tensor,
+    state: State | None = None,
+    window: int | Policy = 1,
+    *,
+    seconds: float | None = None,
+    cut: float | None = None,
+    size: tuple[int, int] | None = None,
+) -> tuple[Tensor, State]:
+    """Labels (H, W), uint8, of a stream's next frame (3, H, W), and the state for the one after; see label_frames."""
+    (labels,), (state,) = label_batch(model, [frame], [state], window, times=[seconds], cut=cut, size=size)
+    return labels, state
+
+
+def label_batch(
+    model: FANet,
+    frames: Sequence[Tensor],
+    states: Sequence[State | None],
+    window: int | Policy = 1,
+    *,
+    times: Sequence[float | None] | None = None,
+    cut: float | None = None,
+    size: tuple[int, int] | None = None,
+) -> tuple[list[Tensor], list[State]]:
+    """Labels of the next frame of each of several streams, and their states; as label_frame of each alone.
+
+    The network sees them together, so at one size: frames of several sizes need one given.
+    """
+    check_model(model)
+    for frame in frames:
+        check_frame(frame)
+    if size is None:
+        sizes = {working_size(*frame.shape[1:]) for frame in frames}
+        if len(sizes) != 1:
+            raise ValueError(f"A batch is seen at one size, but its frames have {len(sizes)}: give a size.")
+        (size,) = sizes
+    check_size(size)
+    device = model.mean.device
+    images = torch.cat([fit(frame[None].to(device, non_blocking=True), size) for frame in frames])
+    scores, after = step_batch(model, images, states, window, times=times, cut=cut)
+    labels = []
+    for frame, x in zip(frames, scores, strict=True):
+        _, height, width = frame.shape
+        labels.append(labels_of(x, (height, width)).to(frame.device))
+    return labels, after
+
+
+def step_batch(
+    model: FANet,
+    images: Tensor,
+    states: Sequence[State | None],
+    window: int | Policy = 1,
+    *,
+    times: Sequence[float | None] | None = None,
+    cut: float | None = None,
+) -> tuple[Tensor, list[State]]:
+    """Scores (B, K, h, w) of the next images (B, 3, H, W) of as many streams, and their states; see label_frames.
+
+    No stream sees another's state. Of the scores labels_of and labels_and_confidence make labels of any size.
+    """
+    check_model(model)
+    model.check(images, None)
+    policy, device = to_policy(window), model.mean.device
+    times = [None] * len(states) if times is None else times
+    if not len(images) == len(states) == len(times):
+        raise ValueError(f"{len(images)} images, {len(states)} states and {len(times)} times are no batch of streams.")
+    moments = [moment(*pair) for pair in zip(states, times, strict=True)]
+    with torch.inference_mode():
+        known = [state and on_device(state, device) for state in states]
+        pasts = [past_of(*pair, policy) for pair in zip(known, moments, strict=True)]
+        for i, past in enumerate(pasts):
+            model.check(images[i : i + 1], past)
+        maps = model.encode(images.to(device))
+        attended, batch = model.attend(maps, together(model, pasts))
+        # copies, which do not hold on to the batch, in fp32, in which sums of many frames do not drift
+        contexts = [to_context(x[i : i + 1].to(torch.float32, copy=True) for x in batch) for i in range(len(images))]
+        if cut is not None:
+            far = [distance > cut for distance in distances(known, contexts)]
+            if any(far):
+                known = [None if begins else state for begins, state in zip(far, known, strict=True)]
+                pasts = [None if begins else past for begins, past in zip(far, pasts, strict=True)]
+                # the contexts stay as they are: no past reaches them
+                attended, _ = model.attend(maps, together(model, pasts))
+        scores = model.score(model.merge(attended))
+        return scores, [advance(*entry, policy) for entry in zip(known, contexts, moments, strict=True)]
+
+
+def past_of(state: State | None, seconds: float, window: int | Policy) -> Context | None:
+    """The past to give to step for a frame at a time: the sum of the contexts by their weights; None if it is empty."""
+    policy = to_policy(window)
+    if state is None:
+        return None
+    left = recall(state, seconds, policy)
+    weight = sum(left.weights)
+    return weighted_sum(left, min(1.0, policy.limit / weight)) if weight else None
+
+
+def advance(state: State | None, context: Context, seconds: float, window: int | Policy) -> State:
+    """The state after one more frame, whose context weighs 1."""
+    policy = to_policy(window)
+    left = State((), (), seconds) if state is None else recall(state, seconds, policy)
+    after = State((*left.contexts, context), (*left.weights, 1.0), seconds)
+    if isinstance(policy, LastFrames):
+        return recall(after, seconds, policy)  # which leaves what the next frame will look at
+    return State((mean(after),), (sum(after.weights),), seconds)
+
+
+def recall(state: State, seconds: float, policy: Policy) -> State:
+    """What is left of a state when the next frame comes."""
+    if isinstance(policy, LastFrames):
+        first = max(0, len(state.contexts) - (policy.frames - 1))
+        return replace(state, contexts=state.contexts[first:], weights=state.weights[first:])
+    if isinstance(policy, Fading):
+        share = policy.share
+    else:
+        # while a clock is set back, nothing fades
+        share = 0.5 ** (max(0.0, seconds - state.seconds) / policy.half_life)
+    return replace(state, weights=tuple(share * weight for weight in state.weights))
+
+
+def mean(state: State) -> Context:
+    """The mean of a state's contexts by their weights."""
+    return weighted_sum(state, 1 / sum(state.weights))
+
+
+def weighted_sum(state: State, scale: float) -> Context:
+    """The sum of a state's contexts by their weights, times a scale."""
+    # anew for each frame: the running sum of a window would drift
+    return to_context(
+        torch.stack([scale * weight * x for x, weight in zip(stage, state.weights, strict=True)]).sum(dim=0)
+        for stage in zip(*state.contexts, strict=True)
+    )
+
+
+def to_context(matrices: Iterable[Tensor]) -> Context:
+    """The context of four matrices, of Res-1 … Res-4."""
+    x1, x2, x3, x4 = matrices
+    return x1, x2, x3, x4
+
+
+def context_distance(a: Context, b: Context) -> Tensor:
+    """How far apart two contexts are, (B,), from 0 for the same scene to 2: one minus the cosine of Res-2's."""
+    # Of the four stages the one that tells best, before and after training. FANet-18 on CamVid: up to 0.014 between
+    # frames of 15 Hz, 0.15 between frames a second apart, 0.20 and more between drives.
+    return 1 - F.cosine_similarity(a[1].flatten(1), b[1].flatten(1))
+
+
+def distances(states: Sequence[State | None], contexts: Sequence[Context]) -> list[float]:
+    """How far each stream's next context is from the mean of those it has seen; 0 where it has seen none."""
+    seen = [(i, state) for i, state in enumerate(states) if state is not None and state.contexts]
+    far = [0.0] * len(states)
+    if seen:
+        # one answer for all streams, for which the device is waited for
+        found = torch.cat([context_distance(contexts[i], mean(state)) for i, state in seen]).tolist()
+        for (i, _), distance in zip(seen, found, strict=True):
+            far[i] = distance
+    return far
+
+
+def together(model: FANet, pasts: Sequence[Context | None]) -> Context | None:
+    """The pasts of several streams as the past of one batch; streams without one get zeros, which change nothing."""
+    if not any(pasts):
+        return None
+    nothing = to_context(model.mean.new_zeros(1, *attend.context_shape) for attend in model.attends)
+    return to_context(torch.cat(stage) for stage in zip(*(past or nothing for past in pasts), strict=True))
+
+
+def on_device(state: State, device: torch.device) -> State:
+    """A state whose tensors are on a device."""
+    return replace(state, contexts=tuple(to_context(x.to(device) for x in context) for context in state.contexts))
+
+
+def working_size(height: int, width: int, pixels: int = PIXELS) -> tuple[int, int]:
+    """The height and width that a frame is seen at: its own, or less, in proportion, where it has too many pixels.
+
+    No side is below 32, the least that a network can see.
+    """
+    scale = min(1.0, math.sqrt(pixels / (height * width)))
+    tall = max(SMALLEST, int(height * scale))
+    wide = max(SMALLEST, min(int(width * scale), pixels // tall))
+    # of a narrow strip the short side has grown
+    return max(SMALLEST, min(tall, pixels // wide)), wide
+
+
+def fit(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Images (B, 3, H, W) at another size; each pixel of a smaller one is a mean over those that it stands for."""
+    if tuple(images.shape[-2:]) == size:
+        return images
+    # the CPU resizes bytes in a quarter of the time of floats; other devices know floats alone
+    images = images if images.device.type == "cpu" else images.float()
+    return F.interpolate(images, size, mode="bilinear", antialias=True)
+
+
+def moment(state: State | None, seconds: float | None) -> float:
+    """The time of the next frame; one without a time comes a 25th of a second after the last."""
+    if seconds is None:
+        return 0.0 if state is None else state.seconds + FRAME_TIME
+    if not math.isfinite(seconds):
+        raise ValueError(f"The time of a frame is {seconds}; expected seconds.")
+    return seconds
+
+
+def to_policy(window: int | Policy) -> Policy:
+    """What a window says: a number of frames, or a policy itself."""
+    return window if isinstance(window, Policy) else LastFrames(window)
+
+
+def check_size(size: tuple[int, int]) -> None:
+    """Raise a ValueError if a network cannot see frames at a size."""
+    if len(size) != 2 or not all(type(side) is int and side >= SMALLEST for side in size):
+        raise ValueError(f"The size is {size!r:.80}; expected height and width, {SMALLEST} pixels or more each.")
+
+
+def check_positive(option: str, given: float) -> None:
+    """Raise a ValueError if an option is no number above 0."""
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
+        raise ValueError(f"{option} is {given!r:.80}; expected a number above 0.")
+
+
+def save_state(state: State, path: str | Path) -> None:
+    """Write what a stream has seen to a safetensors file, whole or not at all."""
+    tensors = {
+        f"{i}.res{stage}": matrix.to("cpu", copy=True)
+        for i, context in enumerate(state.contexts)
+        for stage, matrix in enumerate(context, start=1)
+    }
+    entry = json.dumps({"weights": state.weights, "seconds": state.seconds})
+    write_tensors(Path(path), tensors, {"format": "pt", ENTRY: entry})
+
+
+def load_state(path: str | Path) -> State:
+    """What a stream had seen when its state was saved, bit for bit; nothing in the file is ever run."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"No state of a stream at {path}: check the path.")
+    with open_tensors(path) as file:
+        metadata, tensors = file.metadata() or {}, take_tensors(path, file)
+    if ENTRY not in metadata:
+        raise ValueError(f"{path} holds no state of a stream: give a file that save_state wrote.")
+    try:
+        entry = json.loads(metadata[ENTRY])
+        weights, seconds = tuple(map(float, entry["weights"])), float(entry["seconds"])
+        contexts = tuple(to_context(tensors.pop(f"{i}.res{n}") for n in (1, 2, 3, 4)) for i in range(len(weights)))
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{path} describes itself wrongly ({error!r:.200}): it cannot be used.") from None
+    shapes = {tuple(x.shape for x in context) for context in contexts}
+    matrices = [x for context in contexts for x in context]
+    if tensors or len(shapes) > 1 or not all(x.ndim == 3 and len(x) == 1 for x in matrices):
+        raise ValueError(f"{path} holds other tensors than the contexts of a stream: it cannot be used.")
+    finite = all(x.dtype == torch.float32 and x.isfinite().all() for x in matrices)
+    if not (finite and math.isfinite(seconds) and all(0 < weight < math.inf for weight in weights)):
+        raise ValueError(f"{path} holds numbers that no stream leaves, such as nan: it cannot be used.")
+    return State(contexts, weights, seconds)
