@@ -26,7 +26,7 @@ clean:
 
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/pip
 	@echo "Installing streamseg into .venv (a minute or so; about 1 GB with torch)"
-	@$(INSTALL) -e .
+	@$(INSTALL) -e '.[video]'
 	@touch $@
 
 .venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/pip

@@ -38,6 +38,20 @@ if TYPE_CHECKING:
     from streamseg.encoder import load_imagenet as load_imagenet
     from streamseg.images import read_image as read_image
     from streamseg.model import FANet as FANet, fanet18 as fanet18, fanet34 as fanet34
+    from streamseg.sources import read_frames as read_frames
+    from streamseg.stream import (
+        Fading as Fading,
+        FadingInTime as FadingInTime,
+        LastFrames as LastFrames,
+        State as State,
+        label_frame as label_frame,
+        label_frames as label_frames,
+        load_state as load_state,
+        save_state as save_state,
+        segment as segment,
+    )
+    from streamseg.tiles import label_tiled as label_tiled
+    from streamseg.video import write_frames as write_frames
 
 # the same for the running program; a test keeps the two alike
 MODULES = {
@@ -50,6 +64,10 @@ MODULES = {
     "encoder": "load_imagenet",
     "images": "read_image",
     "model": "FANet fanet18 fanet34",
+    "sources": "read_frames",
+    "stream": "Fading FadingInTime LastFrames State label_frame label_frames load_state save_state segment",
+    "tiles": "label_tiled",
+    "video": "write_frames",
 }
 MODULE_OF = {name: module for module, names in MODULES.items() for name in names.split()}
 

@@ -5,6 +5,7 @@ Heavy imports happen inside the verbs, so that help is instant.
 
 import os
 import sys
+import warnings
 from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from pathlib import Path
@@ -30,46 +31,178 @@ Device = Annotated[str, optional("NAME", "a GPU if there is one")]
 
 
 def segment(
-    image: Annotated[Path, tyro.conf.arg(metavar="IMAGE")],
-    out: Annotated[Path | None, optional("[OUT]", "NAME-overlay.png in this folder")] = None,
+    names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE... [OUT]")],
     /,
     *,
     weights: Annotated[Path | None, optional("FILE", "those that ship")] = None,
+    overlay: bool = True,
+    labels: bool = False,
+    confidence: bool = False,
+    side_by_side: bool = False,
+    legend: bool = False,
+    classes: str = "",
+    alpha: float = 0.5,
+    json: Annotated[Path | None, optional("FILE", "none is written")] = None,
+    show: bool = False,
+    window: int = 1,
+    half_life: Annotated[float | None, optional("SECONDS", "the exact window")] = None,
+    cut: Annotated[float | None, optional("DISTANCE", "off")] = None,
+    deadline: Annotated[float | None, optional("MS", "none")] = None,
+    size: Annotated[str, optional("HEIGHTxWIDTH", "the frames' own, up to 1024 x 2048 pixels")] = "",
+    tile: bool = False,
+    raw_size: Annotated[str, optional("HEIGHTxWIDTH", "none")] = "",
+    rate: Annotated[float | None, optional("FPS", "25")] = None,
+    device: Device = "",
+    precision: Annotated[str, optional("{fp32,fp16,bf16}", "fp16 on a GPU, fp32 on the CPU")] = "",
 ) -> None:
-    """Label every pixel of a picture: writes it under the colours of its classes, and the labels beside it.
+    """Label every pixel of pictures, videos, cameras and streams, and write them under the colours of their classes.
 
     Args:
-        image: The picture: PNG, JPEG, WebP, TIFF, ...
-        out: The overlay to write, or a folder for it. The labels, an indexed PNG, go beside it as NAME-labels.png.
+        names: What to label: pictures, a folder, a pattern ('*.jpg'), a list (.txt), a video, numbered pictures
+            (frame_%04d.png), an http or rtsp address, a camera (0), or - for raw frames on standard input. Behind it,
+            where to write: a picture or a video, a folder, numbered pictures, or - for raw labels on standard output;
+            without it, NAME-overlay.png or .mp4 in this folder.
         weights: A checkpoint.
+        overlay: Write the overlay: a picture, or a video.
+        labels: Write the labels too: NAME-labels.png, indexed, or NAME-labels.mkv, lossless; a pixel is its class.
+        confidence: Write how sure the network is too, 0 to 255: NAME-confidence.png or .mkv, lossless.
+        side_by_side: Put the frame itself beside the overlay.
+        legend: Name the colours.
+        classes: Highlight these alone, such as road,car.
+        alpha: Share of the colours in the overlay, 0 to 1.
+        json: A file for a line of JSON a frame: shares of the classes, latency, age of the mask.
+        show: Show the overlay in a window; q closes it.
+        window: How many frames of a video the network looks at; more than 1 is for networks trained so.
+        half_life: Instead of a window, let the past fade by half in so many seconds, whatever frames were dropped.
+        cut: Forget the past at a change of scene: where contexts differ by more than this.
+        deadline: See frames smaller if need be, so that labels come within so many milliseconds.
+        size: See frames at this size; labels have the frames' own all the same.
+        tile: See large pictures whole, tile by tile, instead of smaller.
+        raw_size: The size of raw frames on standard input: RGB, 8 bits.
+        rate: Frames a second of numbered pictures and raw frames.
+        device: cuda or cpu.
+        precision: What the network computes in.
     """
+    from contextlib import ExitStack
+    from json import dumps
+    from time import monotonic
+
     import torch
 
-    from streamseg import checkpoint, draw, images
+    from streamseg import checkpoint, latency
     from streamseg.files import check_place, written_whole
+    from streamseg.images import allow_large_pictures
+    from streamseg.layers import check_choice
+    from streamseg.pipeline import Labeller, Pipeline, Style
+    from streamseg.results import Results, plan
+    from streamseg.show import Window
+    from streamseg.sources import Capture, find_sources
+    from streamseg.stream import FadingInTime, LastFrames, check_positive
 
-    out = out or Path()
-    if out.is_dir():
-        out = out / f"{image.stem}-overlay.png"
-    labels_out = out.with_name(f"{out.stem.removesuffix('-overlay')}-labels.png")
-    images.check_suffix(out)
-    for path in (out, labels_out):
-        check_place(path)
-        if path.exists() and image.exists() and path.samefile(image):
-            raise ValueError(f"{path} is the picture itself: give another name to write to.")
+    given, out = (names[:-1], names[-1]) if len(names) > 1 else (names, "")
+    raw = out == "-"
+    if precision:
+        check_choice("precision", precision, ("fp32", "fp16", "bf16"))
+    if tile and (confidence or window > 1 or half_life or deadline or size):
+        raise ValueError(
+            "--tile sees single pictures at full size: leave out --confidence, --window, --deadline, --size."
+        )
+    if tile:
+        allow_large_pictures()
+    for option, number in (("deadline", deadline), ("cut", cut)):
+        if number is not None:
+            check_positive(option, number)
+    policy = FadingInTime(half_life) if half_life is not None else LastFrames(window)
+    sources = find_sources(given, raw_size=parse_size("--raw-size", raw_size), rate=rate)
+    results = plan(sources, out, overlay=overlay, labels=labels, confidence=confidence)
+    if json:
+        check_place(json)
+        if json.resolve() in {path.resolve() for files in (*sources, *results) for path in files.paths}:
+            raise ValueError(f"{json} is read or written already: give another name for --json.")
+    place = pick_device(device)
+    model, known = checkpoint.load(weights)
+    only = tuple(find_class(name, known.names) for name in classes.split(",") if name.strip())
+    half = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    kind = half[precision or ("fp16" if place.type == "cuda" else "fp32")]
+    model = model.to(place, kind, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
+    labeller = Labeller(model, known, policy, cut, parse_size("--size", size), tile, confidence)
 
-    frame = images.read_image(image)
-    model, classes = checkpoint.load(weights)
-    with torch.inference_mode():
-        labels = model(frame[None])[0].argmax(dim=0)
-    with written_whole(out) as overlay_file, written_whole(labels_out) as labels_file:
-        images.write_image(overlay_file, draw.overlay(frame, labels, classes))
-        images.write_labels(labels_file, labels, classes)
+    words = sys.stderr if raw else sys.stdout
+    meter = latency.Meter()
+    last = monotonic()
 
-    shares = labels.flatten().bincount(minlength=len(classes)) / labels.numel()
-    largest = [f"{classes.names[i]} {shares[i]:.0%}" for i in shares.argsort(descending=True)[:5] if shares[i] > 0.005]
-    print(f"{image}: {', '.join(largest)}")
-    print(f"  {out}  {labels_out}")
+    def wrote(capture: Capture, shares: list[float], places: Results) -> None:
+        if places.are_pictures and places.paths:
+            print(f"{capture.name}: {describe_shares(known.names, shares)}", file=words)
+            print("  " + "  ".join(map(str, places.of(capture).paths)), file=words)
+
+    def watch() -> None:
+        nonlocal last
+        if sys.stderr.isatty() and monotonic() - last > 0.25:
+            last = monotonic()
+            print(f"\r\x1b[K{latency.line(meter.summary())}", end="", file=sys.stderr, flush=True)
+
+    with ExitStack() as files:
+        records = files.enter_context(files.enter_context(written_whole(json)).open("w")) if json else None
+        pipeline = Pipeline(
+            list(zip(sources, results, strict=True)),
+            labeller,
+            Style(alpha, only, legend, side_by_side),
+            meter,
+            deadline=None if deadline is None else deadline / 1000,
+            records=records,
+            raw=sys.stdout.buffer if raw else None,
+            window=Window("streamseg") if show else None,
+            say=complain,
+            wrote=wrote,
+            watch=watch,
+        )
+        outcome = pipeline.run()
+        if not outcome.frames and outcome.problems:
+            fail(outcome.problems[0])
+        if records:
+            records.write(dumps({"summary": latency.to_json(meter.summary())}) + "\n")
+
+    clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+    print(clear, end="", file=sys.stderr, flush=True)
+    for stream in pipeline.streams:
+        if stream.written and not stream.results.are_pictures:
+            print(f"{stream.source.name}: {'  '.join(map(str, stream.results.paths))}", file=words)
+    if outcome.frames > 1:
+        print(f"\nall frames: {describe_shares(known.names, outcome.shares)}", file=words)
+        print(f"seen at {outcome.size[0]} x {outcome.size[1]}\n", file=words)
+        if deadline is not None:
+            held = 100 - 100 * outcome.late / outcome.frames
+            print(f"deadline of {deadline:g} ms held by {held:.1f} % of the frames\n", file=words)
+        print(latency.render(meter.summary()), file=words)
+    for problem in outcome.problems:
+        complain(problem)
+    if outcome.signal or outcome.problems:
+        sys.exit(128 + outcome.signal if outcome.signal else 1)
+
+
+def parse_size(option: str, text: str) -> tuple[int, int] | None:
+    """A height and width from "HEIGHTxWIDTH"; None from nothing."""
+    if not text:
+        return None
+    sides = text.lower().split("x")
+    if len(sides) != 2 or not all(side.isascii() and side.isdecimal() and 32 <= int(side) <= 65536 for side in sides):
+        raise ValueError(f"{option} is {text!r:.80}; expected a height and a width from 32 up, such as 720x1280.")
+    return int(sides[0]), int(sides[1])
+
+
+def find_class(name: str, names: tuple[str, ...]) -> int:
+    """The number of a class by its name, in small letters or large."""
+    for number, known in enumerate(names):
+        if known.lower() == name.strip().lower():
+            return number
+    raise ValueError(f"No class is called {name.strip()!r:.80}; there are {', '.join(names)}.")
+
+
+def describe_shares(names: tuple[str, ...], shares: list[float]) -> str:
+    """The largest classes of a frame and their shares of it."""
+    largest = sorted(zip(shares, names, strict=True), reverse=True)[:5]
+    return ", ".join(f"{name} {share:.0%}" for share, name in largest if share > 0.005)
 
 
 def check(
@@ -173,6 +306,8 @@ def evaluate(
     only: str = "",
     scales: tuple[float, ...] = (1.0,),
     flip: bool = False,
+    window: Annotated[int | None, optional("FRAMES", "single frames, in any order")] = None,
+    half_life: Annotated[float | None, optional("SECONDS", "the exact window")] = None,
     json: Annotated[Path | None, optional("FILE", "none is written")] = None,
     plots: Annotated[Path | None, optional("DIR", "none are written")] = None,
     device: Device = "",
@@ -187,6 +322,9 @@ def evaluate(
         only: Measure on the frames alone whose file name starts so: a recording that training left out.
         scales: Sizes to look at each image in; their answers are averaged.
         flip: Look at each image's mirror image too.
+        window: Look at sequences in order, at so many frames of them at a time, and measure how steady the labels are
+            and how long a frame takes; 1 is the network for images.
+        half_life: Instead of a window, let the past fade by half in so many seconds.
         json: A file for the figures.
         plots: A folder for confusion.png and worst.png.
         device: cuda or cpu.
@@ -200,8 +338,16 @@ def evaluate(
     from streamseg.datasets import DATASETS
     from streamseg.files import check_place, written_whole
     from streamseg.layers import check_choice
+    from streamseg.stream import FadingInTime, LastFrames, Policy
 
     check_choice("dataset", dataset, tuple(DATASETS))
+    policy: Policy | None = None if window is None else LastFrames(window)
+    if half_life is not None:
+        if policy:
+            raise ValueError("Give --window or --half-life, not both.")
+        policy = FadingInTime(half_life)
+    if policy and (flip or scales != (1.0,)):
+        raise ValueError("--window and --half-life see each frame once, as it is: leave out --scales and --flip.")
     if json:
         check_place(json)
     if plots:
@@ -219,16 +365,25 @@ def evaluate(
                 f"and {theirs} in the other."
             )
     model = model.to(place, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
-    result = evaluation.evaluate(
-        model, frames, place, scales=scales, flip=flip, threads=torch.get_num_threads(), progress=show_progress
-    )
-    print(evaluation.render(result))
+    threads = torch.get_num_threads()
+    if policy:
+        video = evaluation.evaluate_video(model, frames, place, policy, threads=threads, progress=show_progress)
+        table, told = evaluation.render_video(video), evaluation.video_to_json(video)
+    else:
+        result = evaluation.evaluate(
+            model, frames, place, scales=scales, flip=flip, threads=threads, progress=show_progress
+        )
+        table, told = evaluation.render(result), evaluation.to_json(result)
+    print(table)
     if json:
         with written_whole(json) as temporary:
-            temporary.write_text(dumps(evaluation.to_json(result), indent=2) + "\n")
+            temporary.write_text(dumps(told, indent=2) + "\n")
         print(json)
     if plots:
-        evaluation.write_plots(plots, result, model, frames, place, scales=scales, flip=flip)
+        if policy:
+            evaluation.write_video_plots(plots, video, model, frames, place, policy)
+        else:
+            evaluation.write_plots(plots, result, model, frames, place, scales=scales, flip=flip)
         print(f"{plots / 'confusion.png'}  {plots / 'worst.png'}")
 
 
@@ -263,16 +418,22 @@ def out_of_memory(error: BaseException) -> bool:
     return torchs or isinstance(error, MemoryError)
 
 
-def fail(sentence: str) -> None:
-    """Print a complaint as one line, whatever is in it, and exit with status 2."""
+def complain(sentence: str) -> None:
+    """Print a complaint as one line, whatever is in it."""
     line = "".join(letter if letter.isprintable() else " " for letter in sentence)
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""
     print(f"{clear}streamseg: {' '.join(line.split())}", file=sys.stderr)
+
+
+def fail(sentence: str) -> None:
+    """Complain, and exit with status 2."""
+    complain(sentence)
     sys.exit(2)
 
 
 def main() -> None:
     """Run the command line. Exit status: 0 done, 1 a check found errors, 2 wrong input, 128 + n stopped by signal n."""
+    warnings.filterwarnings("ignore", module="PIL")  # of damaged pictures, which get a sentence
     for stream in (sys.stdout, sys.stderr):  # a terminal or file that lacks a letter gets a question mark
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -122,9 +122,7 @@ RECIPES = {
         "FANet-18 on CamVid, our best: made the weights that ship, in 8 minutes on an H200.",
         better(replace(CAMVID, iterations=10_000)),
     ),
-    "camvid-34": Recipe(
-        "FANet-34 on CamVid, our best.", better(replace(CAMVID, iterations=10_000, network="fanet34"))
-    ),
+    "camvid-34": Recipe("FANet-34 on CamVid, our best.", better(replace(CAMVID, iterations=10_000, network="fanet34"))),
     "cityscapes-18": Recipe("FANet-18 on Cityscapes, as our best on CamVid.", better(CITYSCAPES)),
     "cityscapes-34": Recipe(
         "FANet-34 on Cityscapes, as our best on CamVid.", better(replace(CITYSCAPES, network="fanet34"))

@@ -1,22 +1,103 @@
 """Labels made visible.
 
+Every function gives a new picture, laid out in memory as the frame it is drawn on, so that a frame which was decoded
+with its colours side by side goes to the encoder as it is.
+
 Shapes: H height, W width.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from streamseg.classes import IGNORE, Classes
 
+GREY = (0.17, 0.33, 0.06)
+"""Parts of red, green and blue in what is not highlighted: those of a grey as bright as the colour, and 0.56 of it."""
 
-def overlay(frame: Tensor, labels: Tensor, classes: Classes, alpha: float = 0.5) -> Tensor:
+# from unsure to sure; lightness (CIE L*) grows from 4 to 95 in even steps, from a blue night to a pale yellow
+SHADES = bytes.fromhex("0f072e 3a1255 6c1b69 a12a69 cd465b e96f4a f39e53 f2cb83 f5f3c6")
+
+SOLID = 0.75
+"""Share of a legend's ground where it lies on a picture."""
+
+
+def overlay(frame: Tensor, labels: Tensor, classes: Classes, alpha: float = 0.5, only: Sequence[int] = ()) -> Tensor:
     """A frame (3, H, W) under the colours of its labels (H, W); pixels of no class stay as they are.
 
     Args:
         alpha: Share of the colour, from 0 (the frame alone) to 1 (the colours alone).
+        only: Numbers of the classes to highlight: all else is then shown dark and grey. If empty, all are coloured.
     """
-    colours = torch.tensor(classes.colours, dtype=torch.float32, device=frame.device)
-    ignored = labels == IGNORE
-    colour = colours[labels.long().masked_fill(ignored, 0)].permute(2, 0, 1)
-    mixed = torch.lerp(frame.float(), colour, alpha).round().to(torch.uint8)
-    return torch.where(ignored, frame, mixed)
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha is {alpha}; expected the share of the colours, from 0 to 1.")
+    # looked up, not computed: the same to the last bit as torch.lerp, in 3 ms instead of 20 (1280 x 720, one core)
+    table = mixtures(classes, alpha)
+    if only:
+        hidden = torch.full((IGNORE + 1,), 255, dtype=torch.uint8)
+        hidden[list(only)] = 0
+        table &= ~hidden[:, None]
+        rest = grey(frame) & pick(hidden, labels)
+    row = labels.to(torch.int32) << 8
+    drawn = torch.empty_like(frame)
+    for mixed, plane, values in zip(table.to(frame.device).flatten(1), frame, drawn, strict=True):
+        values.copy_(mixed.index_select(0, (row + plane).flatten()).view_as(plane))
+        if only:
+            values |= rest
+    return drawn
+
+
+def mixtures(classes: Classes, alpha: float) -> Tensor:
+    """What becomes of each value under each label, of red, green and blue: (3, 256 labels, 256 values)."""
+    values = torch.arange(256)
+    table = values.to(torch.uint8).repeat(3, IGNORE + 1, 1)
+    colours = torch.tensor(classes.colours, dtype=torch.float32)
+    table[:, : len(classes)] = torch.lerp(values.float(), colours.t()[:, :, None], alpha).round().to(torch.uint8)
+    return table
+
+
+def grey(frame: Tensor) -> Tensor:
+    """A frame (3, H, W) without its colours and darker, (H, W)."""
+    # 16 bits hold 127 · 255
+    red, green, blue = (plane.to(torch.int16).mul_(round(127 * part)) for part, plane in zip(GREY, frame, strict=True))
+    return (red.add_(green).add_(blue) >> 7).to(torch.uint8)
+
+
+def pick(table: Tensor, labels: Tensor) -> Tensor:
+    """The entry of a table (256,) for each label (H, W)."""
+    # several times as fast as table[labels.long()]
+    return table.to(labels.device).index_select(0, labels.to(torch.int32).flatten()).view_as(labels)
+
+
+def shade(confidence: Tensor) -> Tensor:
+    """Confidence (H, W), uint8, as a picture (3, H, W): dark where it is low, bright where it is high."""
+    stops = torch.tensor(list(SHADES), dtype=torch.float32).view(-1, 3)
+    place = torch.linspace(0, len(stops) - 1, 256)
+    below = place.floor().clamp(max=len(stops) - 2).long()
+    table = torch.lerp(stops[below], stops[below + 1], (place - below)[:, None]).round().to(torch.uint8)
+    return torch.stack([pick(part, confidence) for part in table.unbind(1)])
+
+
+def side_by_side(left: Tensor, right: Tensor) -> Tensor:
+    """Two pictures (3, H, W) of one height as one (3, H, 2 W)."""
+    if left.shape[1] != right.shape[1]:
+        raise ValueError(f"Pictures of {left.shape[1]} and {right.shape[1]} rows cannot stand side by side.")
+    # as rows of pixels or as planes, as the left one is: anything else takes ten times as long
+    order = (1, 2, 0) if left.stride(0) == 1 else (0, 1, 2)
+    both = torch.cat([left.permute(order), right.to(left.device).permute(order)], dim=order.index(2))
+    return both.permute([order.index(axis) for axis in range(3)])
+
+
+def add_legend(picture: Tensor, legend: Tensor) -> Tensor:
+    """A picture (3, H, W) with a legend in its lower left corner, whose ground lets the picture shine through."""
+    _, height, width = picture.shape
+    gap = min(height, width) // 60
+    # a picture too small for its legend shows what fits
+    legend = legend.to(picture.device)[:, : max(0, height - 2 * gap), : max(0, width - 2 * gap)]
+    _, rows, columns = legend.shape
+    ground = (legend == legend[:, :1, :1]).all(dim=0)
+    drawn = picture.clone()
+    corner = drawn[:, height - gap - rows : height - gap, gap : gap + columns]
+    corner.copy_(torch.where(ground, torch.lerp(corner.float(), legend.float(), SOLID).round(), legend))
+    return drawn

@@ -1,14 +1,12 @@
 import json
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy
 import pytest
 import torch
-from PIL import Image
+from test_layouts import make_camvid
 
 import streamseg
 from streamseg import cli, datasets
@@ -16,10 +14,8 @@ from streamseg import cli, datasets
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, model):
-    """A working folder with a picture and a checkpoint."""
+    """A working folder with a checkpoint."""
     monkeypatch.chdir(tmp_path)
-    picture = numpy.random.default_rng(0).integers(0, 256, (48, 72, 3), dtype=numpy.uint8)
-    Image.fromarray(picture).save("street.jpg")
     streamseg.save(model, streamseg.CAMVID, "camvid.safetensors")
     return tmp_path
 
@@ -34,89 +30,12 @@ def run(monkeypatch, *arguments):
     return 0
 
 
-def test_a_picture_becomes_an_overlay_and_a_label_file(folder, monkeypatch, model, capsys):
-    assert run(monkeypatch, "segment", "street.jpg", "--weights", "camvid.safetensors") == 0
-    frame = streamseg.read_image(folder / "street.jpg")
-    with torch.inference_mode():
-        labels = model(frame[None])[0].argmax(dim=0)
-    written = numpy.array(Image.open("street-labels.png"))
-    assert torch.from_numpy(written).equal(labels.to(torch.uint8))
-    assert streamseg.read_image(folder / "street-overlay.png").equal(streamseg.overlay(frame, labels, streamseg.CAMVID))
-    shown = capsys.readouterr().out
-    assert "street.jpg: " in shown
-    assert "street-overlay.png" in shown
-
-
-@pytest.mark.parametrize(
-    ("out", "overlay", "labels"),
-    [
-        ("result.png", "result.png", "result-labels.png"),
-        ("result.jpg", "result.jpg", "result-labels.png"),
-        ("results", "results/street-overlay.png", "results/street-labels.png"),
-    ],
-)
-def test_the_results_go_where_they_are_told(folder, monkeypatch, out, overlay, labels):
-    (folder / "results").mkdir()
-    assert run(monkeypatch, "segment", "street.jpg", out, "--weights", "camvid.safetensors") == 0
-    assert (folder / overlay).exists()
-    assert (folder / labels).exists()
-
-
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:500])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "spoil", "sentence"),
-    [
-        (["nowhere.jpg"], None, "No picture at nowhere.jpg."),
-        (["."], None, "is a folder"),
-        (["camvid.safetensors"], None, "is not a picture that can be read"),
-        (["street.jpg"], lambda: truncate(Path("street.jpg")), "damaged or cut short"),
-        (["street.jpg"], lambda: truncate(Path("camvid.safetensors")), "cut short"),
-        (["street.jpg"], lambda: Path("camvid.safetensors").unlink(), "No weights at camvid.safetensors"),
-        (["street.jpg"], lambda: Image.new("RGB", (20, 40)).save("street.jpg"), "40 x 20 pixels; the least is 32 x 32"),
-        (["street.jpg", "street.jpg"], None, "street.jpg is the picture itself"),
-        (["street.jpg", "nowhere/out.png"], None, "No folder nowhere"),
-        (["street.jpg", "out.mp4"], None, "end it in one of"),
-        (["street.jpg", "out"], None, "end it in one of"),
-    ],
-)
-def test_bad_input_is_one_sentence_and_exit_2_and_leaves_nothing(
-    folder, monkeypatch, capsys, arguments, spoil, sentence
-):
-    if spoil:
-        spoil()
-    before = sorted(folder.iterdir())
-    assert run(monkeypatch, "segment", *arguments, "--weights", "camvid.safetensors") == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("streamseg: ")
-    assert sentence in shown.err
-    assert shown.err.count("\n") == 1
-    assert sorted(folder.iterdir()) == before
-
-
-def test_without_weights_it_takes_those_that_ship(folder, monkeypatch, capsys):
-    assert run(monkeypatch, "segment", "street.jpg") == 0
-    assert (folder / "street-overlay.png").exists()
-
-
-@pytest.mark.parametrize("arguments", [[], ["segmant"], ["segment"], ["segment", "a.png", "--colour", "red"]])
+@pytest.mark.parametrize("arguments", [[], ["segmant"], ["segment", "a.png", "--colour", "red"]])
 def test_a_wrong_command_line_is_explained_with_exit_2(monkeypatch, capsys, arguments):
     assert run(monkeypatch, *arguments) == 2
     shown = capsys.readouterr()
     assert "--help" in shown.out + shown.err
     assert "Traceback" not in shown.out + shown.err
-
-
-def test_ctrl_c_ends_it_quietly(folder, monkeypatch, capsys):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("streamseg.images.read_image", interrupted)
-    assert run(monkeypatch, "segment", "street.jpg") == 130
-    assert capsys.readouterr().err == ""
 
 
 def complaint(monkeypatch, capsys, *arguments):
@@ -145,7 +64,7 @@ def test_ones_own_pictures_are_checked_trained_on_evaluated_and_segmented_in_a_r
     told = json.loads(Path("val.json").read_text())
     assert list(told["iou"]) == ["ground", "box", "disc"]
     assert told["miou"] == pytest.approx(sum(share for share in told["iou"].values() if share is not None) / 3)
-    assert run(monkeypatch, "segment", toy / "images" / "0.png", "--weights", weights) == 0
+    assert run(monkeypatch, "segment", toy / "images" / "0.png", "--weights", weights, "--labels") == 0
     for written in ("sheet.png", "plots/confusion.png", "plots/worst.png", "0-overlay.png", "0-labels.png"):
         assert streamseg.read_image(written).shape[0] == 3
 
@@ -197,6 +116,28 @@ def test_a_left_out_recording_can_be_measured_alone(tmp_path, paint, monkeypatch
     assert "holds no frames" in capsys.readouterr().err
 
 
+def test_sequences_are_measured_in_order(folder, monkeypatch, capsys):
+    names = [f"0016E5_{number:05}" for number in range(7959, 7979, 2)]
+    make_camvid(folder / "data", "val", names, size=(32, 48))
+    command = ["evaluate", "camvid.safetensors", "--data", "data", "--dataset", "camvid", "--json", "a.json"]
+    told = {}
+    for past in ((), ("--window", "1"), ("--window", "3"), ("--half-life", "0.1")):
+        assert run(monkeypatch, *command, *past) == 0
+        shown = capsys.readouterr().out
+        assert ("mVC8" in shown) == ("MaxLatency" in shown) == bool(past)
+        told[past] = json.loads(Path("a.json").read_text())
+    alone, image, video, fading = told.values()
+    assert alone["miou"] == image["miou"] != video["miou"] != fading["miou"]
+    for found in (image, video, fading):
+        assert {*found} > {*alone}
+        assert 0 < found["strict_mvc8"] < found["mvc8"] < 100
+        assert found["mvc16"] is found["strict_mvc16"] is None
+        assert 0 < found["flip_rate_still"] < 100
+        assert (found["images"], found["sequences"], found["device"]) == (10, 1, "cpu")
+    assert run(monkeypatch, *command, "--window", "2", "--plots", "plots") == 0
+    assert sorted(path.name for path in Path("plots").iterdir()) == ["confusion.png", "worst.png"]
+
+
 def test_a_terminal_that_lacks_a_letter_gets_a_question_mark(toy):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     command = [sys.executable, "-m", "streamseg", "check", "folder", "--data", toy]
@@ -226,6 +167,14 @@ def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch
         ("evaluate camvid.safetensors --data TOY --dataset folder --json a/b.json", "No folder a to write b.json into"),
         ("evaluate nowhere.safetensors --data TOY --dataset folder", "No weights at nowhere.safetensors"),
         ("evaluate camvid.safetensors --data TOY --dataset folder --device abacus", "'abacus' is no device"),
+        ("evaluate camvid.safetensors --data TOY --dataset folder --window 0", "window is 0; expected a whole number"),
+        (
+            "evaluate camvid.safetensors --data TOY --dataset folder --half-life 0",
+            "half_life is 0.0; expected a number",
+        ),
+        ("evaluate camvid.safetensors --data TOY --dataset folder --window 2 --half-life 1", "not both"),
+        ("evaluate camvid.safetensors --data TOY --dataset folder --window 2 --flip", "leave out --scales and --flip"),
+        ("evaluate camvid.safetensors --data TOY --dataset folder --window 2 --scales 1 2", "leave out --scales and"),
         ("evaluate camvid.safetensors --data TOY --dataset folder --device cuda:99", "no GPU for --device cuda:99"),
         ("train folder-18 --data nowhere --out run", "No folder data in nowhere"),
         ("train folder-18 --data TOY --out run --resume", "to resume from: start the run without --resume."),
@@ -259,48 +208,6 @@ def test_a_training_without_memory_says_what_would_fit(toy, tmp_path, monkeypatc
     shown = complaint(monkeypatch, capsys, *wanted)
     assert "The memory of the cpu does not hold a batch of 2 crops of 64 x 64: try --batch 1; " in shown
     assert "try --crop 32 32; " in complaint(monkeypatch, capsys, *wanted, "--batch", "1")
-
-
-@pytest.mark.parametrize("error", [*NO_MEMORY, MemoryError()])
-def test_a_picture_without_memory_is_a_sentence(folder, monkeypatch, capsys, error):
-    monkeypatch.setattr("streamseg.FANet.forward", failing(error))
-    shown = complaint(monkeypatch, capsys, "segment", "street.jpg", "--weights", "camvid.safetensors")
-    assert "There is not enough memory for pictures of this size" in shown
-
-
-def test_a_fault_of_our_own_is_not_hidden(folder, monkeypatch):
-    monkeypatch.setattr("streamseg.FANet.forward", failing(RuntimeError("size mismatch")))
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        run(monkeypatch, "segment", "street.jpg", "--weights", "camvid.safetensors")
-
-
-@pytest.mark.parametrize(
-    ("error", "shown"),
-    [
-        (ImportError("Plots need matplotlib: pip install 'streamseg[train]'"), "pip install 'streamseg[train]'"),
-        (ValueError("one\ntwo\x1b[31m\tthree"), "streamseg: one two [31m three\n"),
-    ],
-)
-def test_every_complaint_is_one_printable_line(folder, monkeypatch, capsys, error, shown):
-    monkeypatch.setattr("streamseg.images.read_image", failing(error))
-    assert shown in complaint(monkeypatch, capsys, "segment", "street.jpg")
-
-
-def test_a_full_disk_is_a_sentence_and_leaves_nothing(folder, monkeypatch, capsys):
-    before, limit = sorted(folder.iterdir()), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
-    try:
-        status = run(monkeypatch, "segment", "street.jpg", "--weights", "camvid.safetensors")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert status == 2
-    assert "File too large" in capsys.readouterr().err
-    assert sorted(folder.iterdir()) == before
-
-
-def test_nothing_is_read_where_nothing_can_be_written(folder, monkeypatch, capsys):
-    monkeypatch.setattr("streamseg.images.read_image", failing(AssertionError("was read")))
-    assert "No folder nowhere" in complaint(monkeypatch, capsys, "segment", "street.jpg", "nowhere/out.png")
 
 
 def test_each_process_of_torchrun_has_a_gpu_of_its_own(monkeypatch):

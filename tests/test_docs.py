@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
+from clips import make_clip
 
 import streamseg
 from streamseg import cli
@@ -18,20 +18,38 @@ def blocks(document, language):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch, model):
-    """A working folder with the samples and a checkpoint, as a reader has them."""
+def folder(tmp_path, monkeypatch):
+    """A working folder with the samples, and with the demo's video, small, as a reader has them."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "samples").symlink_to(ROOT / "samples")
-    streamseg.save(model, streamseg.CAMVID, "my.safetensors")
+    for video in (tmp_path / "out" / "demo" / "drive.mp4", tmp_path / "in.mp4"):
+        video.parent.mkdir(parents=True, exist_ok=True)
+        make_clip(video, 3)
     return tmp_path
 
 
 def test_the_python_of_the_readme_runs(folder):
     names: dict = {}
-    with torch.inference_mode():
-        for block in blocks("README.md", "python"):
-            exec(block, names)
-    assert names["labels"].shape == (1080, 1920)
+    for block in blocks("README.md", "python"):
+        exec(block, names)
+    assert names["labels"].shape == (48, 64)
+    assert names["picture"].shape == (3, 48, 64)
+
+
+def test_the_python_of_the_page_on_segmenting_runs(folder):
+    names: dict = {}
+    for block in blocks("docs/segment.md", "python"):
+        exec(block, names)
+    assert len(names["state"].contexts) == 1
+
+
+def test_the_options_on_the_page_on_segmenting_exist(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["streamseg", "segment", "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    known = capsys.readouterr().out
+    for option in re.findall(r"--[a-z-]+", (ROOT / "docs/segment.md").read_text()):
+        assert option in known, option
 
 
 def test_the_commands_of_the_readme_run(folder, monkeypatch, paint):
@@ -50,7 +68,7 @@ def test_the_commands_of_the_readme_run(folder, monkeypatch, paint):
             arguments += ["--initial", "nothing", "--iterations", "2", "--batch", "2", "--crop", "64", "64"]
         monkeypatch.setattr("sys.argv", [program, *arguments])
         cli.main()
-    for written in ("suburb.png", "suburb-labels.png", "run/weights.safetensors", "1-overlay.png", "1-labels.png"):
+    for written in ("suburb.png", "drive.mp4", "drive-labels.mkv", "run/weights.safetensors", "1-overlay.png"):
         assert (folder / written).exists()
 
 

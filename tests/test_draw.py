@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from streamseg import Classes, overlay
+from streamseg import CITYSCAPES, Classes, overlay
+from streamseg.draw import add_legend, shade, side_by_side
 
 RED_BLUE = Classes(("red", "blue"), ((255, 0, 0), (0, 0, 255)))
 
@@ -9,6 +10,30 @@ RED_BLUE = Classes(("red", "blue"), ((255, 0, 0), (0, 0, 255)))
 @pytest.fixture
 def grey():
     return torch.full((3, 4, 6), 100, dtype=torch.uint8)
+
+
+@pytest.fixture
+def frame():
+    """Every value of each channel."""
+    return torch.randint(0, 256, (3, 60, 90), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def labels():
+    labels = torch.randint(0, 20, (60, 90), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    return labels.masked_fill(labels == 19, 255)
+
+
+def plain_overlay(frame, labels, classes, alpha):
+    """The definition: a pixel on its way to its class's colour."""
+    colours = torch.tensor(classes.colours, dtype=torch.float32)
+    colour = colours[labels.long().masked_fill(labels == 255, 0)].permute(2, 0, 1)
+    return torch.where(labels == 255, frame, torch.lerp(frame.float(), colour, alpha).round().to(torch.uint8))
+
+
+def rows_of_pixels(frame):
+    """The same frame with its colours side by side in memory, as decoders give it."""
+    return frame.permute(1, 2, 0).contiguous().permute(2, 0, 1)
 
 
 def test_an_overlay_mixes_each_pixel_with_the_colour_of_its_class(grey):
@@ -20,12 +45,99 @@ def test_an_overlay_mixes_each_pixel_with_the_colour_of_its_class(grey):
     assert drawn[:, 3, 5].tolist() == [75, 75, 139]
 
 
+@pytest.mark.parametrize("alpha", [0, 0.1, 0.37, 0.5, 0.65, 1])
+@pytest.mark.parametrize("layout", [torch.clone, rows_of_pixels])
+def test_an_overlay_is_the_rounded_mixture_to_the_last_bit(frame, labels, alpha, layout):
+    assert overlay(layout(frame), labels, CITYSCAPES, alpha).equal(plain_overlay(frame, labels, CITYSCAPES, alpha))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_draws_what_a_cpu_draws(frame, labels):
+    for only in ((), (3, 5)):
+        drawn = overlay(frame.cuda(), labels.cuda(), CITYSCAPES, 0.37, only)
+        assert drawn.cpu().equal(overlay(frame, labels, CITYSCAPES, 0.37, only))
+    assert shade(labels.cuda()).cpu().equal(shade(labels))
+    assert add_legend(frame.cuda(), frame[:, :9, :9]).cpu().equal(add_legend(frame, frame[:, :9, :9]))
+
+
 def test_alpha_goes_from_the_frame_to_the_colours(grey):
     labels = torch.ones(4, 6, dtype=torch.uint8)
     assert overlay(grey, labels, RED_BLUE, alpha=0).equal(grey)
     assert overlay(grey, labels, RED_BLUE, alpha=1)[:, 2, 2].tolist() == [0, 0, 255]
 
 
+@pytest.mark.parametrize("alpha", [-0.1, 1.01, float("nan")])
+def test_an_alpha_outside_of_0_to_1_is_refused(grey, alpha):
+    with pytest.raises(ValueError, match=f"alpha is {alpha}; expected .* from 0 to 1"):
+        overlay(grey, torch.zeros(4, 6, dtype=torch.uint8), RED_BLUE, alpha)
+
+
 def test_pixels_of_no_class_stay_as_they_are(grey):
     labels = torch.full((4, 6), 255, dtype=torch.uint8)
     assert overlay(grey, labels, RED_BLUE).equal(grey)
+
+
+def test_what_is_highlighted_is_coloured_and_all_else_is_grey_and_darker(frame, labels):
+    drawn = overlay(frame, labels, CITYSCAPES, 0.4, only=(3, 5))
+    highlighted = (labels == 3) | (labels == 5)
+    assert drawn[:, highlighted].equal(overlay(frame, labels, CITYSCAPES, 0.4)[:, highlighted])
+    rest = drawn[:, ~highlighted]
+    assert rest[0].equal(rest[1])
+    assert rest[0].equal(rest[2])
+    luma = (torch.tensor([0.299, 0.587, 0.114])[:, None] * frame[:, ~highlighted]).sum(dim=0)
+    assert (rest[0] - 0.56 * luma).abs().max() < 3
+
+
+@pytest.mark.parametrize("layout", [torch.clone, rows_of_pixels])
+def test_a_picture_lies_in_memory_as_its_frame(frame, labels, layout):
+    frame = layout(frame)
+    drawn = overlay(frame, labels, CITYSCAPES)
+    assert drawn.stride() == frame.stride()
+    assert add_legend(drawn, frame[:, :9, :9]).stride() == frame.stride()
+    assert side_by_side(frame, drawn).stride(0) == (1 if layout is rows_of_pixels else 60 * 180)
+
+
+@pytest.mark.parametrize("layout", [torch.clone, rows_of_pixels])
+def test_two_pictures_stand_side_by_side(frame, layout):
+    right = frame.flip(2)
+    both = side_by_side(layout(frame), right)
+    assert both.shape == (3, 60, 180)
+    assert both[:, :, :90].equal(frame)
+    assert both[:, :, 90:].equal(right)
+
+
+def test_pictures_of_two_heights_cannot_stand_side_by_side(frame, grey):
+    with pytest.raises(ValueError, match="60 and 4 rows"):
+        side_by_side(frame, grey)
+
+
+def test_confidence_grows_brighter_in_even_steps():
+    picture = shade(torch.arange(256, dtype=torch.uint8).view(16, 16))
+    assert picture.shape == (3, 16, 16)
+    assert picture.dtype == torch.uint8
+    # CIE lightness, from linear light
+    part = picture.flatten(1) / 255
+    light = torch.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4)
+    luminance = (torch.tensor([0.2126, 0.7152, 0.0722])[:, None] * light).sum(dim=0)
+    lightness = torch.where(luminance > 0.008856, 116 * luminance ** (1 / 3) - 16, 903.3 * luminance)
+    assert lightness[0] < 6
+    assert lightness[-1] > 94
+    assert (lightness - torch.linspace(4, 95, 256)).abs().max() < 2
+
+
+def test_a_legend_lies_in_the_lower_left_corner_and_its_ground_shines_through(frame):
+    legend = torch.full((3, 20, 30), 22, dtype=torch.uint8)
+    legend[:, 5:9, 5:9] = 200
+    drawn = add_legend(frame, legend)
+    corner = torch.zeros(60, 90, dtype=torch.bool)
+    corner[39:59, 1:31] = True
+    assert drawn[:, ~corner].equal(frame[:, ~corner])
+    assert drawn[:, 44:48, 6:10].eq(200).all()
+    shining = (0.25 * frame + 0.75 * 22).round().to(torch.uint8)
+    assert drawn[:, 55, 20].equal(shining[:, 55, 20])
+
+
+@pytest.mark.parametrize("size", [(60, 300), (300, 90), (300, 300), (0, 0)])
+def test_a_legend_never_changes_the_size_of_a_picture(frame, size):
+    assert add_legend(frame, torch.zeros(3, *size, dtype=torch.uint8)).shape == frame.shape

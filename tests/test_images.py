@@ -1,10 +1,25 @@
+import io
+
 import numpy
 import pytest
 import torch
 from PIL import Image
 
 import streamseg
-from streamseg.images import look_up, read_colour_codes, read_ids, read_image, write_image, write_labels
+from streamseg import images
+from streamseg.images import (
+    look_up,
+    made_by_streamseg,
+    read_colour_codes,
+    read_fetched,
+    read_first,
+    read_ids,
+    read_image,
+    render_legend,
+    to_frame,
+    write_image,
+    write_labels,
+)
 
 
 @pytest.fixture
@@ -81,6 +96,31 @@ def test_a_palette_s_transparency_is_left_out_in_silence(photo, tmp_path, transp
 def test_of_an_animation_the_first_picture_is_read(photo, tmp_path):
     photo.save(tmp_path / "a.webp", save_all=True, append_images=[Image.new("RGB", photo.size)], lossless=True)
     assert difference(read_image(tmp_path / "a.webp"), photo) < 1
+
+
+@pytest.mark.parametrize("name", ["a.gif", "a.png", "a.webp", "a.tiff"])
+def test_whether_more_pictures_follow_the_first_is_known(photo, tmp_path, name):
+    photo.save(tmp_path / name)
+    assert not read_first(tmp_path / name)[1]
+    photo.save(tmp_path / name, save_all=True, append_images=[photo.rotate(180)])
+    frame, more = read_first(tmp_path / name)
+    assert more
+    assert frame.equal(read_image(tmp_path / name))
+
+
+def test_the_second_view_in_a_telephone_s_photo_does_not_count(photo, tmp_path):
+    photo.save(tmp_path / "a.jpg", format="MPO", save_all=True, append_images=[photo])
+    assert not read_first(tmp_path / "a.jpg")[1]
+
+
+def test_a_picture_from_elsewhere_is_read_as_from_a_file(photo, tmp_path):
+    photo.save(tmp_path / "a.png")
+    data = (tmp_path / "a.png").read_bytes()
+    frame, more = read_fetched(io.BytesIO(data), "http://host/a")
+    assert frame.equal(read_image(tmp_path / "a.png"))
+    assert not more
+    with pytest.raises(ValueError, match="^http://host/a is damaged or cut short"):
+        read_fetched(io.BytesIO(data[:-50]), "http://host/a")
 
 
 def test_what_is_written_is_read_again(tmp_path):
@@ -185,3 +225,150 @@ def test_looking_labels_up_is_indexing_a_table_whose_last_entry_is_for_ids_outsi
     assert labels.equal(expected.to(torch.uint8))
     assert foreign == [-3, -2, -1, 3, 4, 5, 6]
     assert look_up(ids.clamp(0, 2), table)[1] == []
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp", "a.tiff", "a.tif"])
+def test_a_picture_that_was_written_tells_so(tmp_path, name):
+    write_image(tmp_path / name, torch.full((3, 40, 60), 90, dtype=torch.uint8))
+    assert made_by_streamseg(tmp_path / name)
+    with Image.open(tmp_path / name) as picture:
+        assert picture.getexif()[0x0131] == "streamseg"  # as other programs see it: Software
+
+
+def test_a_label_file_tells_who_wrote_it_and_keeps_its_palette(tmp_path):
+    labels = torch.arange(256, dtype=torch.uint8).view(16, 16)
+    write_labels(tmp_path / "a.png", labels, streamseg.CAMVID)
+    assert made_by_streamseg(tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as picture:
+        assert torch.from_numpy(numpy.array(picture)).equal(labels)
+        colours = [part for colour in streamseg.CAMVID.colours for part in colour]
+        assert picture.getpalette() == colours + [0] * (768 - len(colours))
+
+
+def test_a_format_that_cannot_tell_is_written_all_the_same(tmp_path):
+    frame = torch.randint(0, 256, (3, 33, 47), dtype=torch.uint8)
+    write_image(tmp_path / "a.bmp", frame)
+    assert read_image(tmp_path / "a.bmp").equal(frame)
+    assert not made_by_streamseg(tmp_path / "a.bmp")
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_others_made_is_not_streamseg_s(photo, tmp_path):
+    photo.save(tmp_path / "plain.png")
+    other = Image.Exif()
+    other[0x0131] = "a camera"
+    photo.save(tmp_path / "camera.jpg", exif=other)
+    photo.save(tmp_path / "damaged.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff")
+    (tmp_path / "text.png").write_text("streamseg")
+    (tmp_path / "empty.png").touch()
+    for name in ("plain.png", "camera.jpg", "damaged.jpg", "text.png", "empty.png", "nowhere.png", "."):
+        assert not made_by_streamseg(tmp_path / name), name
+
+
+def colours_in(legend):
+    codes = (legend.int() * torch.tensor([1 << 16, 1 << 8, 1])[:, None, None]).sum(dim=0).unique().tolist()
+    return {tuple(code.to_bytes(3)) for code in codes}
+
+
+@pytest.mark.parametrize("height", [200, 480, 1080, 4000])
+@pytest.mark.parametrize("number", [1, 5, 19])
+def test_a_legend_shows_each_colour_and_takes_up_to_half_of_the_height(height, number):
+    legend = render_legend(streamseg.CITYSCAPES, range(number), height)
+    assert legend.dtype == torch.uint8
+    assert legend.shape[1] <= height / 2
+    assert colours_in(legend) >= set(streamseg.CITYSCAPES.colours[:number])
+
+
+@pytest.mark.parametrize("size", [(240, 320), (720, 1280), (1280, 720), (2160, 3840)])
+def test_a_legend_takes_up_to_half_of_the_width_and_leaves_out_what_has_no_room(size):
+    legend = render_legend(streamseg.COCO_STUFF, range(171), *size)
+    assert legend.shape[1] <= size[0] / 2
+    assert legend.shape[2] <= size[1] / 2
+    assert streamseg.COCO_STUFF.colours[0] in colours_in(legend)
+    assert streamseg.COCO_STUFF.colours[170] not in colours_in(legend)
+
+
+def test_a_legend_grows_with_the_picture():
+    small, large = (render_legend(streamseg.CAMVID, range(3), height) for height in (720, 2160))
+    assert large.shape[1] == pytest.approx(3 * small.shape[1], rel=0.02)
+    assert large.shape[2] == pytest.approx(3 * small.shape[2], rel=0.02)
+
+
+def test_pixels_of_no_class_have_no_place_in_a_legend():
+    assert render_legend(streamseg.CAMVID, [3, 255], 480).equal(render_legend(streamseg.CAMVID, [3], 480))
+    assert render_legend(streamseg.CAMVID, [255], 480).shape == (3, 0, 0)
+
+
+def test_a_long_name_is_cut_short_in_a_legend():
+    long, longer = (streamseg.Classes(("word " * n,), ((9, 9, 9),)) for n in (20, 200))
+    assert render_legend(long, [0], 480).equal(render_legend(longer, [0], 480))
+
+
+def test_a_name_that_no_font_here_can_write_is_shown_in_english_letters(monkeypatch):
+    monkeypatch.setattr(images, "FONTS", ("nowhere.ttf",))
+    written, plain = (streamseg.Classes((name,), ((9, 9, 9),)) for name in ("Gebäude 道", "Gebaude ?"))
+    assert render_legend(written, [0], 480).equal(render_legend(plain, [0], 480))
+
+
+def test_any_kind_of_picture_is_the_same_frame(photo, tmp_path):
+    photo.save(tmp_path / "a.png")
+    frame = read_image(tmp_path / "a.png")
+    array = numpy.asarray(photo)
+    deep = array.astype(numpy.uint16) * 257
+    clear = numpy.dstack([array, numpy.zeros((40, 60), numpy.uint8)])
+    kinds = [tmp_path / "a.png", str(tmp_path / "a.png"), photo, photo.convert("RGBA"), array, clear, deep]
+    for picture in [*kinds, deep.astype(">u2"), array[:, ::-1][:, ::-1], frame]:
+        assert to_frame(picture).equal(frame)
+    assert to_frame(frame) is frame
+    grey = photo.convert("L")
+    assert to_frame(numpy.asarray(grey)).equal(to_frame(grey))
+    assert to_frame(numpy.asarray(grey)).shape == (3, 40, 60)
+
+
+def test_a_frame_of_an_array_is_a_copy_in_planes(photo):
+    array = numpy.array(photo)
+    frame = to_frame(array)
+    array[:] = 0
+    assert frame.is_contiguous()
+    assert frame.equal(to_frame(photo))
+
+
+def test_a_pil_picture_is_taken_upright_and_left_as_it_is(photo, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    photo.save(tmp_path / "a.png", exif=exif)
+    with Image.open(tmp_path / "a.png") as picture:
+        assert to_frame(picture).equal(read_image(tmp_path / "a.png"))
+    assert to_frame(Image.open(tmp_path / "a.png")).shape == (3, 60, 40)
+    indexed = photo.convert("P")
+    indexed.info["transparency"] = 3
+    to_frame(indexed)
+    assert indexed.info["transparency"] == 3
+
+
+@pytest.mark.parametrize(
+    ("picture", "sentence"),
+    [
+        (numpy.zeros((40, 60, 3)), "The picture is an array of float64; expected bytes in 0–255"),
+        (numpy.zeros((40, 60, 3), numpy.int64), "an array of int64; expected bytes"),
+        (numpy.zeros((3, 40, 60), numpy.uint8), r"an array of shape \(3, 40, 60\); expected RGB, colours last"),
+        (numpy.zeros((1, 40, 60, 3), numpy.uint8), r"an array of shape \(1, 40, 60, 3\)"),
+        (numpy.zeros((40, 0, 3), numpy.uint8), r"an array of shape \(40, 0, 3\)"),
+        (numpy.zeros(3, numpy.uint8), r"an array of shape \(3,\)"),
+        (torch.zeros(3, 40, 60), r"a tensor of torch.float32 and shape \(3, 40, 60\); expected a frame"),
+        (torch.zeros(40, 60, 3, dtype=torch.uint8), r"a tensor of torch.uint8 and shape \(40, 60, 3\)"),
+        (Image.new("F", (60, 40)), "The picture cannot be read or is of a rare kind .its pixels are fractions"),
+        (None, "The picture is a NoneType; expected a path, a PIL picture"),
+        ([[0, 0, 0]], "The picture is a list"),
+    ],
+)
+def test_what_is_no_picture_is_refused_in_a_sentence(picture, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        to_frame(picture)
+
+
+def test_a_pil_picture_of_a_file_that_is_cut_short_is_refused(photo, tmp_path):
+    photo.resize((300, 200)).save(tmp_path / "a.jpg")
+    (tmp_path / "a.jpg").write_bytes((tmp_path / "a.jpg").read_bytes()[:1000])
+    with Image.open(tmp_path / "a.jpg") as picture, pytest.raises(ValueError, match="The picture cannot be read"):
+        to_frame(picture)

@@ -9,15 +9,32 @@ import streamseg
 
 PACKAGE = Path(streamseg.__file__).parent
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__"))
+MODULES += sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 # imports point from right to left
 LAYERS = [
     ["classes", "config", "files", "layers"],
-    ["attention", "augment", "benchmark", "distributed", "draw", "images", "losses", "metrics", "tensors"],
-    ["encoder", "labels", "plot"],
-    ["layouts", "model"],
-    ["datasets"],
-    ["check", "checkpoint", "evaluate", "feed", "restart", "runlog", "trainee"],
+    [
+        "attention",
+        "augment",
+        "benchmark",
+        "distributed",
+        "draw",
+        "images",
+        "latency",
+        "losses",
+        "metrics",
+        "restart",
+        "show",
+        "tensors",
+        "video",
+    ],
+    ["encoder", "labels", "plot", "sources"],
+    ["layouts", "model", "peers", "results"],
+    ["datasets", "tiles"],
+    ["check", "checkpoint", "feed", "runlog", "trainee"],
+    ["stream"],
+    ["evaluate", "pipeline"],
     ["train"],
     ["cli"],
 ]
@@ -25,17 +42,20 @@ LAYERS = [
 # third-party packages that live behind one door
 DOORS = {
     "PIL": "images",
+    "av": "video",
     "matplotlib": "plot",
     "numpy": "images",
     "safetensors": "tensors",
     "scipy": "labels",
+    "tkinter": "show",
     "tyro": "cli",
 }
 
 
 def imports(module):
-    """Every module that a module imports, in functions too."""
-    for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
+    """Every module that a module, or any file of a folder, imports, in functions too."""
+    files = [PACKAGE / f"{module}.py"] if (PACKAGE / f"{module}.py").exists() else (PACKAGE / module).glob("*.py")
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module == "streamseg":
@@ -45,7 +65,7 @@ def imports(module):
 
 
 def test_every_module_has_a_layer_and_a_test():
-    assert sorted(module for layer in LAYERS for module in layer) == MODULES
+    assert sorted(module for layer in LAYERS for module in layer) == sorted(MODULES)
     for module in MODULES:
         if module not in ("layers", "benchmark"):  # whose few lines the tests of the networks check
             assert (Path(__file__).parent / f"test_{module}.py").exists(), module
@@ -56,7 +76,14 @@ def test_imports_point_one_way(module):
     layer = next(i for i, layer in enumerate(LAYERS) if module in layer)
     below = {f"streamseg.{name}" for lower in LAYERS[:layer] for name in lower}
     ours = {name for name in imports(module) if name.startswith("streamseg.")}
-    assert ours <= below
+    assert {name for name in ours if not name.startswith(f"streamseg.{module}.")} <= below
+
+
+def test_the_rivals_are_built_from_the_shared_parts_alone():
+    ours = {name for name in imports("peers") if name.startswith("streamseg.")}
+    assert {name for name in ours if not name.startswith("streamseg.peers.")} <= {
+        f"streamseg.{name}" for name in ("attention", "encoder", "layers")
+    }
 
 
 @pytest.mark.parametrize("module", MODULES)

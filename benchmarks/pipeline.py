@@ -1,0 +1,104 @@
+"""What the pipeline of `streamseg segment` promises, measured: python benchmarks/pipeline.py overlap|memory|camera.
+
+overlap  a 720p video from file to file: the speed of the whole beside that of its slowest stage
+memory   10,000 frames from file to file: the resident memory as they pass
+camera   a camera of 60 frames a second for a minute, faster than the network: latency and dropped frames
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+
+import streamseg
+from streamseg.latency import Meter, Summary, render
+from streamseg.pipeline import Labeller, Pipeline, Style
+from streamseg.results import Results, plan
+from streamseg.sources import Capture, Source, find_sources
+from streamseg.stream import LastFrames
+
+PICTURE = Path(__file__).parent.parent / "samples" / "suburb-1.jpg"
+
+
+class Camera:
+    """A virtual camera that moves over a picture, and waits for nobody."""
+
+    name, live, moving, frames, paths, audio_from = "camera", True, True, None, (), None
+
+    def __init__(self, size: tuple[int, int], rate: int, seconds: float):
+        self.picture = streamseg.read_image(PICTURE)
+        self.size, self.rate, self.seconds = size, Fraction(rate), seconds
+
+    def look(self, number: int) -> torch.Tensor:
+        _, tall, wide = self.picture.shape
+        height, width = self.size
+        top, left = (2 * number) % (tall - height), (3 * number) % (wide - width)
+        return self.picture[:, top : top + height, left : left + width].contiguous()
+
+    def captures(self) -> Generator[Capture, None, None]:
+        begin = time.monotonic()
+        for number in range(round(self.seconds * self.rate)):
+            time.sleep(max(0.0, begin + float(number / self.rate) - time.monotonic()))
+            yield Capture(self.look(number), self.name, number, float(number / self.rate), time.monotonic())
+
+
+def run(source: Source, results: Results, size: tuple[int, int] | None, each=lambda capture: None) -> Summary:
+    model, classes = streamseg.load()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = model.to(
+        device, torch.float16 if device.type == "cuda" else torch.float32, memory_format=torch.channels_last
+    )
+    labeller, meter = Labeller(model, classes, LastFrames(1), size=size), Meter()
+    Pipeline([(source, results)], labeller, Style(), meter, wrote=lambda capture, shares, results: each(capture)).run()
+    return meter.summary()
+
+
+def make_video(path: Path, size: tuple[int, int], frames: int) -> list[Source]:
+    camera = Camera(size, 30, 0)
+    streamseg.write_frames(path, (camera.look(i) for i in range(frames)), 30)
+    return find_sources([str(path)])
+
+
+def overlap(folder: Path) -> None:
+    (source,) = make_video(folder / "in.mp4", (720, 1280), 100)
+    (results,) = plan([source], str(folder / "out.mp4"))
+    summary = run(source, results, (360, 640))
+    print(render(summary))
+    slowest = max(summary.stages.values(), key=lambda stage: stage.mean)
+    print(f"\nwhole / slowest stage: {summary.output_fps * slowest.mean:.3f}")
+
+
+def memory(folder: Path) -> None:
+    (source,) = make_video(folder / "in.mp4", (128, 160), 10_000)
+    (results,) = plan([source], str(folder / "out.mp4"), labels=True)
+    resident = {}
+
+    def look(capture: Capture) -> None:
+        if (capture.index + 1) % 500 == 0:
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            resident[capture.index + 1] = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    print(render(run(source, results, (64, 96), look)))
+    for number, size in resident.items():
+        if number in (500, 1000, 2500, 5000, 7500, 10_000):
+            print(f"frame {number:6}: {size:7.1f} MiB, {100 * size / resident[500] - 100:+.2f} % of frame 500's")
+
+
+def camera(folder: Path) -> None:
+    summary = run(Camera((480, 640), 60, 60), Results(folder / "out.mp4"), (240, 320))
+    print(render(summary))
+    assert summary.latency
+    print(f"\np95 of the latency / network time: {summary.latency.p95 * summary.network_fps:.2f}")
+
+
+if __name__ == "__main__":
+    parts = {"overlap": overlap, "memory": memory, "camera": camera}
+    for name in sys.argv[1:] or parts:
+        print(f"\n== {name}: {torch.get_num_threads()} threads, torch {torch.__version__}\n")
+        with tempfile.TemporaryDirectory() as place:
+            parts[name](Path(place))

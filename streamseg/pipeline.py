@@ -1,0 +1,605 @@
+"""From sources to files: reading, network, drawing and writing at the same time, each in a thread of its own.
+
+    reader ──▶ inbox ──▶ network ──▶ labelled ──▶ drawer ──▶ drawn ──▶ writer
+
+Each source has its own reader, drawer and writer; one network serves all of them and batches their frames. The queues
+between them are short, so that memory stays flat. A file waits for the network; of a live source the newest frame
+wins, and the older ones are counted as dropped.
+
+Shapes: H height, W width.
+"""
+
+import json
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
+from itertools import count
+from typing import IO, Any, BinaryIO, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from streamseg import draw
+from streamseg.classes import IGNORE, Classes
+from streamseg.images import render_legend
+from streamseg.latency import Meter
+from streamseg.model import SMALLEST, FANet
+from streamseg.restart import stopping
+from streamseg.results import Drawn, Results, writing
+from streamseg.show import Window
+from streamseg.sources import Capture, Source
+from streamseg.stream import PIXELS, Policy, State, fit, step_batch, working_size
+from streamseg.tiles import label_tiled, labels_and_confidence, labels_of
+from streamseg.video import CutShort
+
+AHEAD = 3
+"""Frames that may wait in each queue."""
+BATCH = 8
+"""The most frames that the network sees at once, each of another source."""
+
+LEAVE = 5.0
+"""Seconds that each thread has to leave when a run is broken off."""
+
+LEAST_SCALE = 0.2
+"""The smallest that a deadline makes frames, as a share of each side."""
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Style:
+    """How labels are drawn over a frame."""
+
+    alpha: float = 0.5
+    only: tuple[int, ...] = ()
+    """The classes to highlight; all if empty."""
+    legend: bool = False
+    side_by_side: bool = False
+
+
+@dataclass(frozen=True)
+class Labeller:
+    """A network, and how it sees frames."""
+
+    model: FANet
+    classes: Classes
+    window: Policy
+    cut: float | None = None
+    """The distance of contexts at which a scene has changed and the past is forgotten."""
+    size: tuple[int, int] | None = None
+    """The height and width that frames are seen at; None for their own, up to a limit."""
+    tiled: bool = False
+    """Whether frames beyond that limit are seen whole, tile by tile."""
+    confident: bool = False
+    """Whether the probability of each label is wanted too."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.mean.device
+
+
+@dataclass(eq=False)
+class Job:
+    """A frame on its way through the pipeline."""
+
+    stream: "Stream"
+    capture: Capture
+    frame: Tensor
+    started: float
+    """When its clock began: at the capture of a live source, at the network for a file, which has no clock."""
+    uploaded: "torch.cuda.Event | None" = None
+    scale: float = 1.0
+    labels: Tensor = field(default_factory=lambda: torch.empty(0))
+    confidence: Tensor | None = None
+    begun: "torch.cuda.Event | None" = None
+    done: "torch.cuda.Event | None" = None
+    companions: int = 1
+    """How many frames the network saw together, this one among them; 0 for all but the first of them."""
+    latency: float = 0.0
+    shares: list[float] = field(default_factory=list)
+    picture: Tensor | None = None
+
+
+class Line(Generic[Item]):
+    """A short queue between two threads; its writer closes it."""
+
+    def __init__(self, room: int = AHEAD):
+        self.items: deque[Item] = deque()
+        self.room = room
+        self.closed = False
+
+
+class Stream:
+    """A source, its files, and what the network has seen of it."""
+
+    def __init__(self, source: Source, results: Results):
+        self.source = source
+        self.results = results
+        self.state: State | None = None
+        self.legend = Legend()
+        self.inbox: Line[Job] = Line(1 if source.live else AHEAD)
+        self.labelled: Line[Job] = Line(1 if source.live else AHEAD)
+        self.drawn: Line[Job] = Line(1 if source.live else AHEAD)
+        self.turn = -1
+        """When the network last saw a frame of it, in batches."""
+        self.written = 0
+
+
+class Abandoned(Exception):  # noqa: N818 (no error: another thread has the error)
+    """The run has failed elsewhere: leave, and keep nothing unfinished."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    frames: int
+    """How many frames were labelled and written."""
+    shares: list[float]
+    """Of each class in all frames."""
+    problems: list[str]
+    """What went wrong with sources, a sentence each; what they gave before is written."""
+    signal: int
+    """The signal that stopped the run; 0 for none."""
+    size: tuple[int, int]
+    """The height and width that the network saw the last frame at."""
+    late: int
+    """Frames whose labels came after the deadline."""
+
+
+class Pipeline:
+    """A run over sources; `run` does it all."""
+
+    def __init__(
+        self,
+        sources: Sequence[tuple[Source, Results]],
+        labeller: Labeller,
+        style: Style,
+        meter: Meter,
+        *,
+        deadline: float | None = None,
+        records: IO[str] | None = None,
+        raw: BinaryIO | None = None,
+        window: Window | None = None,
+        say: Callable[[str], None] = lambda sentence: None,
+        wrote: Callable[[Capture, list[float], Results], None] = lambda capture, shares, results: None,
+        watch: Callable[[], None] = lambda: None,
+    ):
+        """
+        Args:
+            deadline: Seconds within which labels should be there; frames are seen smaller if need be.
+            records: Where a line of JSON for each frame goes.
+            raw: Where the labels of each frame go as bytes.
+            window: Where the frames are shown.
+            say: Told what a user should know.
+            wrote: Told of each frame that was written, with the shares of its classes.
+            watch: Called every now and then by the main thread.
+        """
+        self.streams = [Stream(source, results) for source, results in sources]
+        self.labeller, self.style, self.meter, self.deadline = labeller, style, meter, deadline
+        self.records, self.raw, self.window, self.say, self.wrote, self.watch = records, raw, window, say, wrote, watch
+        self.live = any(source.live for source, _ in sources)
+        self.change = threading.Condition()
+        self.stopped = False
+        self.failure: BaseException | None = None
+        self.problems: list[str] = []
+        self.pixels = torch.zeros(len(labeller.classes), dtype=torch.int64)
+        self.scale = 1.0
+        self.late = 0
+        self.seen_at = (0, 0)
+        self.showing: Tensor | None = None
+
+    def run(self) -> Outcome:
+        """Read, label, draw and write every frame, or all until Ctrl-C; whatever was begun is then finished."""
+        threads = torch.get_num_threads()
+        work: list[tuple[Callable[..., None], tuple[Any, ...]]] = [(self.label_all, (threads,))]
+        for stream in self.streams:
+            work += [(self.read, (stream,)), (self.draw, (stream,)), (self.write, (stream,))]
+        team = [threading.Thread(target=self.guard, args=job, daemon=True) for job in work]
+        # a reader may hang in its device: the others are waited for
+        awaited = [thread for thread, (function, _) in zip(team, work, strict=True) if function != self.read]
+        with stopping() as stop:
+            for thread in team:
+                thread.start()
+            try:
+                while alive := [thread for thread in awaited if thread.is_alive()]:
+                    self.supervise(stop.signal)
+                    alive[0].join(0.02 if self.window else 0.1)
+            except BaseException as error:  # a second Ctrl-C
+                self.fail(error)
+                for thread in awaited:  # so that they remove what is unfinished; one may hang in a full pipe
+                    thread.join(LEAVE)
+                raise
+            finally:
+                torch.set_num_threads(threads)
+        if self.failure:
+            raise self.failure
+        total = max(1, int(self.pixels.sum()))
+        return Outcome(
+            frames=sum(stream.written for stream in self.streams),
+            shares=(self.pixels / total).tolist(),
+            problems=list(self.problems),
+            signal=stop.signal,
+            size=self.seen_at,
+            late=self.late,
+        )
+
+    def supervise(self, signal: int) -> None:
+        """What the main thread does meanwhile: show frames, and stop when asked to."""
+        self.watch()
+        if self.window:
+            picture, self.showing = self.showing, None
+            if picture is not None:
+                self.window.show(picture)
+            else:
+                self.window.update()
+        if (signal or (self.window and self.window.closed)) and not self.stopped:
+            with self.change:
+                self.stopped = True
+                for stream in self.streams:
+                    stream.inbox.closed = True
+                self.change.notify_all()
+
+    # the threads, and the queues between them
+
+    def guard(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        """Do a thread's work; its error becomes the run's."""
+        if function != self.label_all:
+            use_threads(1)  # a team of threads for each would take the network's cores
+        try:
+            function(*arguments)
+        except Abandoned:
+            pass
+        except BaseException as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        with self.change:
+            self.failure = self.failure or error
+            self.change.notify_all()
+
+    def put(self, line: Line[Item], item: Item) -> bool:
+        """Add to a queue once there is room; False if it was closed meanwhile."""
+        with self.change:
+            while len(line.items) >= line.room and not line.closed and not self.failure:
+                self.change.wait()
+            if self.failure:
+                raise Abandoned
+            if line.closed:
+                return False
+            line.items.append(item)
+            self.change.notify_all()
+            return True
+
+    def replace(self, line: Line[Job], job: Job) -> bool:
+        """Put a frame into a queue in place of what waits there: the newest wins."""
+        with self.change:
+            if line.closed or self.failure:
+                return False
+            self.meter.dropped(len(line.items), job.stream.source.name)
+            line.items.clear()
+            line.items.append(job)
+            self.change.notify_all()
+            return True
+
+    def close(self, line: Line[Item]) -> None:
+        with self.change:
+            line.closed = True
+            self.change.notify_all()
+
+    def items(self, line: Line[Item]) -> Iterator[Item]:
+        """What comes through a queue, until it is closed and empty."""
+        while True:
+            with self.change:
+                while not line.items and not line.closed and not self.failure:
+                    self.change.wait()
+                if self.failure:
+                    raise Abandoned
+                if not line.items:
+                    return
+                item = line.items.popleft()
+                self.change.notify_all()
+            yield item
+
+    def batches(self) -> Iterator[list[Job]]:
+        """Frames for the network: of the source whose turn it is, and those of other sources that have its size.
+
+        A source whose drawer is behind is passed over, so that it holds up no other, and so that of a live one a newer
+        frame is taken later.
+        """
+        for turn in count():
+            with self.change:
+                while not (streams := self.waiting()) and not self.failure and not self.ended():
+                    self.change.wait()
+                if self.failure:
+                    raise Abandoned
+                if not streams:
+                    return
+                streams.sort(key=lambda stream: stream.turn)
+                shape = streams[0].inbox.items[0].frame.shape
+                chosen = [stream for stream in streams if stream.inbox.items[0].frame.shape == shape][:BATCH]
+                jobs = [stream.inbox.items.popleft() for stream in chosen]
+                for stream in chosen:
+                    stream.turn = turn
+                self.change.notify_all()
+            yield jobs
+
+    def waiting(self) -> list[Stream]:
+        """The sources with a frame for whose labels there is room."""
+        return [
+            stream
+            for stream in self.streams
+            if stream.inbox.items and len(stream.labelled.items) < stream.labelled.room
+        ]
+
+    def ended(self) -> bool:
+        """Whether no frame waits, and none will come."""
+        return all(stream.inbox.closed and not stream.inbox.items for stream in self.streams)
+
+    # reading
+
+    def read(self, stream: Stream) -> None:
+        """Decode a source's frames and bring them to the device."""
+        device = self.labeller.device
+        lane = torch.cuda.Stream(device) if device.type == "cuda" else None
+        size = None
+        try:
+            with closing(stream.source.captures()) as captures:
+                while True:
+                    begin = time.perf_counter()
+                    capture = next(captures, None)
+                    if capture is None:
+                        break
+                    if not stream.source.live:  # a camera's pace is not our work
+                        self.meter.stage("decode", time.perf_counter() - begin)
+                    if capture.note:
+                        self.say(capture.note)
+                    size = size or capture.frame.shape
+                    if stream.source.moving and capture.frame.shape != size:  # no video holds both
+                        raise CutShort(
+                            f"{stream.source.name} ends after {capture.index} frames: what follows has "
+                            f"{capture.frame.shape[2]} x {capture.frame.shape[1]} pixels, and what came before "
+                            f"{size[2]} x {size[1]}."
+                        )
+                    job = Job(stream, capture, capture.frame, capture.captured)
+                    if lane:
+                        self.upload(job, lane)
+                    if not (self.replace if stream.source.live else self.put)(stream.inbox, job):
+                        break
+                    self.meter.read(stream.source.name)
+        except (ValueError, OSError) as problem:  # the other sources go on, and what came before is good
+            self.problems.append(str(problem))
+        self.close(stream.inbox)
+
+    def upload(self, job: Job, lane: "torch.cuda.Stream") -> None:
+        """Copy a frame to the GPU, beside whatever is computed there."""
+        begin = time.perf_counter()
+        with torch.cuda.stream(lane):
+            job.frame = job.frame.pin_memory().to(self.labeller.device, non_blocking=True)
+            job.uploaded = torch.cuda.Event()
+            job.uploaded.record()
+        self.meter.stage("upload", time.perf_counter() - begin)
+
+    # the network
+
+    def label_all(self, threads: int) -> None:
+        """Label frames as they come."""
+        use_threads(threads)
+        with torch.inference_mode():
+            warm = not (self.live or self.deadline)
+            for jobs in self.batches():
+                if not warm:  # the first pass sets libraries up, which no frame should be late for
+                    self.see(jobs)
+                    jobs = [self.newest(job) for job in jobs]
+                    warm = True
+                self.label(jobs)
+                for job in jobs:
+                    self.put(job.stream.labelled, job)
+        for stream in self.streams:  # not after an error: what is unfinished would pass for whole
+            self.close(stream.labelled)
+
+    def newest(self, job: Job) -> Job:
+        """A frame, or of a live source the one that has come in since."""
+        with self.change:
+            inbox = job.stream.inbox
+            if not (job.stream.source.live and inbox.items):
+                return job
+            self.meter.dropped(1, job.stream.source.name)
+            return inbox.items.popleft()
+
+    def label(self, jobs: list[Job]) -> None:
+        """Label frames, one of each of several sources, and move the sources' states on."""
+        begin = time.perf_counter()
+        cuda = self.labeller.device.type == "cuda"
+        for job in jobs:
+            if not job.stream.source.live:
+                job.started = time.monotonic()
+            job.scale, job.companions = self.scale, 0
+            if cuda:
+                job.begun, job.done = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                job.begun.record()
+        jobs[0].companions = len(jobs)
+        for job, state in zip(jobs, self.see(jobs), strict=True):
+            job.stream.state = state
+            if job.done:
+                job.done.record()
+        if not cuda:
+            self.meter.stage("network", time.perf_counter() - begin, len(jobs))
+        elif self.live:  # the GPU works through what it is given: the newest frame must not wait in its queue
+            torch.cuda.current_stream().synchronize()
+        for job in jobs:
+            job.latency = time.monotonic() - job.started
+
+    def see(self, jobs: list[Job]) -> list[State | None]:
+        """Labels, and confidence if wanted, of frames of one size; returns the states of their streams after them."""
+        labeller, (height, width) = self.labeller, jobs[0].frame.shape[1:]
+        for job in jobs:
+            if job.uploaded:
+                torch.cuda.current_stream().wait_event(job.uploaded)
+                job.frame.record_stream(torch.cuda.current_stream())
+        if labeller.tiled and height * width > PIXELS:
+            self.seen_at = (height, width)
+            for job in jobs:
+                job.labels, _ = label_tiled(labeller.model, job.frame)
+            return [None for _ in jobs]
+        self.seen_at = smaller(labeller.size or working_size(height, width), self.scale)
+        scores, states = step_batch(
+            labeller.model,
+            torch.cat([fit(job.frame[None], self.seen_at) for job in jobs]),
+            [job.stream.state for job in jobs],
+            labeller.window,
+            times=[job.capture.seconds for job in jobs],
+            cut=labeller.cut,
+        )
+        for job, score in zip(jobs, scores, strict=True):
+            if labeller.confident:
+                job.labels, job.confidence = labels_and_confidence(score, (height, width))
+            else:
+                job.labels = labels_of(score, (height, width))
+        return [state if job.stream.source.moving else None for job, state in zip(jobs, states, strict=True)]
+
+    def adapt(self, job: Job) -> None:
+        """Choose the size of the next frames by how long a frame took, so that the deadline is held."""
+        if self.deadline is None:
+            return
+        # time goes with the pixels; what a frame of an older, larger size took says what size would have been right
+        right = job.scale * math.sqrt(0.8 * self.deadline / max(job.latency, 1e-6))
+        with self.change:
+            self.late += job.latency > self.deadline
+            if job.latency > 0.9 * self.deadline:
+                self.scale = max(LEAST_SCALE, min(self.scale, right))
+            elif job.latency < 0.7 * self.deadline:
+                self.scale = min(1.0, max(self.scale, min(right, 1.03 * self.scale)))
+
+    # drawing and writing
+
+    def draw(self, stream: Stream) -> None:
+        """Fetch the labels of a source's frames and draw them."""
+        device = self.labeller.device
+        lane = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+        with lane, torch.inference_mode():
+            for job in self.items(stream.labelled):
+                if job.done:
+                    torch.cuda.current_stream().wait_event(job.done)
+                labels = self.fetch(job)
+                begin = time.perf_counter()
+                if stream.results.overlay or self.window:
+                    job.picture = self.paint(job).cpu()
+                job.labels = labels
+                self.meter.stage("draw", time.perf_counter() - begin)
+                self.put(stream.drawn, job)
+        self.close(stream.drawn)
+
+    def fetch(self, job: Job) -> Tensor:
+        """A frame's labels, on the CPU, which is part of its latency; that drawing is behind is not."""
+        if job.begun and job.done:
+            job.done.synchronize()
+            seconds = job.begun.elapsed_time(job.done) / 1000
+            if job.companions:
+                self.meter.stage("network", seconds, job.companions)
+            if not self.live:  # the GPU had not begun yet when it was told to
+                job.latency = seconds
+        begin = time.perf_counter()
+        labels = job.labels.cpu()
+        if job.confidence is not None:
+            job.confidence = job.confidence.cpu()
+        if job.done:
+            download = time.perf_counter() - begin
+            self.meter.stage("download", download)
+            job.latency += download
+        self.meter.labelled(job.latency)
+        self.adapt(job)
+        counts = torch.bincount(labels.flatten(), minlength=IGNORE + 1)[: len(self.labeller.classes)]
+        job.shares = (counts / labels.numel()).tolist()
+        with self.change:
+            self.pixels += counts
+        return labels
+
+    def paint(self, job: Job) -> Tensor:
+        """A frame under the colours of its labels."""
+        style, classes = self.style, self.labeller.classes
+        picture = draw.overlay(job.frame, job.labels, classes, style.alpha, style.only)
+        if style.legend:
+            # of a video all classes, or the legend would flicker
+            present = [i for i, share in enumerate(job.shares) if share or job.stream.source.moving]
+            numbers = tuple(i for i in present if not style.only or i in style.only)
+            picture = draw.add_legend(picture, job.stream.legend.of(classes, numbers, picture).to(picture.device))
+        return draw.side_by_side(job.frame, picture) if style.side_by_side else picture
+
+    def write(self, stream: Stream) -> None:
+        """Write what was drawn of a source."""
+        with writing(stream.results, stream.source, self.labeller.classes) as keep:
+            for job in self.items(stream.drawn):
+                begin = time.perf_counter()
+                keep(Drawn(job.capture, job.labels, job.picture, job.confidence))
+                if self.raw:
+                    hand_out(self.raw, job.labels)
+                self.meter.stage("encode", time.perf_counter() - begin)
+                age = time.monotonic() - job.started
+                self.meter.shown(age)
+                stream.written += 1
+                self.showing = job.picture
+                if self.records:
+                    self.record(self.records, job, age)
+                self.wrote(job.capture, job.shares, stream.results)
+
+    def record(self, records: IO[str], job: Job, age: float) -> None:
+        """A line of JSON about a frame."""
+        shares = zip(self.labeller.classes.names, job.shares, strict=True)
+        entry = {
+            "source": job.stream.source.name,
+            "name": job.capture.name,
+            "frame": job.capture.index,
+            "seconds": job.capture.seconds,
+            "latency_ms": 1000 * job.latency,
+            "mask_age_ms": 1000 * age,
+            "shares": {name: share for name, share in shares if share},
+        }
+        line = json.dumps(entry) + "\n"
+        with self.change:
+            records.write(line)
+
+
+class Legend:
+    """The legend that was drawn last, so that frames which need the same one share it."""
+
+    def __init__(self) -> None:
+        self.key: tuple[tuple[int, ...], int, int] = ((), 0, 0)
+        self.panel = torch.empty(3, 0, 0, dtype=torch.uint8)
+
+    def of(self, classes: Classes, numbers: tuple[int, ...], picture: Tensor) -> Tensor:
+        """A legend of classes, of a size that fits a picture (3, H, W)."""
+        key = (numbers, *picture.shape[1:])
+        if key != self.key:
+            self.key, self.panel = key, render_legend(classes, numbers, *picture.shape[1:])
+        return self.panel
+
+
+def hand_out(file: BinaryIO, labels: Tensor) -> None:
+    """Write labels (H, W) as bytes to standard output."""
+    try:
+        file.write(labels.numpy().tobytes())
+        file.flush()
+    except BrokenPipeError:  # no fault: who reads it has seen enough
+        raise
+    except OSError as error:
+        raise OSError(f"Could not write to standard output: {error.strerror}.") from error
+
+
+def use_threads(count: int) -> None:
+    """Let torch compute with so many threads in the thread that asks for it."""
+    # a thread that has not asked how many there are takes what any thread set last, when it first computes
+    torch.get_num_threads()
+    torch.set_num_threads(count)
+
+
+def smaller(size: tuple[int, int], scale: float) -> tuple[int, int]:
+    """A height and width times a scale; sides of multiples of 32, so that few sizes occur."""
+    if scale == 1.0:
+        return size
+    height, width = (max(SMALLEST, round(side * scale / SMALLEST) * SMALLEST) for side in size)
+    return height, width

@@ -1,0 +1,218 @@
+"""The files that labelled frames become."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from torch import Tensor
+
+from streamseg import images, video
+from streamseg.classes import Classes
+from streamseg.files import check_place, written_whole
+from streamseg.sources import RATE, Capture, Pictures, Source
+from streamseg.video import write_label_video, write_video
+
+FOLDER = "segmented"
+"""Where several results go if nothing else was said."""
+
+NUMBER = re.compile(r"%(?:0\d+)?d")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What there is of a frame to write; None where it was not asked for."""
+
+    capture: Capture
+    labels: Tensor
+    picture: Tensor | None
+    confidence: Tensor | None
+
+
+@dataclass(frozen=True)
+class Results:
+    """The files of a source: overlay, labels and confidence, None where one is not wanted.
+
+    Videos, or pictures: then {name} in a file's name stands for the picture that was read, and %05d for the number of
+    the frame.
+    """
+
+    overlay: Path | None = None
+    labels: Path | None = None
+    confidence: Path | None = None
+
+    @property
+    def paths(self) -> list[Path]:
+        return [path for path in (self.overlay, self.labels, self.confidence) if path]
+
+    @property
+    def are_pictures(self) -> bool:
+        return all(path.suffix.lower() in images.SUFFIXES for path in self.paths)
+
+    def of(self, capture: Capture) -> "Results":
+        """The files of one frame."""
+        return self.named(capture.name, capture.index)
+
+    def named(self, name: str, number: int) -> "Results":
+        """The files of the frame of a name and number."""
+        files = {}
+        for field in fields(self):
+            path = getattr(self, field.name)
+            if path is not None:
+                path = path.with_name(numbered(path.name, number).replace("{name}", name))
+            files[field.name] = path
+        return Results(**files)
+
+
+def plan(
+    sources: Sequence[Source], out: str, *, overlay: bool = True, labels: bool = False, confidence: bool = False
+) -> list[Results]:
+    """The files that each source is to become; a sentence if they cannot be written, or would destroy something.
+
+    Args:
+        out: A picture or video, numbered pictures, or a folder, which is made with the first file; empty for this
+            folder, - for no files.
+    """
+    if out == "-":
+        if len(sources) > 1:
+            raise ValueError(f"The labels of {len(sources)} sources cannot share standard output: give a folder.")
+        if labels or confidence:
+            raise ValueError("Standard output gets raw labels alone: leave out --labels and --confidence.")
+        return [Results()]
+    several = len(sources) > 1 or any(isinstance(source, Pictures) and len(source.pictures) > 1 for source in sources)
+    path = Path(out or (FOLDER if several else "."))
+    new = not path.suffix and not path.exists()
+    if new or path.is_dir():
+        names = [path / (f"{{name}}-overlay.{'mp4' if source.moving else 'png'}") for source in sources]
+    elif several and not (len(sources) == 1 and NUMBER.search(path.name)):
+        raise ValueError(f"{path} is one file, and there are several to write: give a folder as the last name.")
+    else:
+        names = [path]
+    planned = []
+    for source, name in zip(sources, names, strict=True):
+        check_kind(source, name)
+        if source.moving:
+            name = name.with_name(name.name.replace("{name}", source.name))
+        beside = name.stem.removesuffix("-overlay")
+        suffix = ".png" if name.suffix.lower() in images.SUFFIXES else ".mkv"
+        results = Results(
+            name if overlay else None,
+            name.with_name(f"{beside}-labels{suffix}") if labels else None,
+            name.with_name(f"{beside}-confidence{suffix}") if confidence else None,
+        )
+        if not new:
+            check_targets(results, source, sources)
+        planned.append(results)
+    return planned
+
+
+def check_kind(source: Source, path: Path) -> None:
+    """Raise a ValueError if a source cannot become such a file."""
+    is_picture = path.suffix.lower() in images.SUFFIXES
+    if not source.moving:
+        images.check_suffix(path)
+    elif not is_picture:
+        video.check_video_suffix(path)
+    elif not NUMBER.search(path.name):
+        raise ValueError(f"{path} is one picture, and {source.name} has many: give a video, or {path.stem}_%05d.png.")
+
+
+def check_targets(results: Results, source: Source, sources: Sequence[Source]) -> None:
+    """Raise an error if a file cannot be written, is being read, or was not written by streamseg."""
+    if isinstance(source, Pictures):
+        files = [path for i, picture in enumerate(source.pictures) for path in results.named(picture.name, i).paths]
+    else:
+        files = results.paths
+    read = {path.resolve() for other in sources for path in other.paths}
+    for path in files:
+        check_place(path)
+        for file in find_numbered(path) if source.moving and results.are_pictures else [path]:
+            if file.resolve() in read:
+                raise ValueError(f"{file} is what is read: give another name to write to.")
+            if file.exists() and not made_by_streamseg(file):
+                raise ValueError(f"{file} is there, and was not written by streamseg: give another name, or remove it.")
+
+
+def made_by_streamseg(path: Path) -> bool:
+    """Whether a picture or a video was written here."""
+    if path.suffix.lower() in images.SUFFIXES:
+        return images.made_by_streamseg(path)
+    return video.made_by_streamseg(path)
+
+
+def find_numbered(path: Path) -> list[Path]:
+    """The files that are there of those that a path stands for whose name has numbers in it."""
+    shape = re.compile(r"(\d+)".join(map(re.escape, NUMBER.split(path.name))))
+    found = [(file, shape.fullmatch(file.name)) for file in path.parent.iterdir()]
+    return [file for file, match in found if match and file.name == numbered(path.name, int(match[1]))]
+
+
+def numbered(name: str, number: int) -> str:
+    """A name with a number in the place for it."""
+    return NUMBER.sub(lambda match: match[0] % number, name)
+
+
+@contextmanager
+def writing(results: Results, source: Source, classes: Classes) -> Iterator[Callable[[Drawn], None]]:
+    """A function that writes the frames of a source, one after the other.
+
+    Pictures appear one by one, each whole; a video appears at the end, and not at all after an error.
+    """
+
+    def write_pictures(drawn: Drawn) -> None:
+        files = results.of(drawn.capture)
+        make_folder(files)
+        with ExitStack() as whole:  # those of one frame appear together
+            if files.overlay and drawn.picture is not None:
+                images.write_image(whole.enter_context(written_whole(files.overlay)), drawn.picture)
+            if files.labels:
+                images.write_labels(whole.enter_context(written_whole(files.labels)), drawn.labels, classes)
+            if files.confidence and drawn.confidence is not None:
+                grey = drawn.confidence.expand(3, -1, -1)
+                images.write_image(whole.enter_context(written_whole(files.confidence)), grey)
+
+    if results.are_pictures:
+        yield write_pictures
+        return
+
+    # all videos are finished before the first gets its name
+    with ExitStack() as whole, ExitStack() as videos:
+        writers: list[tuple[Callable[[Tensor, float], None], Callable[[Drawn], Tensor | None]]] = []
+
+        def begin(drawn: Drawn) -> None:
+            rate, (height, width) = source.rate or RATE, drawn.labels.shape
+            size = (height, width)
+            make_folder(results)
+            if results.overlay and drawn.picture is not None:
+                temporary = whole.enter_context(written_whole(results.overlay))
+                _, tall, wide = drawn.picture.shape
+                writer = write_video(temporary, (tall, wide), rate, audio_from=source.audio_from)
+                writers.append((videos.enter_context(writer).write, lambda drawn: drawn.picture))
+            if results.labels:
+                temporary = whole.enter_context(written_whole(results.labels))
+                writer = write_label_video(temporary, size, rate)
+                writers.append((videos.enter_context(writer).write, lambda drawn: drawn.labels))
+            if results.confidence:
+                temporary = whole.enter_context(written_whole(results.confidence))
+                writer = write_label_video(temporary, size, rate)
+                writers.append((videos.enter_context(writer).write, lambda drawn: drawn.confidence))
+
+        def write_frame(drawn: Drawn) -> None:
+            if not writers:  # only the first frame tells the size
+                begin(drawn)
+            for write, part in writers:
+                frame = part(drawn)
+                assert frame is not None
+                write(frame, drawn.capture.seconds)
+
+        yield write_frame
+
+
+def make_folder(results: Results) -> None:
+    """Make the folder of files, if it is not there."""
+    for folder in {path.parent for path in results.paths}:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise type(error)(f"Could not make the folder {folder}: {error.strerror}.") from error

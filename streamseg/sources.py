@@ -1,0 +1,714 @@
+"""Where frames come from: pictures, folders, videos, numbered pictures, cameras, network streams, standard input.
+
+`find_sources` turns what a user names into sources; a source's `captures` gives its frames. A frame is RGB, uint8,
+(3, H, W); a size is (height, width). Passwords in addresses are never shown.
+"""
+
+import glob
+import io
+import math
+import os
+import re
+import stat
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+from http.client import HTTPException, HTTPResponse, responses
+from pathlib import Path, PurePath, PurePosixPath
+from typing import ClassVar, TypeAlias
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
+from urllib.request import (
+    HTTPBasicAuthHandler,
+    HTTPDigestAuthHandler,
+    HTTPPasswordMgrWithDefaultRealm,
+    Request,
+    build_opener,
+)
+
+import torch
+from torch import Tensor
+
+from streamseg import images
+from streamseg.files import UNFINISHED
+from streamseg.video import CutShort, Video, open_camera, open_stream, open_video
+
+PICTURE_SUFFIXES = (*images.SUFFIXES, ".gif", ".apng", ".avif", ".ppm", ".pgm")
+"""What names of pictures end in; of an animation the first picture is taken."""
+VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".wmv", ".flv")
+"""What names of videos end in."""
+WHOLE = (".mp4", ".mov", ".m4v", ".avi")
+"""Suffixes of videos with an index, which only whole files have: no live stream is one."""
+
+RATE = Fraction(25)
+"""Frames a second where nothing says how many."""
+WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Seconds before each attempt to reach a live source again."""
+TIMEOUT = 10.0
+"""Seconds that a web server may be silent."""
+FETCH_SECONDS = 60.0
+FETCH_BYTES = 256 * 2**20
+"""The longest that fetching a picture may take, and the largest that it may be."""
+
+SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+NUMBER = re.compile(r"%(0\d+)?d")
+# after a colon that begins no port a password may hold any character, as people type them
+SECRETS = re.compile(r"(?<=://)([^\s/?#]*|[^\s/?#:]*:(?!\d+[/?#])\S*)@")
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A frame, and where and when it was taken."""
+
+    frame: Tensor
+    name: str
+    """For names of results: of a picture its file's name without suffix, else the source's name."""
+    index: int
+    seconds: float
+    """Since the source's first frame; 0 for pictures that do not move."""
+    captured: float
+    """The time.monotonic() at which it was decoded."""
+    note: str = ""
+    """Something that the user should know."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture in a file or on a web server."""
+
+    name: str
+    address: str = field(repr=False)
+
+    def read(self) -> tuple[Tensor, str]:
+        """Its frame, and a note if its file holds more of them."""
+        with in_a_sentence(self.address):
+            if SCHEME.match(self.address):
+                frame, more = images.read_fetched(io.BytesIO(fetch(self.address)), show(self.address))
+            else:
+                frame, more = images.read_first(self.address)
+        return frame, f"{show(self.address)} holds several pictures: its first is taken." if more else ""
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures that have nothing to do with each other."""
+
+    name: str
+    pictures: tuple[Picture, ...]
+    live: ClassVar[bool] = False
+    moving: ClassVar[bool] = False
+    rate: ClassVar[Fraction | None] = None
+    audio_from: ClassVar[str | None] = None
+
+    @property
+    def frames(self) -> int:
+        return len(self.pictures)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files among them."""
+        return tuple(Path(picture.address) for picture in self.pictures if not SCHEME.match(picture.address))
+
+    def captures(self) -> Generator[Capture, None, None]:
+        """Each picture; those that cannot be read are left out, and at the end CutShort says so."""
+        problems = []
+        for i, picture in enumerate(self.pictures):
+            try:
+                frame, note = picture.read()
+            except (OSError, ValueError) as problem:
+                if len(self.pictures) == 1:
+                    raise
+                problems.append(str(problem))
+            else:
+                yield Capture(frame, picture.name, i, 0.0, time.monotonic(), note)
+        if problems:
+            raise CutShort(f"{len(problems)} of {self.frames} pictures could not be read, the first one: {problems[0]}")
+
+
+@dataclass(frozen=True)
+class NumberedPictures:
+    """Pictures that are the frames of a video, one number after the other."""
+
+    name: str
+    address: str
+    paths: tuple[Path, ...] = field(repr=False)
+    rate: Fraction
+    note: str = ""
+    live: ClassVar[bool] = False
+    moving: ClassVar[bool] = True
+    audio_from: ClassVar[str | None] = None
+
+    @property
+    def frames(self) -> int:
+        return len(self.paths)
+
+    def captures(self) -> Generator[Capture, None, None]:
+        """Each frame; one that cannot be read, or has another size than the first, ends them with CutShort."""
+        size = None
+        for i, path in enumerate(self.paths):
+            try:
+                frame, _ = Picture(self.name, str(path)).read()
+            except (OSError, ValueError) as problem:
+                if i == 0:
+                    raise
+                raise CutShort(f"{self.address} ends after {count(i, 'frame')}: {problem}") from None
+            size = size or frame.shape
+            if frame.shape != size:
+                raise CutShort(
+                    f"{self.address} ends after {count(i, 'frame')}: {path} is {frame.shape[2]} x {frame.shape[1]} "
+                    f"pixels but those before it are {size[2]} x {size[1]}; make them the same size."
+                )
+            yield Capture(frame, self.name, i, float(i / self.rate), time.monotonic(), self.note if i == 0 else "")
+
+
+@dataclass(frozen=True)
+class VideoFile:
+    """A video with an end, in a file or on a web server."""
+
+    name: str
+    address: str = field(repr=False)
+    live: ClassVar[bool] = False
+    moving: ClassVar[bool] = True
+
+    @property
+    def audio_from(self) -> str:
+        return self.address
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return () if SCHEME.match(self.address) else (Path(self.address),)
+
+    @property
+    def rate(self) -> Fraction | None:
+        return self.facts[0]
+
+    @property
+    def frames(self) -> int | None:
+        return self.facts[1]
+
+    @cached_property
+    def facts(self) -> tuple[Fraction | None, int | None]:
+        """Its rate and its number of frames, if it can be opened; if not, captures tells why."""
+        try:
+            with open_video(self.address) as video:
+                return video.rate, video.frames
+        except (OSError, ValueError):
+            return None, None
+
+    def captures(self) -> Generator[Capture, None, None]:
+        """Each frame; CutShort after the last of a file that is damaged."""
+        with in_a_sentence(self.address), open_video(self.address) as video:
+            for i, (frame, seconds) in enumerate(video):
+                yield Capture(frame, self.name, i, seconds, time.monotonic())
+
+
+@dataclass(frozen=True)
+class Live:
+    """A camera or a network stream."""
+
+    name: str
+    address: str = field(repr=False)
+    open: Callable[[str], Video] = field(repr=False)
+    live: ClassVar[bool] = True
+    moving: ClassVar[bool] = True
+    rate: ClassVar[Fraction | None] = None
+    frames: ClassVar[int | None] = None
+    paths: ClassVar[tuple[Path, ...]] = ()
+    audio_from: ClassVar[str | None] = None
+
+    def captures(self) -> Generator[Capture, None, None]:
+        """Frames as they come; when they stop the source is opened again, and CutShort says that it stayed away."""
+        index, attempt, began, lost, latest = 0, 0, 0.0, 0.0, 0.0
+        while True:
+            try:
+                with in_a_sentence(self.address), self.open(self.address) as video:
+                    shift, note = None, ""
+                    for frame, seconds in video:
+                        now = time.monotonic()
+                        if index == 0:
+                            began = now
+                        elif shift is None:
+                            note = f"{show(self.address)} went away and came back after {now - lost:.1f} s."
+                        if shift is None:
+                            # a stream begins again at 0; what arrived in a burst may be ahead of the clock
+                            shift = (max(now - began, latest + float(1 / RATE)) if index else 0.0) - seconds
+                        latest = shift + seconds
+                        yield Capture(frame, self.name, index, latest, now, note)
+                        index, attempt, note = index + 1, 0, ""
+            except (OSError, ValueError):
+                if index == 0:
+                    raise
+            if index == 0:
+                raise ValueError(f"Not one frame came from {show(self.address)}.")
+            if attempt == 0:
+                lost = time.monotonic()
+            if attempt == len(WAITS):
+                raise CutShort(
+                    f"{show(self.address)} went away after {count(index, 'frame')} and did not come back within "
+                    f"{time.monotonic() - lost:.0f} s."
+                )
+            time.sleep(WAITS[attempt])
+            attempt += 1
+
+
+@dataclass(frozen=True)
+class RawFrames:
+    """Frames on standard input, as bytes: rows from above, pixels from the left, red, green, blue."""
+
+    size: tuple[int, int]
+    rate: Fraction
+    name: str = "stdin"
+    address: ClassVar[str] = "-"
+    live: ClassVar[bool] = False
+    moving: ClassVar[bool] = True
+    frames: ClassVar[int | None] = None
+    paths: ClassVar[tuple[Path, ...]] = ()
+    audio_from: ClassVar[str | None] = None
+
+    def captures(self) -> Generator[Capture, None, None]:
+        """Each whole frame; CutShort if the last is not whole."""
+        height, width = self.size
+        if sys.stdin is None or sys.stdin.isatty():
+            raise ValueError(f"Nothing is piped into standard input: expected raw RGB frames of {height} x {width}.")
+        buffer = bytearray(height * width * 3)
+        pixels = torch.frombuffer(buffer, dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)
+        with io.FileIO(sys.stdin.fileno(), closefd=False) as file:
+            index = 0
+            while (filled := fill(file, buffer)) == len(buffer):
+                frame = pixels.clone(memory_format=torch.contiguous_format)
+                yield Capture(frame, self.name, index, float(index / self.rate), time.monotonic())
+                index += 1
+        if filled:
+            raise CutShort(
+                f"Standard input ended within a frame of {height} x {width} pixels ({filled} of {len(buffer)} bytes), "
+                f"after {count(index, 'whole frame')}: was it cut short, or is --raw-size another?"
+            )
+        if index == 0:
+            raise ValueError(f"Standard input was empty: expected raw RGB frames of {height} x {width} pixels.")
+
+
+def fill(file: io.FileIO, buffer: bytearray) -> int:
+    """Read into a buffer until it is full or the file ends, and give the number of bytes read."""
+    view, filled = memoryview(buffer), 0
+    while filled < len(view) and (got := file.readinto(view[filled:])):
+        filled += got
+    return filled
+
+
+Source: TypeAlias = Pictures | NumberedPictures | VideoFile | Live | RawFrames
+Found: TypeAlias = Picture | NumberedPictures | VideoFile | Live | RawFrames
+
+
+def read_frames(source: str | Path) -> Generator[Tensor, None, None]:
+    """The frames of whatever a name stands for: a picture, a folder, a video, a camera, an address, ….
+
+    A Path is always a file or a folder; a text may be anything that find_sources takes.
+    """
+    return frames_of(find_sources([source if isinstance(source, str) else str(absolute(source))]))
+
+
+def frames_of(sources: Iterable[Source]) -> Generator[Tensor, None, None]:
+    """The frames of sources, one source after the other."""
+    for source in sources:
+        with closing(source.captures()) as captures:
+            for capture in captures:
+                yield capture.frame
+
+
+def find_sources(
+    names: Sequence[str], *, raw_size: tuple[int, int] | None = None, rate: float | None = None
+) -> list[Source]:
+    """The sources that names stand for, each once, in the order given; all pictures alone are one source.
+
+    Args:
+        names: Pictures, videos, folders, patterns such as frames/*.png, numbered pictures such as frame_%04d.png, lists
+            of such names (.txt), cameras (0, 1, … or a device), addresses (rtsp, http), or - for raw frames on
+            standard input.
+        raw_size: Height and width of raw frames.
+        rate: Frames a second of raw frames and of numbered pictures; 25 if not given.
+    """
+    if not names:
+        raise ValueError("Nothing to read: give a picture, a video, a folder, a camera or an address.")
+    if rate is not None and not (math.isfinite(rate) and rate > 0):
+        raise ValueError(f"A rate of {rate} frames a second; expected more than 0.")
+    if raw_size is not None and min(raw_size) < 1:
+        raise ValueError(f"Raw frames of {raw_size[0]} x {raw_size[1]} pixels; expected 1 or more a side.")
+    found: dict[str, Found] = {}
+    for name in names:
+        for item in find(name, raw_size, Fraction(rate or RATE).limit_denominator(100_000)):
+            found.setdefault(identity(item), item)
+    return named_apart(found.values())
+
+
+def identity(item: Found) -> str:
+    """What is the same for two names of one thing."""
+    elsewhere = SCHEME.match(item.address) or isinstance(item, RawFrames | Live)
+    return item.address if elsewhere else str(absolute(item.address))
+
+
+def absolute(path: str | Path) -> Path:
+    """A path from the root, without detours; links stay what they are called."""
+    return Path(os.path.normpath(Path(path).absolute()))
+
+
+def find(name: str, raw_size: tuple[int, int] | None, rate: Fraction) -> list[Found]:
+    """What one name stands for."""
+    with in_a_sentence(name):
+        return find_listed(Path(name), raw_size, rate) if is_list(name) else find_one(name, raw_size, rate)
+
+
+def find_listed(path: Path, raw_size: tuple[int, int] | None, rate: Fraction) -> list[Found]:
+    """What the lines of a list name."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no list of names: expected text in UTF-8, one name a line.") from None
+    found = []
+    for number, line in enumerate(lines, start=1):
+        name = line.strip()
+        if not name or name.startswith("#"):
+            continue
+        beside = path.parent / name
+        if not SCHEME.match(name) and (beside.exists() or not (name == "-" or is_number(name))):
+            name = str(beside)
+        with in_a_sentence(name, f"Line {number} of {path}: "):
+            if is_list(name):
+                raise ValueError(f"{name} is a list itself; lists in lists are not read.")
+            found += find_one(name, raw_size, rate)
+    if not found:
+        raise ValueError(f"{path} lists nothing: expected the name of a picture or of a video on each line.")
+    return found
+
+
+def find_one(name: str, raw_size: tuple[int, int] | None, rate: Fraction) -> list[Found]:
+    """What a name that is no list stands for."""
+    path = Path(name)
+    if name == "-":
+        if raw_size is None:
+            raise ValueError("Raw frames on standard input need their size: --raw-size HEIGHTxWIDTH.")
+        return [RawFrames(raw_size, rate)]
+    if SCHEME.match(name):
+        return [find_address(name)]
+    if name and path.exists():
+        return find_in_folder(path) if path.is_dir() else [find_file(path)]
+    if is_number(name):
+        return [Live(f"camera{int(name)}", name, open_camera)]
+    if name.startswith("/dev/"):
+        raise FileNotFoundError(f"No camera at {name}: is it plugged in?")
+    if NUMBER.search(name):
+        return [find_numbered(path, rate)]
+    if glob.has_magic(name):
+        return find_matching(name)
+    raise FileNotFoundError(
+        f"Nothing at {name or repr(name)}: expected a picture, a video, a folder or a list of names."
+    )
+
+
+def is_list(name: str) -> bool:
+    return name.lower().endswith(".txt") and Path(name).is_file()
+
+
+def is_number(name: str) -> bool:
+    return name.isascii() and name.isdecimal()
+
+
+def find_file(path: Path) -> Found:
+    """The picture or the video in a file; what its name does not tell its content does."""
+    kind = path.stat().st_mode
+    if stat.S_ISCHR(kind):
+        return Live(path.name, str(path), open_camera)
+    if not stat.S_ISREG(kind):
+        raise ValueError(f"{path} is neither a file nor a camera: raw frames can come through standard input, as -.")
+    if path.suffix.lower() in PICTURE_SUFFIXES:
+        return Picture(path.stem, str(path))
+    if path.suffix.lower() in VIDEO_SUFFIXES:
+        return VideoFile(path.stem, str(path))
+    for item in (Picture(path.stem, str(path)), VideoFile(path.stem, str(path))):
+        if gives_a_frame(item):
+            return item
+    raise ValueError(f"{path} is neither a picture nor a video that can be read.")
+
+
+def gives_a_frame(item: Picture | VideoFile) -> bool:
+    """Whether there is anything to see."""
+    try:
+        if isinstance(item, Picture):
+            item.read()
+        else:
+            with closing(item.captures()) as captures:
+                next(captures)
+    except (CutShort, ValueError, StopIteration):
+        return False
+    return True
+
+
+def find_in_folder(folder: Path) -> list[Found]:
+    """The pictures and videos in a folder, not in folders within."""
+    found = find_by_suffix(path for path in folder.iterdir() if not path.name.startswith("."))
+    if not found:
+        raise FileNotFoundError(f"No picture and no video in {folder}: looked for {endings()}.")
+    return found
+
+
+def find_matching(pattern: str) -> list[Found]:
+    """The pictures and videos that a pattern matches."""
+    names = glob.iglob(pattern, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute pattern)
+    found = find_by_suffix(Path(name) for name in names)
+    if not found:
+        raise FileNotFoundError(f"No picture and no video matches {pattern}: looked for {endings()}.")
+    return found
+
+
+def find_by_suffix(paths: Iterable[Path]) -> list[Found]:
+    """The pictures and videos among files, in the order in which people count."""
+    wanted = [
+        path
+        for path in paths
+        if path.suffix.lower() in PICTURE_SUFFIXES + VIDEO_SUFFIXES
+        and not path.name.startswith(UNFINISHED)
+        and path.is_file()
+    ]
+    return [find_file(path) for path in sorted(wanted, key=counting)]
+
+
+def counting(path: Path) -> tuple[list[list[str | int]], str]:
+    """A key that sorts frame2 before frame10."""
+    # text and numbers alternate, so that only like is compared with like
+    parts = [[int(p) if p.isdecimal() else p.lower() for p in re.split(r"(\d+)", part)] for part in path.parts]
+    return parts, str(path)
+
+
+def endings() -> str:
+    return " ".join(PICTURE_SUFFIXES + VIDEO_SUFFIXES)
+
+
+def find_numbered(pattern: Path, rate: Fraction) -> NumberedPictures:
+    """The pictures of a pattern such as frame_%04d.png: from the lowest number up to where one is missing."""
+    match = NUMBER.search(pattern.name)
+    if not match or NUMBER.search(pattern.name[match.end() :]) or NUMBER.search(str(pattern.parent)):
+        raise ValueError(f"{pattern} needs one number in the name of its files, such as frame_%04d.png.")
+    before, width, after = pattern.name[: match.start()], match[1] or "", pattern.name[match.end() :]
+    shape = re.compile(f"{re.escape(before)}([0-9]+){re.escape(after)}")
+    paths = {}
+    for path in pattern.parent.iterdir() if pattern.parent.is_dir() else ():
+        found = shape.fullmatch(path.name)
+        if found and path.name == f"{before}{int(found[1]):{width}d}{after}":
+            paths[int(found[1])] = path
+    if not paths:
+        raise FileNotFoundError(f"No picture is called {pattern}, with a number in place of {match[0]}.")
+    first = end = min(paths)
+    while end in paths:
+        end += 1
+    left_out = len(paths) - (end - first)
+    note = (
+        f"{before}{end:{width}d}{after} is missing: frames end before it, without {count(left_out, 'later picture')}."
+    )
+    name = (before.rstrip("_-. ") or after.removesuffix(pattern.suffix).lstrip("_-. ")) or "sequence"
+    frames = tuple(paths[number] for number in range(first, end))
+    return NumberedPictures(name, str(pattern), frames, rate, note if left_out else "")
+
+
+def find_address(address: str) -> Found:
+    """The picture, video or stream at an address."""
+    scheme, shown = address.partition("://")[0].lower(), show(address)
+    if scheme not in ("rtsp", "rtsps", "http", "https"):
+        raise ValueError(
+            f"{shown} is no address that can be read: expected rtsp://, rtsps://, http://, https:// or a file's name."
+        )
+    try:
+        parts = urlsplit(address)
+        host, _ = parts.hostname, parts.port
+    except ValueError:  # whose words may hold a piece of the password
+        raise ValueError(
+            f"{shown} is no address that can be read: expected {scheme}://host:port/path, with a password's / ? # @ "
+            "written as %2F %3F %23 %40."
+        ) from None
+    if not host:
+        raise ValueError(f"{shown} names no host: expected an address such as {scheme}://host/path.")
+    place = PurePosixPath(unquote(parts.path))
+    name = "_".join([host.replace(".", "-"), *([place.stem] if place.stem else [])])
+    if scheme.startswith("rtsp"):
+        return Live(name, address, open_stream)
+    # what servers, urllib and FFmpeg all take
+    safe = "%/:=&?~+!$,;'@()*[]"
+    address = urlunsplit(parts._replace(scheme=scheme, path=quote(parts.path, safe), query=quote(parts.query, safe)))
+    suffix = place.suffix.lower()
+    if suffix in PICTURE_SUFFIXES:
+        return Picture(place.stem, address)
+    with answer(address) as response:
+        kind = content_type(response)
+        if suffix == ".m3u8" or "mpegurl" in kind:
+            return VideoFile(name, address) if has_end(response, address) else Live(name, address, open_stream)
+        if kind.startswith("image/"):
+            return Picture(place.stem or name, address)
+        if kind.startswith(("audio/", "text/html")):
+            raise ValueError(f"{shown} is {'sound' if kind.startswith('audio/') else 'a web page'}, not a video.")
+        live = kind.startswith("multipart/") or (response.length is None and suffix not in WHOLE)
+        return Live(name, address, open_stream) if live else VideoFile(name, address)
+
+
+def has_end(response: HTTPResponse, address: str) -> bool:
+    """Whether a playlist says that no more will be added to it; of several to choose from, whether the first does."""
+    text = response.read(2**20).decode(errors="replace")
+    if "#EXT-X-STREAM-INF" not in text:
+        return "#EXT-X-ENDLIST" in text
+    lines = [line.strip() for line in text.splitlines()]
+    for choice in lines:
+        if choice and not choice.startswith("#"):
+            with answer(urljoin(address, choice)) as chosen:
+                return b"#EXT-X-ENDLIST" in chosen.read(2**20)
+    return False
+
+
+def content_type(response: HTTPResponse) -> str:
+    return response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+@contextmanager
+def answer(address: str) -> Iterator[HTTPResponse]:
+    """What a web server answers; whatever goes wrong is told in a sentence."""
+    parts = urlsplit(address)
+    bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    passwords = HTTPPasswordMgrWithDefaultRealm()
+    if parts.username:
+        passwords.add_password(None, bare, unquote(parts.username), unquote(parts.password or ""))
+    opener = build_opener(HTTPBasicAuthHandler(passwords), HTTPDigestAuthHandler(passwords))
+    try:
+        response = opener.open(Request(bare, headers={"User-Agent": "streamseg"}), timeout=TIMEOUT)
+    except (OSError, HTTPException, ValueError) as error:
+        raise refusal(address, error) from None
+    with response:
+        try:
+            yield response
+        except (OSError, HTTPException) as error:
+            raise refusal(address, error) from None
+
+
+def refusal(address: str, error: Exception) -> OSError:
+    """Why a web server gave nothing, in a sentence."""
+    if isinstance(error, HTTPError):
+        login = " Is it the right user and password, as in http://user:password@host/path?"
+        # not in the server's own words, which may be anything
+        told = f"answered {error.code} {responses.get(error.code, '')}".rstrip()
+        return OSError(f"{show(address)} {told}.{login if error.code == 401 else ''}")
+    reason = error.reason if isinstance(error, URLError) else error
+    words = (reason.strerror if isinstance(reason, OSError) else None) or str(reason) or type(reason).__name__
+    return OSError(f"{show(address)} cannot be read: {words}.")
+
+
+def fetch(address: str) -> bytes:
+    """A picture from a web server."""
+    shown, data, deadline = show(address), bytearray(), time.monotonic() + FETCH_SECONDS
+    with answer(address) as response:
+        if content_type(response).startswith("multipart/"):
+            raise ValueError(f"{shown} is a stream without an end, though it is called like a picture.")
+        while part := response.read1(2**20):
+            data += part
+            if len(data) > FETCH_BYTES:
+                raise ValueError(f"{shown} is larger than {FETCH_BYTES:,} bytes: too large for a picture.")
+            if time.monotonic() > deadline:
+                raise ValueError(f"{shown} did not arrive within {FETCH_SECONDS:.0f} s.")
+    return bytes(data)
+
+
+def show(address: str) -> str:
+    """An address as it may be shown: without user and password, and without its query, where some put theirs."""
+    if not SCHEME.match(address):
+        return address
+    before, mark, _ = SECRETS.sub("", address).partition("?")
+    return f"{before}?…" if mark else before
+
+
+@contextmanager
+def in_a_sentence(address: str, opening: str = "") -> Iterator[None]:
+    """See to it that errors are whole sentences that begin as told and show no password."""
+    kinds = (CutShort, FileNotFoundError, IsADirectoryError, PermissionError, OSError, ValueError)
+    try:
+        yield
+    except kinds as error:
+        told = str(error)
+        if isinstance(error, OSError) and error.strerror:  # what the system says is no sentence
+            told = f"{address} cannot be read: {error.strerror}."
+        sentence = opening + SECRETS.sub("", told.replace(address, show(address)))
+        if sentence == str(error):
+            raise
+        raise next(kind for kind in kinds if isinstance(error, kind))(sentence) from None
+
+
+def named_apart(items: Iterable[Found]) -> list[Source]:
+    """Sources in order, the pictures among the items as one of them, all under names that differ."""
+    items = list(items)
+    pictures = [item for item in items if isinstance(item, Picture)]
+    sources: list[Source] = []
+    for item in items:
+        if not isinstance(item, Picture):
+            sources.append(item)
+        elif item is pictures[0]:
+            sources.append(gather(pictures))
+    names = distinct([place_of(source) for source in sources])
+    return [replace(source, name=name) for source, name in zip(sources, names, strict=True)]
+
+
+def gather(pictures: Sequence[Picture]) -> Pictures:
+    """Pictures as one source."""
+    names = distinct([place_of(picture) for picture in pictures])
+    named = tuple(replace(picture, name=name) for picture, name in zip(pictures, names, strict=True))
+    folders = {place_of(picture)[:-2] for picture in pictures}
+    together = [folder[-1] for folder in folders if folder] if len(folders) == 1 else []
+    return Pictures(names[0] if len(names) == 1 else (together or ["pictures"])[0], named)
+
+
+def place_of(item: Picture | Source) -> tuple[str, ...]:
+    """What tells an item from others of its name: folders, name, suffix."""
+    if isinstance(item, Pictures | NumberedPictures | Live | RawFrames):
+        return item.name, ""
+    place: PurePath
+    if SCHEME.match(item.address):
+        parts = urlsplit(item.address)
+        place = PurePosixPath((parts.hostname or "").replace(".", "-") + unquote(parts.path))
+    else:
+        place = absolute(item.address).relative_to(absolute(item.address).anchor)
+    return *place.parts[:-1], item.name, place.suffix
+
+
+def distinct(places: Sequence[tuple[str, ...]]) -> list[str]:
+    """A name for each place, fit for files: its own, with the suffix or with as many folders as it takes to differ."""
+    alike = defaultdict(list)
+    for i, place in enumerate(places):
+        alike[clean(place[-2]).lower()].append(i)
+    names = [clean(place[-2]) for place in places]
+    for group in alike.values():
+        if len(group) == 1:
+            continue
+        deepest = max(len(places[i]) for i in group) - 1
+        for depth, suffixed in ((depth, suffixed) for depth in range(deepest) for suffixed in (False, True)):
+            longer = [
+                clean("_".join(places[i][-2 - depth : -1]) + suffixed * places[i][-1].replace(".", "_")) for i in group
+            ]
+            if len({name.lower() for name in longer}) == len(group):
+                for i, name in zip(group, longer, strict=True):
+                    names[i] = name
+                break
+    # names that differ in the end only: the same under two queries of a server, or a longer one that was there already
+    taken, numbers = set(), Counter[str]()
+    for i, name in enumerate(names):
+        while names[i].lower() in taken:
+            numbers[name] += 1
+            names[i] = f"{name}_{numbers[name] + 1}"
+        taken.add(names[i].lower())
+    return names
+
+
+def clean(name: str) -> str:
+    """A name that every file system takes, with room for an ending."""
+    fit = re.sub(r'[\x00-\x1f<>:"/\\|?*]', "_", name.encode(errors="replace").decode())
+    return fit.encode()[:200].decode(errors="ignore").strip(" .") or "_"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,104 @@
+"""Little videos, made on the fly with PyAV alone: of any codec, rate and size, with sound, turned, cut."""
+
+import math
+import struct
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import torch
+from torch import Tensor
+
+# a, b, c, d of the matrix in an MP4 that shows the pixel at (x, y) at (a x + c y, b x + d y)
+TURNS = {
+    "upright": (1, 0, 0, 1),
+    "a quarter clockwise": (0, 1, -1, 0),
+    "half": (-1, 0, 0, -1),
+    "a quarter anticlockwise": (0, -1, 1, 0),
+    "mirrored": (-1, 0, 0, 1),
+    "upside down": (1, 0, 0, -1),
+    "transposed": (0, 1, 1, 0),
+    "transposed and half": (0, -1, -1, 0),
+}
+
+
+def picture(i: int, size: tuple[int, int] = (48, 64)) -> Tensor:
+    """The frame of a number: red, green and blue corners, and in the fourth a grey that is 8 lighter each time."""
+    height, width = size
+    frame = torch.empty(3, height, width, dtype=torch.uint8)
+    corners = [[(220, 40, 40), (40, 200, 40)], [(40, 40, 220), (8 * i % 256,) * 3]]
+    for rows, line in zip((slice(0, height // 2), slice(height // 2, None)), corners, strict=True):
+        for columns, colour in zip((slice(0, width // 2), slice(width // 2, None)), line, strict=True):
+            frame[:, rows, columns] = torch.tensor(colour, dtype=torch.uint8)[:, None, None]
+    return frame
+
+
+def number(frame: Tensor) -> int:
+    """The number of a frame, as far as compression has left it."""
+    return round(frame[:, -6:-2, -6:-2].float().mean().item() / 8)
+
+
+def make_clip(
+    path: Path,
+    frames: int = 12,
+    *,
+    size: tuple[int, int] = (48, 64),
+    rate: Fraction = Fraction(25),
+    times: Sequence[float] | None = None,
+    codec: str = "libx264",
+    pixels: str = "yuv420p",
+    sound: str | None = None,
+    sound_seconds: float | None = None,
+    sound_start: float = 0.0,
+) -> Path:
+    """A video of pictures 0, 1, …, shown at even times or at those given, and with a tone in the codec given."""
+    height, width = size
+    times = times or [float(i / rate) for i in range(frames)]
+    options = {"movflags": "+faststart"} if path.suffix in (".mp4", ".mov") else {}
+    with av.open(str(path), "w", container_options=options) as container:
+        stream = container.add_stream(codec, rate=rate, options={"crf": "12"} if codec == "libx264" else {})
+        stream.height, stream.width, stream.pix_fmt = height, width, pixels
+        tick = 1 / rate if path.suffix == ".avi" else Fraction(1, 60000)  # an AVI knows of even times only
+        stream.codec_context.time_base = tick
+        if sound:
+            track = container.add_stream(sound, rate=48000)
+            for frame in tone(times[-1] + float(1 / rate) if sound_seconds is None else sound_seconds, sound_start):
+                container.mux(track.encode(frame))
+            container.mux(track.encode(None))
+        for i, seconds in enumerate(times):
+            pixels_of = picture(i, size).permute(1, 2, 0).contiguous().numpy()
+            frame = av.VideoFrame.from_ndarray(pixels_of, "rgb24")
+            frame.pts, frame.time_base = round(seconds / tick), tick
+            for packet in stream.encode(frame):
+                container.mux(packet)
+        for packet in stream.encode(None):
+            container.mux(packet)
+    return path
+
+
+def tone(seconds: float, start: float = 0.0):
+    """440 Hz, in frames of 1024 samples."""
+    for first in range(0, round(seconds * 48000), 1024):
+        wave = [round(8000 * math.sin(2 * math.pi * 440 * (first + i) / 48000)) for i in range(1024)]
+        frame = av.AudioFrame("s16", "mono", 1024)
+        frame.planes[0].update(struct.pack("=1024h", *wave))
+        frame.sample_rate, frame.pts, frame.time_base = 48000, first + round(start * 48000), Fraction(1, 48000)
+        yield frame
+
+
+def turn(path: Path, matrix: tuple[int, int, int, int]) -> Path:
+    """Let an MP4 say that its video is turned."""
+    data = bytearray(path.read_bytes())
+    at = data.index(b"tkhd") + 4 + 40  # the matrix is after 40 bytes of a track's header
+    a, b, c, d = (65536 * part for part in matrix)
+    struct.pack_into(">9i", data, at, a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    path.write_bytes(data)
+    return path
+
+
+def cut(path: Path, part: float) -> Path:
+    """Leave the first part of a file."""
+    data = path.read_bytes()
+    path.write_bytes(data[: round(len(data) * part)])
+    return path
