@@ -16,8 +16,13 @@ from torch.nn import functional as F
 
 from streamseg.layers import conv
 
+Scale = float | Tensor
+"""A number, or one for each entry of a batch: (B, 1, 1)."""
 
-def fast_attention(q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
+
+def fast_attention(
+    q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None, scale: Scale = 1.0
+) -> tuple[Tensor, Tensor]:
     """Cosine attention in linear time (paper Eq. 3) and, given the past, over frames (paper Eq. 6).
 
     Args:
@@ -25,6 +30,7 @@ def fast_attention(q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None) 
         k: Key (B, M, D).
         v: Value (B, M, C).
         past: Sum of the contexts of the earlier frames in the window (B, D, C).
+        scale: What past and own context together are multiplied by; 1 in the paper, 1 / T for the mean over T frames.
 
     Returns:
         The attended values (B, N, C), and this frame's own context (B, D, C), without the past.
@@ -32,19 +38,23 @@ def fast_attention(q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None) 
     # the smallest norm is one that fp16 can hold: with PyTorch's 1e-12 a zero vector would become nan there
     q = F.normalize(q, dim=-1, eps=1e-6)
     k = F.normalize(k, dim=-1, eps=1e-6)
-    return dot_attention(q, k, v, past)
+    return dot_attention(q, k, v, past, scale)
 
 
-def dot_attention(q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def dot_attention(
+    q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None, scale: Scale = 1.0
+) -> tuple[Tensor, Tensor]:
     """Fast attention without the L2 normalisation: a plain dot product, whose affinity has no bound."""
     # half of 1/n before the product and half after it: a sum over a large image would leave fp16's range
-    scale = v.shape[1] ** -0.5
-    context = (k * scale).transpose(1, 2) @ v * scale  # (B, D, C): all that a later frame needs
-    total = context if past is None else (context + past).to(context.dtype)
+    half = v.shape[1] ** -0.5
+    context = (k * half).transpose(1, 2) @ v * half  # (B, D, C): all that a later frame needs
+    total = context if past is None else ((context + past) * scale).to(context.dtype)
     return q @ total, context
 
 
-def self_attention(q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def self_attention(
+    q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None, scale: Scale = 1.0
+) -> tuple[Tensor, Tensor]:
     """Softmax attention of every pixel to every pixel (paper Eq. 1): quadratic, with nothing for a later frame."""
     return F.scaled_dot_product_attention(q, k, v, scale=1.0), v[:, :0]
 
@@ -83,10 +93,16 @@ class FastAttention(nn.Module):
         self.out = conv(channels, channels, 1)
         self.context_shape = (key_channels, channels)
 
-    def forward(self, x: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, past: Tensor | None = None, scale: Scale = 1.0) -> tuple[Tensor, Tensor]:
         q, k, v = to_pixels(self.query(x)), to_pixels(self.key(x)), to_pixels(self.value(x))
-        y, context = self.attend(q, k, v, past)
+        y, context = self.attend(q, k, v, past, scale)
         return x + self.out(to_map(y, x)), context
+
+    def remember(self, x: Tensor) -> Tensor:
+        """The context alone that a map leaves to later frames: no query, no output."""
+        k, v = to_pixels(self.key(x)), to_pixels(self.value(x))
+        _, context = self.attend(k[:, :1], k, v)
+        return context
 
 
 class DotAttention(FastAttention):
@@ -113,9 +129,12 @@ class ChannelAttention(nn.Module):
         self.share = nn.Parameter(torch.zeros(1))
         self.context_shape = (0, channels)
 
-    def forward(self, x: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, past: Tensor | None = None, scale: Scale = 1.0) -> tuple[Tensor, Tensor]:
         pixels = to_pixels(x)
-        return x + self.share * to_map(channel_attention(pixels), x), pixels[:, :0]
+        return x + self.share * to_map(channel_attention(pixels), x), self.remember(x)
+
+    def remember(self, x: Tensor) -> Tensor:
+        return to_pixels(x)[:, :0]
 
 
 class NoAttention(nn.Module):
@@ -125,8 +144,11 @@ class NoAttention(nn.Module):
         super().__init__()
         self.context_shape = (0, channels)
 
-    def forward(self, x: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return x, to_pixels(x)[:, :0]
+    def forward(self, x: Tensor, past: Tensor | None = None, scale: Scale = 1.0) -> tuple[Tensor, Tensor]:
+        return x, self.remember(x)
+
+    def remember(self, x: Tensor) -> Tensor:
+        return to_pixels(x)[:, :0]
 
 
 ATTENTIONS = {

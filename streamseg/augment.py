@@ -29,8 +29,10 @@ class Choice:
     saturation: Tensor
     pasted: Tensor
     """(B, 256): which labels' pixels come from the neighbour in the batch."""
+    memory: Tensor
+    """How much of the window a clip looks at, from 0 to 1."""
 
-    def __getitem__(self, part: slice) -> "Choice":
+    def __getitem__(self, part: slice | Tensor) -> "Choice":
         return Choice(**{name: value[part] for name, value in vars(self).items()})
 
     def to(self, device: torch.device) -> "Choice":
@@ -51,6 +53,7 @@ def draw(batch: int, scale: tuple[float, float], jitter: float, mixing: float, s
     pasted = torch.rand(batch, 256, generator=generator) < 0.5
     pasted &= torch.rand(batch, 1, generator=generator) < mixing
     pasted[:, IGNORE] = False
+    memory = torch.rand(batch, generator=generator)
     return Choice(
         scale=(low + (high - low) * uniform[0]).exp(),
         flip=torch.where(uniform[1] < 0.5, -1.0, 1.0),
@@ -59,6 +62,7 @@ def draw(batch: int, scale: tuple[float, float], jitter: float, mixing: float, s
         contrast=factors[1],
         saturation=factors[2],
         pasted=pasted,
+        memory=memory,
     )
 
 
@@ -75,11 +79,24 @@ def augment(images: Tensor, labels: Tensor, choice: Choice, crop: tuple[int, int
         Images (B, 3, h, w), floats in 0–255, and labels (B, h, w), int64.
     """
     grid = sampling_grid(images.shape[-2:], crop, choice)
-    # what F.grid_sample fills in is 0: shifted, so that it means grey, and no class
+    # what F.grid_sample fills in is 0: shifted, so that it means no class
+    ids = F.grid_sample(labels[:, None].float() - IGNORE, grid, mode="nearest", align_corners=False) + IGNORE
+    return view(images, grid, choice), ids[:, 0].round().long()
+
+
+def augment_past(past: Tensor, choice: Choice, crop: tuple[int, int]) -> Tensor:
+    """The frames (B, P, 3, H, W) before those of a batch, seen as these are: (B, P, 3, h, w), floats in 0–255."""
+    alike = choice[torch.arange(len(past), device=past.device).repeat_interleave(past.shape[1])]
+    grid = sampling_grid(past.shape[-2:], crop, alike)
+    return view(past.flatten(0, 1), grid, alike).unflatten(0, past.shape[:2])
+
+
+def view(images: Tensor, grid: Tensor, choice: Choice) -> Tensor:
+    """Images at the places of a grid, in other colours; what lies outside is grey."""
+    # what F.grid_sample fills in is 0: shifted, so that it means grey
     grey = 114.0
     views = F.grid_sample(images.float() - grey, grid, mode="bilinear", align_corners=False) + grey
-    ids = F.grid_sample(labels[:, None].float() - IGNORE, grid, mode="nearest", align_corners=False) + IGNORE
-    return jitter_colours(views, choice), ids[:, 0].round().long()
+    return jitter_colours(views, choice)
 
 
 def sampling_grid(size: torch.Size, crop: tuple[int, int], choice: Choice) -> Tensor:

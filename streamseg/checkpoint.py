@@ -41,6 +41,8 @@ class Description:
     """How many frames it was trained to look at; 1 for an image network."""
     source: str
     """Where the weights came from, in words."""
+    averages: bool = False
+    """Whether it attends to the mean of the frames in the window, rather than to their sum."""
 
     def __post_init__(self) -> None:
         check_choice("network", self.network, tuple(NETWORKS))
@@ -51,6 +53,8 @@ class Description:
             check_count(option, given)
             if given > 1024:  # a file must not make its reader build something huge
                 raise ValueError(f"{option} is {given!r:.80}; a checkpoint may have up to 1024.")
+        if not isinstance(self.averages, bool):
+            raise ValueError(f"averages is {self.averages!r:.80}; expected true or false.")
         if not (isinstance(self.source, str) and self.source.isprintable()):
             raise ValueError(f"source is {self.source!r:.80}; expected printable text in one line.")
 
@@ -77,6 +81,7 @@ def save(model: FANet, classes: Classes, path: str | Path, *, window: int = 1, s
         classes=classes,
         window=window,
         source=source,
+        averages=model.averages,
     )
     twin = build(description)
     if [type(attend) for attend in model.attends] != [type(attend) for attend in twin.attends]:
@@ -126,4 +131,5 @@ def build(description: Description) -> FANet:
             key_channels=description.key_channels,
             reduction=description.reduction,
             reduce_by=description.reduce_by,
+            averages=description.averages,
         )

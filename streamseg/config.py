@@ -32,7 +32,11 @@ class TrainConfig:
     jitter: float = 0.5
     """Brightness, contrast and saturation are multiplied by 1 ± this."""
     mixing: float = 0.0
-    """Share of the images that get half of the classes from another one of the batch (ClassMix)."""
+    """Share of the images that get half of the classes from another one of the batch (ClassMix); none in clips."""
+    window: int = 1
+    """How many frames of a video a clip has; each clip looks at 1 to so many of them, so that any number works."""
+    averages: bool = False
+    """Whether the network attends to the mean of the frames in the window, rather than to their sum."""
     optimiser: Literal["sgd", "adamw"] = "sgd"
     """SGD with momentum 0.9, or AdamW."""
     rate: float = 1e-2
@@ -71,6 +75,8 @@ class TrainConfig:
             ("scale", 0 < self.scale[0] <= self.scale[1] < math.inf, "two numbers above 0, the lower one first"),
             ("jitter", 0 <= self.jitter <= 1, "0 to 1"),
             ("mixing", 0 <= self.mixing <= 1, "0 to 1"),
+            ("window", 1 <= self.window <= 1024, "1 to 1024"),
+            ("mixing", not self.mixing or self.window == 1, "0 with a window: frames of a video are not mixed"),
             ("rate", 0 < self.rate < math.inf, "more than 0"),
             ("encoder_rate", 0 <= self.encoder_rate < math.inf, "0 or more"),
             ("weight_decay", 0 <= self.weight_decay < math.inf, "0 or more"),
@@ -112,6 +118,11 @@ def better(config: TrainConfig) -> TrainConfig:
     )
 
 
+def video(config: TrainConfig) -> TrainConfig:
+    """A recipe that goes on from weights of single images, on clips."""
+    return replace(better(config), mixing=0.0, window=4, averages=True, rate=5e-4)
+
+
 CAMVID = TrainConfig(dataset="camvid", network="fanet18", crop=(720, 960), iterations=6_000)
 CITYSCAPES = TrainConfig(dataset="cityscapes", network="fanet18", crop=(768, 1536), iterations=40_000)
 COCO_STUFF = TrainConfig(dataset="coco-stuff", network="fanet18", crop=(640, 640), iterations=40_000)
@@ -123,9 +134,24 @@ RECIPES = {
         better(replace(CAMVID, iterations=10_000)),
     ),
     "camvid-34": Recipe("FANet-34 on CamVid, our best.", better(replace(CAMVID, iterations=10_000, network="fanet34"))),
+    "camvid-video-18": Recipe(
+        "FANet-18 on clips of CamVid, from image weights: --initial FILE.", video(replace(CAMVID, iterations=3_000))
+    ),
+    "camvid-video-34": Recipe(
+        "FANet-34 on clips of CamVid, from image weights: --initial FILE.",
+        video(replace(CAMVID, iterations=3_000, network="fanet34")),
+    ),
     "cityscapes-18": Recipe("FANet-18 on Cityscapes, as our best on CamVid.", better(CITYSCAPES)),
     "cityscapes-34": Recipe(
         "FANet-34 on Cityscapes, as our best on CamVid.", better(replace(CITYSCAPES, network="fanet34"))
+    ),
+    "cityscapes-video-18": Recipe(
+        "FANet-18 on clips of Cityscapes' leftImg8bit_sequence, from image weights: --initial FILE.",
+        video(replace(CITYSCAPES, iterations=10_000)),
+    ),
+    "cityscapes-video-34": Recipe(
+        "FANet-34 on clips of Cityscapes' leftImg8bit_sequence, from image weights: --initial FILE.",
+        video(replace(CITYSCAPES, iterations=10_000, network="fanet34")),
     ),
     "folder-18": Recipe("FANet-18 on one's own pictures.", better(FOLDER)),
     "paper-camvid-18": Recipe("FANet-18 on CamVid as in the paper (69.0 mIoU on test there).", CAMVID),

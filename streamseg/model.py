@@ -8,7 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from streamseg.attention import ATTENTIONS, ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention
+from streamseg.attention import (
+    ATTENTIONS,
+    ChannelAttention,
+    DotAttention,
+    FastAttention,
+    NoAttention,
+    Scale,
+    SelfAttention,
+)
 from streamseg.encoder import ReduceBy, Reduction, ResNet, resnet18, resnet34
 from streamseg.layers import (
     SMALLEST as SMALLEST,
@@ -38,12 +46,14 @@ class FANet(nn.Module):
         classes: How many classes to tell apart.
         attention: One of FastAttention and its rivals DotAttention, SelfAttention, ChannelAttention, NoAttention.
         key_channels: Channels of query and key, the paper's c'.
+        averages: Whether it attends to the mean of the frames in the window, which fits any window, rather than to
+            their sum, as in the paper.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, encoder: ResNet, classes: int, attention: Attention, key_channels: int):
+    def __init__(self, encoder: ResNet, classes: int, attention: Attention, key_channels: int, averages: bool = False):
         super().__init__()
         check_count("classes", classes)
         check_count("key_channels", key_channels)
@@ -52,6 +62,7 @@ class FANet(nn.Module):
             raise ValueError(f"attention is {given:.80}; choose one of the classes {', '.join(ATTENTIONS)}.")
         self.classes = classes
         self.key_channels = key_channels
+        self.averages = averages
         add_pixel_statistics(self)
 
         self.encoder = encoder
@@ -74,35 +85,49 @@ class FANet(nn.Module):
         logits, _ = self.step(image)
         return logits
 
-    def step(self, image: Tensor, past: Sequence[Tensor] | None = None) -> tuple[Tensor, Context]:
+    def step(self, image: Tensor, past: Sequence[Tensor] | None = None, weight: Scale = 1.0) -> tuple[Tensor, Context]:
         """Logits (B, K, H, W) of the next frame of a video, and the context that it leaves to later frames.
 
         Args:
             image: RGB (B, 3, H, W), bytes or floats in 0–255; each entry of the batch is a stream of its own.
             past: The sum of the contexts of the earlier frames in the window, stage by stage; None for the first.
+            weight: How many frames that sum is of, for a network that averages; (B, 1, 1) where streams differ.
         """
         self.check(image, past)
-        maps, context = self.features(image, past)
+        maps, context = self.features(image, past, weight)
         return resize(self.score(maps), image), context
 
-    def features(self, image: Tensor, past: Sequence[Tensor] | None = None) -> tuple[Maps, Context]:
+    def features(
+        self, image: Tensor, past: Sequence[Tensor] | None = None, weight: Scale = 1.0
+    ) -> tuple[Maps, Context]:
         """The maps of Res-1 … Res-4 after attention and merging, and the context."""
-        maps, context = self.attend(self.encode(image), past)
+        maps, context = self.attend(self.encode(image), past, weight)
         return self.merge(maps), context
 
     def encode(self, image: Tensor) -> Maps:
         """The encoder's maps of Res-1 … Res-4; no past reaches them."""
         return self.encoder(normalise(image, self.mean, self.std))
 
-    def attend(self, maps: Maps, past: Sequence[Tensor] | None = None) -> tuple[Maps, Context]:
+    def attend(self, maps: Maps, past: Sequence[Tensor] | None = None, weight: Scale = 1.0) -> tuple[Maps, Context]:
         """The four maps after attention, and the context, which is the maps' own, whatever the past."""
         x1, x2, x3, x4 = maps
         past1, past2, past3, past4 = (None, None, None, None) if past is None else past
-        x1, context1 = self.attend1(x1, past1)
-        x2, context2 = self.attend2(x2, past2)
-        x3, context3 = self.attend3(x3, past3)
-        x4, context4 = self.attend4(x4, past4)
+        scale = 1 / (1 + weight) if self.averages else 1.0
+        x1, context1 = self.attend1(x1, past1, scale)
+        x2, context2 = self.attend2(x2, past2, scale)
+        x3, context3 = self.attend3(x3, past3, scale)
+        x4, context4 = self.attend4(x4, past4, scale)
         return (x1, x2, x3, x4), (context1, context2, context3, context4)
+
+    def remember(self, maps: Maps) -> Context:
+        """The context alone that maps of Res-1 … Res-4 leave to later frames."""
+        x1, x2, x3, x4 = maps
+        return (
+            self.attend1.remember(x1),
+            self.attend2.remember(x2),
+            self.attend3.remember(x3),
+            self.attend4.remember(x4),
+        )
 
     def merge(self, maps: Maps) -> Maps:
         """The paper's FuseUp, from deep to shallow."""
@@ -148,9 +173,10 @@ def fanet18(
     key_channels: int = 32,
     reduction: Reduction = "Res-1",
     reduce_by: ReduceBy = "stride",
+    averages: bool = False,
 ) -> FANet:
     """FANet-18, the fast one: 75.0 % mIoU on Cityscapes val in the paper."""
-    return FANet(resnet18(reduction, reduce_by), classes, attention, key_channels)
+    return FANet(resnet18(reduction, reduce_by), classes, attention, key_channels, averages)
 
 
 def fanet34(
@@ -160,6 +186,7 @@ def fanet34(
     key_channels: int = 32,
     reduction: Reduction = "Res-1",
     reduce_by: ReduceBy = "stride",
+    averages: bool = False,
 ) -> FANet:
     """FANet-34, the accurate one: 76.3 % mIoU on Cityscapes val in the paper."""
-    return FANet(resnet34(reduction, reduce_by), classes, attention, key_channels)
+    return FANet(resnet34(reduction, reduce_by), classes, attention, key_channels, averages)

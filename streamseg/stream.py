@@ -217,8 +217,9 @@ def step_batch(
         pasts = [past_of(*pair, policy) for pair in zip(known, moments, strict=True)]
         for i, past in enumerate(pasts):
             model.check(images[i : i + 1], past)
+        weights = [weight_of(*pair, policy) for pair in zip(known, moments, strict=True)]
         maps = model.encode(images.to(device))
-        attended, batch = model.attend(maps, together(model, pasts))
+        attended, batch = model.attend(maps, together(model, pasts), model.mean.new_tensor(weights).view(-1, 1, 1))
         # copies, which do not hold on to the batch, in fp32, in which sums of many frames do not drift
         contexts = [to_context(x[i : i + 1].to(torch.float32, copy=True) for x in batch) for i in range(len(images))]
         if cut is not None:
@@ -226,8 +227,9 @@ def step_batch(
             if any(far):
                 known = [None if begins else state for begins, state in zip(far, known, strict=True)]
                 pasts = [None if begins else past for begins, past in zip(far, pasts, strict=True)]
+                weights = [0.0 if begins else weight for begins, weight in zip(far, weights, strict=True)]
                 # the contexts stay as they are: no past reaches them
-                attended, _ = model.attend(maps, together(model, pasts))
+                attended, _ = model.attend(maps, together(model, pasts), model.mean.new_tensor(weights).view(-1, 1, 1))
         scores = model.score(model.merge(attended))
         return scores, [advance(*entry, policy) for entry in zip(known, contexts, moments, strict=True)]
 
@@ -240,6 +242,12 @@ def past_of(state: State | None, seconds: float, window: int | Policy) -> Contex
     left = recall(state, seconds, policy)
     weight = sum(left.weights)
     return weighted_sum(left, min(1.0, policy.limit / weight)) if weight else None
+
+
+def weight_of(state: State | None, seconds: float, window: int | Policy) -> float:
+    """How many frames the past of a frame at a time weighs, for a network that averages."""
+    policy = to_policy(window)
+    return 0.0 if state is None else min(sum(recall(state, seconds, policy).weights), policy.limit)
 
 
 def advance(state: State | None, context: Context, seconds: float, window: int | Policy) -> State:

@@ -32,6 +32,7 @@ def label_tiled(
     model: FANet,
     frame: Tensor,
     past: Sequence[Tensor] | None = None,
+    weight: float = 1.0,
     *,
     tile: tuple[int, int] = (1024, 1024),
     margin: int = 256,
@@ -44,6 +45,7 @@ def label_tiled(
 
     Args:
         past: The sum of the contexts of the earlier frames in the window, for a frame of a video.
+        weight: How many frames that sum is of, for a network that averages.
         tile: Height and width of the tiles, multiples of 64.
         margin: Pixels that are seen around each tile, a multiple of 64; what lies beyond them is missed, but for its
             part in the context. With 256, 99.98 % and more of the labels are those of the frame seen at once (street
@@ -56,7 +58,8 @@ def label_tiled(
     labels = torch.empty(frame.shape[1:], dtype=torch.uint8, device=frame.device)
     with torch.inference_mode():
         context = gather_context(model, frame, tile, margin)
-        total = context if past is None else [own + x.to(own) for own, x in zip(context, past, strict=True)]
+        scale = 1 / (1 + weight) if model.averages else 1.0
+        total = context if past is None else [scale * (own + x.to(own)) for own, x in zip(context, past, strict=True)]
         for rows, columns in tiles(frame, tile, margin):
             scores = score_tile(model, look(frame, rows, columns).to(device), total)
             seen = labels_of(scores, (length(rows.seen), length(columns.seen)))
@@ -86,8 +89,8 @@ def score_tile(model: FANet, image: Tensor, total: Sequence[Tensor]) -> Tensor:
     """Scores (K, h, w) of a part of a frame (1, 3, H, W) that attends to a given context in place of its own."""
     maps = model.encode(image)
     _, own = model.attend(maps)
-    # attention adds its own context to the past
-    maps, _ = model.attend(maps, [whole - part for whole, part in zip(total, own, strict=True)])
+    # attention adds its own context to the past; a past without weight is not averaged with it
+    maps, _ = model.attend(maps, [whole - part for whole, part in zip(total, own, strict=True)], 0.0)
     return model.score(model.merge(maps))[0]
 
 

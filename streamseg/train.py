@@ -17,7 +17,7 @@ from streamseg.config import TrainConfig
 from streamseg.datasets import DATASETS
 from streamseg.encoder import load_imagenet
 from streamseg.evaluate import validate
-from streamseg.feed import batches, hold, select, weigh_classes
+from streamseg.feed import batches, hold, select, weigh_classes, wind
 from streamseg.model import FANet
 from streamseg.trainee import Trainee
 
@@ -62,10 +62,11 @@ def train(
 
     torch.manual_seed(config.seed)
     torch.backends.cudnn.benchmark = True
-    network = checkpoint.NETWORKS[config.network](classes=len(dataset.classes))
+    network = checkpoint.NETWORKS[config.network](classes=len(dataset.classes), averages=config.averages)
     if not resume:
         begin(network, dataset.classes, initial, encoder_weights)
-    held = hold(dataset, device, threads)
+    reel = wind(dataset, config.window)
+    held = hold(dataset, reel, device, threads)
     trainee = Trainee(
         network,
         weigh_classes(dataset, held, config, threads),
@@ -108,17 +109,17 @@ def train(
     last_save = time.monotonic()
 
     with restart.stopping() as stop:
-        source = batches(dataset, held, config, first, share, device, threads)
+        source = batches(dataset, reel, held, config, first, share, device, threads)
         for step in range(first, config.iterations):
             try:
-                images, labels = next(source)
+                images, labels, past, seen = next(source)
             except (ValueError, OSError):  # a file that cannot be read; once it is mended, the run can go on
                 if log and step > first:
                     restart.save_state(out, step, settings, parts)
                 raise
             set_rate(optimiser, config, step)
             with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
-                loss = forward(images.contiguous(memory_format=torch.channels_last), labels)
+                loss = forward(images.contiguous(memory_format=torch.channels_last), labels, past, seen)
             scaler.scale(loss).backward()
             if config.clip:
                 scaler.unscale_(optimiser)
@@ -159,7 +160,7 @@ def train(
     weights = out / "weights.safetensors"
     if log:
         words = f"trained on {config.dataset} {config.split}, {config.iterations} iterations, by streamseg"
-        checkpoint.save(halve(average), dataset.classes, weights, source=words)
+        checkpoint.save(halve(average), dataset.classes, weights, window=config.window, source=words)
         if not log.has_validation(config.iterations):
             measure(config.iterations)
         log.finish()

@@ -1,6 +1,6 @@
 """What is trained: a network with its losses.
 
-Shapes: B batch, K classes, h x w the crops.
+Shapes: B batch, K classes, h x w the crops, P frames before each.
 """
 
 import torch
@@ -48,13 +48,32 @@ class Trainee(nn.Module):
         self.register_buffer("class_weights", class_weights, persistent=False)
         self.register_buffer("losses", torch.zeros(()))
 
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The loss of images (B, 3, h, w) with labels (B, h, w)."""
-        maps, _ = self.network.features(images)
+    def forward(self, images: Tensor, labels: Tensor, past: Tensor | None = None, seen: Tensor | None = None) -> Tensor:
+        """The loss of images (B, 3, h, w) with labels (B, h, w).
+
+        Args:
+            past: The frames (B, P, 3, h, w) before each image, for clips.
+            seen: (B, P): 1 for those of them that are looked at, 0 for the others.
+        """
+        if past is None or seen is None:
+            maps, _ = self.network.features(images)
+        else:
+            maps, _ = self.network.features(images, self.remember(past, seen), seen.sum(dim=1).view(-1, 1, 1))
         loss = self.loss(self.network.score(maps), labels)
         for head, deep_map in zip(self.heads, maps[2:], strict=False):
             loss = loss + self.auxiliary * self.loss(head(deep_map), labels)
         return loss
+
+    @torch.no_grad()
+    def remember(self, past: Tensor, seen: Tensor) -> list[Tensor]:
+        """The sum of the contexts of the frames that are looked at, stage by stage.
+
+        They are given, not learned: own and past context are made by the same weights, and the own one teaches them. It
+        takes half of the time.
+        """
+        frames = past.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+        contexts = self.network.remember(self.network.encode(frames))
+        return [(x.unflatten(0, seen.shape) * seen[:, :, None, None]).sum(dim=1) for x in contexts]
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of logits of any size. Each process's gradient is averaged with the others', so it is a share."""

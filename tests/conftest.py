@@ -58,3 +58,23 @@ def paint() -> Callable[[Path, list[tuple[int, int]]], Path]:
 def toy(paint, tmp_path_factory) -> Path:
     """A data set of 8 pictures and 3 classes; 7 pictures are train, one is val."""
     return paint(tmp_path_factory.mktemp("data") / "toy", [(64, 96)] * 8)
+
+
+@pytest.fixture(scope="session")
+def drive(tmp_path_factory) -> Path:
+    """CamVid in miniature: recordings of 4 and 3 frames at 1 Hz for train, one of 3 for val; each frame one grey."""
+    folder = tmp_path_factory.mktemp("data") / "drive"
+    names = {
+        "train": [f"0001TP_{30 * i:06}" for i in range(4)] + [f"0006R0_f{30 * i:05}" for i in range(3)],
+        "val": [f"0016E5_{7959 + 2 * i:05}" for i in range(3)],
+    }
+    random = numpy.random.default_rng(0)
+    for split, stems in names.items():
+        for part in (split, f"{split}annot"):
+            (folder / part).mkdir(parents=True)
+        (folder / f"{split}.txt").write_text("\n".join(stems) + "\n")
+        for i, stem in enumerate(stems):
+            Image.new("RGB", (96, 72), (20 * i + 10,) * 3).save(folder / split / f"{stem}.png")
+            labels = random.integers(0, 12, (72, 96), dtype=numpy.uint8)
+            Image.fromarray(labels).save(folder / f"{split}annot" / f"{stem}.png")
+    return folder

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from streamseg.augment import Choice, augment, draw, mix
+from streamseg.augment import Choice, augment, augment_past, draw, mix
 
 
 def choose(batch=1, scale=1.0, flip=1.0, place=(0.0, 0.0), brightness=1.0, contrast=1.0, saturation=1.0):
@@ -14,6 +14,7 @@ def choose(batch=1, scale=1.0, flip=1.0, place=(0.0, 0.0), brightness=1.0, contr
         contrast=torch.full((batch,), contrast),
         saturation=torch.full((batch,), saturation),
         pasted=torch.zeros(batch, 256, dtype=torch.bool),
+        memory=torch.zeros(batch),
     )
 
 
@@ -112,3 +113,12 @@ def test_mixing_pastes_whole_classes_of_the_neighbour_with_their_labels(batch):
 def test_no_mixing_pastes_nothing():
     assert not draw(100, (1.0, 1.0), 0.0, 0.0, seed=0).pasted.any()
     assert not draw(100, (1.0, 1.0), 0.0, 1.0, seed=0).pasted[:, 255].any()
+
+
+def test_the_frames_of_a_clip_are_seen_as_its_last(batch):
+    images, labels = batch
+    choice = draw(3, (0.5, 2.0), 0.5, 0.0, seed=1)
+    views, _ = augment(images, labels, choice, (16, 24))
+    past = augment_past(torch.stack([images, images.flip(0)], dim=1), choice, (16, 24))
+    assert past[:, 0].equal(views)
+    assert not past[:, 1].equal(views)

@@ -23,7 +23,8 @@ def test_a_recipe_can_be_run(name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_called_after_its_data_set_and_network(name):
     config = RECIPES[name].config
-    assert name.removeprefix("paper-") == f"{config.dataset}-{config.network.removeprefix('fanet')}"
+    clips = "video-" if config.window > 1 else ""
+    assert name.removeprefix("paper-") == f"{config.dataset}-{clips}{config.network.removeprefix('fanet')}"
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("paper-")])
@@ -36,6 +37,7 @@ def test_a_recipe_of_the_paper_has_the_papers_settings(name):
     ours = ("mixing", "warm_up", "clip", "auxiliary", "hard_pixels", "class_weighting", "overlap", "ema")
     assert all(getattr(config, name) == 0 for name in ours)
     assert (config.encoder_rate, config.jitter, config.split) == (1, 0.5, "train")
+    assert (config.window, config.averages) == (1, False)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,7 @@ def test_a_recipe_of_the_paper_has_the_papers_settings(name):
     [
         ("crop", (16, 64), "32 pixels or more each way"),
         ("iterations", 0, "1 or more"),
+        ("window", 0, "1 to 1024"),
         ("validate_every", 0, "1 or more"),
         ("batch", -2, "1 or more"),
         ("scale", (2.0, 0.5), "two numbers above 0, the lower one first"),

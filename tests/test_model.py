@@ -355,3 +355,23 @@ def test_an_unknown_attention_lists_the_known_ones(attention):
         ValueError, match="attention is .* choose one of the classes FastAttention, DotAttention, SelfAttention"
     ):
         streamseg.fanet18(attention=attention)
+
+
+def test_a_network_that_averages_sees_the_same_in_a_scene_that_stands_still(image):
+    torch.manual_seed(0)
+    model = streamseg.fanet18(classes=4, averages=True).eval()
+    with torch.inference_mode():
+        alone, context = model.step(image)
+        for weight in (1, 3):
+            past = [weight * matrix for matrix in context]
+            torch.testing.assert_close(model.step(image, past, weight)[0], alone, atol=1e-4, rtol=1e-4)
+        nothing = [torch.zeros_like(matrix) for matrix in context]
+        torch.testing.assert_close(model.step(image, nothing, 0.0)[0], alone, atol=1e-4, rtol=1e-4)
+
+
+def test_what_a_frame_leaves_can_be_had_without_its_labels(model, image):
+    with torch.inference_mode():
+        _, context = model.step(image)
+        remembered = model.remember(model.encode(image))
+    for ours, theirs in zip(remembered, context, strict=True):
+        torch.testing.assert_close(ours, theirs)

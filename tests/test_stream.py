@@ -554,3 +554,36 @@ def test_a_stream_that_began_on_the_cpu_goes_on_on_the_gpu(model, frames, tmp_pa
         assert label_frame(gpu, frames[0].cuda(), load_state(tmp_path / "a.safetensors"), window)[0].is_cuda
     assert segment(random_frames(1, 150, 210)[0], gpu).shape == (150, 210)
     assert label_frame(gpu, random_frames(1, 150, 210)[0], size=(64, 96))[0].shape == (150, 210)
+
+
+# networks that average over the window
+
+
+@pytest.fixture(scope="module")
+def averaging(model):
+    """The network of the other tests, but one that attends to the mean of the window."""
+    twin = streamseg.fanet18(classes=11, averages=True)
+    twin.load_state_dict(model.state_dict())
+    return twin.eval()
+
+
+@pytest.mark.parametrize("window", POLICIES)
+def test_a_scene_that_stands_still_looks_the_same_through_any_window(averaging, frames, window):
+    (first, *others), _ = run(averaging, [frames[0]] * 4, window)
+    assert all((labels != first).float().mean() < 0.01 for labels in others)
+
+
+def test_the_mean_of_a_window_is_that_of_the_frames_in_it(averaging, frames):
+    with torch.inference_mode():
+        contexts = [averaging.step(frame[None])[1] for frame in frames[:2]]
+        past = [sum(stage) for stage in zip(*contexts, strict=True)]
+        expected = averaging.step(frames[2][None], past, 2)[0][0].argmax(dim=0)
+    assert run(averaging, frames[:3], 3)[0][-1].equal(expected.byte())
+
+
+def test_streams_of_different_age_in_one_batch_are_averaged_each_by_its_own(averaging, frames):
+    _, old = run(averaging, frames[:3], 4)
+    (young, older), _ = label_batch(averaging, [frames[3], frames[3]], [None, old], 4)
+    assert young.equal(label_frame(averaging, frames[3], None, 4)[0])
+    assert differing([older], [label_frame(averaging, frames[3], old, 4)[0]]) < 10
+    assert not young.equal(older)

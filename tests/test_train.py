@@ -16,7 +16,7 @@ import streamseg
 from streamseg import runlog, train as training
 from streamseg.config import TrainConfig
 from streamseg.datasets import folder
-from streamseg.feed import batch_indices, hold
+from streamseg.feed import batch_indices, hold, wind
 from streamseg.train import floats_of, follow, make_optimiser, set_rate, train
 from streamseg.trainee import Trainee
 
@@ -180,9 +180,27 @@ def test_a_network_learns(toy, tmp_path):
 
 def test_frames_of_different_sizes_are_streamed_and_trained_on(paint, tmp_path):
     data = paint(tmp_path / "data", [(64, 96), (80, 72), (40, 120), (64, 64), (96, 96)])
-    assert hold(folder(data, "train"), CPU, 2) is None
+    dataset = folder(data, "train")
+    assert hold(dataset, wind(dataset, 1), CPU, 2) is None
     run(data, tmp_path / "out", replace(TINY, iterations=2))
     assert [entry["step"] for entry in entries(tmp_path / "out")] == [2, 2]
+
+
+def test_a_network_trains_on_clips_from_image_weights(drive, tmp_path):
+    image = replace(TINY, dataset="camvid", iterations=2, validate="", crop=(64, 64))
+    first = run(drive, tmp_path / "image", image)
+    config = replace(image, window=3, averages=True, iterations=3)
+    second = run(drive, tmp_path / "video", config, initial=str(first))
+    described = streamseg.describe(second)
+    assert (described.window, described.averages) == (3, True)
+    assert not streamseg.describe(first).averages
+    model, _ = streamseg.load(second)
+    assert model.averages
+
+
+def test_clips_of_a_data_set_without_recordings_are_refused(toy, tmp_path):
+    with pytest.raises(ValueError, match="folder train has no clips of 2 frames: a window needs"):
+        run(toy, tmp_path, replace(TINY, window=2))
 
 
 def rates(config, share=1.0):

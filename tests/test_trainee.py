@@ -48,3 +48,19 @@ def test_auxiliary_heads_exist_only_where_they_are_used():
     network = streamseg.fanet18(classes=3)
     assert len(Trainee(network, torch.ones(3)).heads) == 0
     assert len(Trainee(network, torch.ones(3), auxiliary=0.4).heads) == 2
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_the_loss_of_a_clip_is_that_of_its_last_frame_with_the_past_in_view(views, averages):
+    images, labels = views
+    network = streamseg.fanet18(classes=3, averages=averages).eval()
+    past = torch.stack([images.flip(0), images.flip(-1)], dim=1)
+    seen = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
+    with torch.no_grad():
+        newer, older = (network.step(past[:, i])[1] for i in range(2))
+        both = [a + b * torch.tensor([1.0, 0.0]).view(2, 1, 1) for a, b in zip(newer, older, strict=True)]
+        logits, _ = network.step(images, both, torch.tensor([2.0, 1.0]).view(2, 1, 1))
+        expected = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE).item()
+    assert Trainee(network, torch.ones(3)).eval()(images, labels, past, seen).item() == pytest.approx(
+        expected, rel=1e-4
+    )
