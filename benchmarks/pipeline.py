@@ -28,7 +28,7 @@ PICTURE = Path(__file__).parent.parent / "samples" / "suburb-1.jpg"
 class Camera:
     """A virtual camera that moves over a picture, and waits for nobody."""
 
-    name, live, moving, frames, paths, audio_from = "camera", True, True, None, (), None
+    name, live, moving, paths, audio_from = "camera", True, True, (), None
 
     def __init__(self, size: tuple[int, int], rate: int, seconds: float):
         self.picture = streamseg.read_image(PICTURE)

@@ -19,6 +19,8 @@ from streamseg.config import RECIPES, TrainConfig
 if TYPE_CHECKING:
     import torch
 
+    from streamseg.stream import Policy
+
 DataFolder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
 
 
@@ -71,7 +73,7 @@ def segment(
         classes: Highlight these alone, such as road,car.
         alpha: Share of the colours in the overlay, 0 to 1.
         json: A file for a line of JSON a frame: shares of the classes, latency, age of the mask.
-        show: Show the overlay in a window; q closes it.
+        show: Show the overlay in a window, of pictures the last until it is closed; q closes it.
         window: How many frames of a video the network looks at; more than 1 is for networks trained so.
         half_life: Instead of a window, let the past fade by half in so many seconds, whatever frames were dropped.
         cut: Forget the past at a change of scene: where contexts differ by more than this.
@@ -90,14 +92,14 @@ def segment(
     import torch
 
     from streamseg import checkpoint, latency
-    from streamseg.files import check_place, written_whole
+    from streamseg.files import written_whole
     from streamseg.images import allow_large_pictures
     from streamseg.layers import check_choice
     from streamseg.pipeline import Labeller, Pipeline, Style
-    from streamseg.results import Results, plan
+    from streamseg.results import Results, check_records, plan
     from streamseg.show import Window
     from streamseg.sources import Capture, find_sources
-    from streamseg.stream import FadingInTime, LastFrames, check_positive
+    from streamseg.stream import check_positive
 
     given, out = (names[:-1], names[-1]) if len(names) > 1 else (names, "")
     raw = out == "-"
@@ -105,20 +107,21 @@ def segment(
         check_choice("precision", precision, ("fp32", "fp16", "bf16"))
     if tile and (confidence or window > 1 or half_life or deadline or size):
         raise ValueError(
-            "--tile sees single pictures at full size: leave out --confidence, --window, --deadline, --size."
+            "--tile sees single pictures at full size: leave out --confidence, --window, --half-life, --deadline and "
+            "--size."
         )
     if tile:
         allow_large_pictures()
     for option, number in (("deadline", deadline), ("cut", cut)):
         if number is not None:
             check_positive(option, number)
-    policy = FadingInTime(half_life) if half_life is not None else LastFrames(window)
+    policy = pick_policy(window, half_life)
     sources = find_sources(given, raw_size=parse_size("--raw-size", raw_size), rate=rate)
     results = plan(sources, out, overlay=overlay, labels=labels, confidence=confidence)
+    if not (overlay or labels or confidence or json or raw or show):
+        raise ValueError("There is nothing to write with --no-overlay alone: add --labels, --confidence or --json.")
     if json:
-        check_place(json)
-        if json.resolve() in {path.resolve() for files in (*sources, *results) for path in files.paths}:
-            raise ValueError(f"{json} is read or written already: give another name for --json.")
+        check_records(json, sources, results)
     place = pick_device(device)
     model, known = checkpoint.load(weights)
     only = tuple(find_class(name, known.names) for name in classes.split(",") if name.strip())
@@ -133,6 +136,7 @@ def segment(
 
     def wrote(capture: Capture, shares: list[float], places: Results) -> None:
         if places.are_pictures and places.paths:
+            clear_line()
             print(f"{capture.name}: {describe_shares(known.names, shares)}", file=words)
             print("  " + "  ".join(map(str, places.of(capture).paths)), file=words)
 
@@ -142,6 +146,7 @@ def segment(
             last = monotonic()
             print(f"\r\x1b[K{latency.line(meter.summary())}", end="", file=sys.stderr, flush=True)
 
+    screen = Window("streamseg") if show else None
     with ExitStack() as files:
         records = files.enter_context(files.enter_context(written_whole(json)).open("w")) if json else None
         pipeline = Pipeline(
@@ -152,19 +157,19 @@ def segment(
             deadline=None if deadline is None else deadline / 1000,
             records=records,
             raw=sys.stdout.buffer if raw else None,
-            window=Window("streamseg") if show else None,
+            window=screen,
             say=complain,
             wrote=wrote,
             watch=watch,
         )
         outcome = pipeline.run()
+        summary = meter.summary()
         if not outcome.frames and outcome.problems:
             fail(outcome.problems[0])
         if records:
-            records.write(dumps({"summary": latency.to_json(meter.summary())}) + "\n")
+            records.write(dumps({"summary": latency.to_json(summary)}) + "\n")
 
-    clear = "\r\x1b[K" if sys.stderr.isatty() else ""
-    print(clear, end="", file=sys.stderr, flush=True)
+    clear_line()
     for stream in pipeline.streams:
         if stream.written and not stream.results.are_pictures:
             print(f"{stream.source.name}: {'  '.join(map(str, stream.results.paths))}", file=words)
@@ -174,11 +179,32 @@ def segment(
         if deadline is not None:
             held = 100 - 100 * outcome.late / outcome.frames
             print(f"deadline of {deadline:g} ms held by {held:.1f} % of the frames\n", file=words)
-        print(latency.render(meter.summary()), file=words)
+        print(latency.render(summary), file=words)
     for problem in outcome.problems:
         complain(problem)
+    if outcome.signal:
+        complain(f"Stopped after {outcome.frames} frames: what was written holds those.")
+    if screen and outcome.frames and not outcome.signal and not any(source.moving for source in sources):
+        screen.wait()  # pictures would be gone before anybody saw them
     if outcome.signal or outcome.problems:
         sys.exit(128 + outcome.signal if outcome.signal else 1)
+
+
+def clear_line() -> None:
+    """Take the line that tells how far it is off the terminal."""
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def pick_policy(window: int, half_life: float | None) -> "Policy":
+    """What is remembered of a video: the last frames, or a past that fades in time."""
+    from streamseg.stream import FadingInTime, LastFrames
+
+    if half_life is None:
+        return LastFrames(window)
+    if window > 1:
+        raise ValueError("Give --window or --half-life, not both.")
+    return FadingInTime(half_life)
 
 
 def parse_size(option: str, text: str) -> tuple[int, int] | None:
@@ -434,6 +460,9 @@ def fail(sentence: str) -> None:
 def main() -> None:
     """Run the command line. Exit status: 0 done, 1 a check found errors, 2 wrong input, 128 + n stopped by signal n."""
     warnings.filterwarnings("ignore", module="PIL")  # of damaged pictures, which get a sentence
+    for name in ("stdout", "stderr"):  # one that was closed is as good as one that nobody reads
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 (until the end)
     for stream in (sys.stdout, sys.stderr):  # a terminal or file that lacks a letter gets a question mark
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")

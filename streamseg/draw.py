@@ -16,9 +16,6 @@ from streamseg.classes import IGNORE, Classes
 GREY = (0.17, 0.33, 0.06)
 """Parts of red, green and blue in what is not highlighted: those of a grey as bright as the colour, and 0.56 of it."""
 
-# from unsure to sure; lightness (CIE L*) grows from 4 to 95 in even steps, from a blue night to a pale yellow
-SHADES = bytes.fromhex("0f072e 3a1255 6c1b69 a12a69 cd465b e96f4a f39e53 f2cb83 f5f3c6")
-
 SOLID = 0.75
 """Share of a legend's ground where it lies on a picture."""
 
@@ -68,15 +65,6 @@ def pick(table: Tensor, labels: Tensor) -> Tensor:
     """The entry of a table (256,) for each label (H, W)."""
     # several times as fast as table[labels.long()]
     return table.to(labels.device).index_select(0, labels.to(torch.int32).flatten()).view_as(labels)
-
-
-def shade(confidence: Tensor) -> Tensor:
-    """Confidence (H, W), uint8, as a picture (3, H, W): dark where it is low, bright where it is high."""
-    stops = torch.tensor(list(SHADES), dtype=torch.float32).view(-1, 3)
-    place = torch.linspace(0, len(stops) - 1, 256)
-    below = place.floor().clamp(max=len(stops) - 2).long()
-    table = torch.lerp(stops[below], stops[below + 1], (place - below)[:, None]).round().to(torch.uint8)
-    return torch.stack([pick(part, confidence) for part in table.unbind(1)])
 
 
 def side_by_side(left: Tensor, right: Tensor) -> Tensor:

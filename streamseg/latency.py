@@ -16,12 +16,15 @@ from itertools import accumulate
 STAGES = ("decode", "upload", "network", "download", "draw", "encode")
 """What is done with a frame, in this order; of a live source decode is left out, since its pace is not our work."""
 
+ONCE = "network"
+"""The stage that there is one of, however many threads tell of it."""
+
 # what would make a stage faster
 HELP = {
     "decode": "fewer pixels would help, or a codec that is easy to decode, such as H.264",
-    "upload": "a smaller --size would help",
+    "upload": "a source of fewer pixels would help",
     "network": "a smaller --size would help, or a faster --device",
-    "download": "a smaller --size would help",
+    "download": "a source of fewer pixels would help",
     "draw": "a smaller picture would help, or to write labels alone",
     "encode": "a smaller picture would help, or a format that is quick to write: JPEG rather than PNG",
 }
@@ -123,7 +126,7 @@ class Meter:
         self.latency, self.age = Histogram(), Histogram()
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.frames = dict.fromkeys(STAGES, 0)
-        self.threads: dict[str, set[int]] = {name: set() for name in STAGES}
+        self.threads: dict[str, set[str]] = {name: set() for name in STAGES}
 
     def read(self, stream: str = "") -> None:
         """A stream gave a frame."""
@@ -140,7 +143,8 @@ class Meter:
         with self.lock:
             self.seconds[name] += seconds
             self.frames[name] += frames
-            self.threads[name].add(threading.get_ident())
+            # by name: threads of one name work one after the other
+            self.threads[name].add(threading.current_thread().name)
 
     def labelled(self, latency: float) -> None:
         """The labels of a frame are there, so long after its capture."""
@@ -153,6 +157,10 @@ class Meter:
         with self.lock:
             self.frames_written += 1
             self.age.add(age)
+
+    def workers(self, name: str) -> int:
+        """How many do the work of a stage at once."""
+        return 1 if name == ONCE else len(self.threads[name])
 
     def summary(self) -> Summary:
         with self.lock:
@@ -168,7 +176,7 @@ class Meter:
                 stages={
                     name: Stage(
                         mean=self.seconds[name] / self.frames[name],
-                        share=self.seconds[name] / (wall * len(self.threads[name])) if wall else 0.0,
+                        share=self.seconds[name] / (wall * self.workers(name)) if wall else 0.0,
                     )
                     for name in STAGES
                     if self.frames[name]

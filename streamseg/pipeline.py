@@ -3,8 +3,8 @@
     reader ──▶ inbox ──▶ network ──▶ labelled ──▶ drawer ──▶ drawn ──▶ writer
 
 Each source has its own reader, drawer and writer; one network serves all of them and batches their frames. The queues
-between them are short, so that memory stays flat. A file waits for the network; of a live source the newest frame
-wins, and the older ones are counted as dropped.
+between them are short, and of many files some are read at a time, so that memory stays flat. A file waits for the
+network; of a live source the newest frame wins, and the older ones are counted as dropped.
 
 Shapes: H height, W width.
 """
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
-from typing import IO, Any, BinaryIO, Generic, TypeVar
+from typing import IO, BinaryIO, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,11 +39,9 @@ from streamseg.video import CutShort
 AHEAD = 3
 """Frames that may wait in each queue."""
 BATCH = 8
-"""The most frames that the network sees at once, each of another source."""
-
+"""The most frames that the network sees at once, each of another source; and the most files that are read at once."""
 LEAVE = 5.0
 """Seconds that each thread has to leave when a run is broken off."""
-
 LEAST_SCALE = 0.2
 """The smallest that a deadline makes frames, as a share of each side."""
 
@@ -91,7 +89,6 @@ class Job:
     frame: Tensor
     started: float
     """When its clock began: at the capture of a live source, at the network for a file, which has no clock."""
-    uploaded: "torch.cuda.Event | None" = None
     scale: float = 1.0
     labels: Tensor = field(default_factory=lambda: torch.empty(0))
     confidence: Tensor | None = None
@@ -126,7 +123,20 @@ class Stream:
         self.drawn: Line[Job] = Line(1 if source.live else AHEAD)
         self.turn = -1
         """When the network last saw a frame of it, in batches."""
+        self.seat = -1
+        """Which of the sources that are read at once it is; a file takes over the seat of one that is done."""
+        self.team: list[threading.Thread] = []
+        """Its drawer and its writer, once it has begun; its reader, which may hang in a device, is not waited for."""
         self.written = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether no frame waits, and none will come."""
+        return self.inbox.closed and not self.inbox.items
+
+    @property
+    def busy(self) -> bool:
+        return any(thread.is_alive() for thread in self.team)
 
 
 class Abandoned(Exception):  # noqa: N818 (no error: another thread has the error)
@@ -191,27 +201,23 @@ class Pipeline:
         self.scale = 1.0
         self.late = 0
         self.seen_at = (0, 0)
-        self.showing: Tensor | None = None
+        self.newest_picture: Tensor | None = None
+        self.shown: Tensor | None = None
 
     def run(self) -> Outcome:
         """Read, label, draw and write every frame, or all until Ctrl-C; whatever was begun is then finished."""
         threads = torch.get_num_threads()
-        work: list[tuple[Callable[..., None], tuple[Any, ...]]] = [(self.label_all, (threads,))]
-        for stream in self.streams:
-            work += [(self.read, (stream,)), (self.draw, (stream,)), (self.write, (stream,))]
-        team = [threading.Thread(target=self.guard, args=job, daemon=True) for job in work]
-        # a reader may hang in its device: the others are waited for
-        awaited = [thread for thread, (function, _) in zip(team, work, strict=True) if function != self.read]
         with stopping() as stop:
-            for thread in team:
-                thread.start()
+            network = self.start(self.label_all, threads=threads)
             try:
-                while alive := [thread for thread in awaited if thread.is_alive()]:
+                while alive := [thread for thread in self.awaited(network) if thread.is_alive()]:
+                    self.begin_streams()
                     self.supervise(stop.signal)
                     alive[0].join(0.02 if self.window else 0.1)
+                self.refresh()
             except BaseException as error:  # a second Ctrl-C
                 self.fail(error)
-                for thread in awaited:  # so that they remove what is unfinished; one may hang in a full pipe
+                for thread in self.awaited(network):  # so that they remove what is unfinished; one may hang in a pipe
                     thread.join(LEAVE)
                 raise
             finally:
@@ -228,15 +234,36 @@ class Pipeline:
             late=self.late,
         )
 
+    def awaited(self, network: threading.Thread) -> list[threading.Thread]:
+        """The threads that have begun, and that the end of a run waits for."""
+        return [network, *(thread for stream in self.streams for thread in stream.team)]
+
+    def begin_streams(self) -> None:
+        """Start to read the sources whose turn has come: live ones at once, of files a few at a time."""
+        busy = [stream for stream in self.streams if stream.busy]
+        for stream in self.streams:
+            files = sum(not other.source.live for other in busy)
+            if stream.team or self.stopped or self.failure or (files >= BATCH and not stream.source.live):
+                continue
+            stream.seat = next(seat for seat in count() if seat not in {other.seat for other in busy})
+            self.start(self.read, stream)
+            stream.team = [self.start(self.draw, stream), self.start(self.write, stream)]
+            busy.append(stream)
+
+    def refresh(self) -> None:
+        """Show the newest frame, and hear what the user does with the window."""
+        if self.window:
+            newest = self.newest_picture  # a writer may have another one at any moment
+            if newest is not None and newest is not self.shown:
+                self.window.show(newest)
+                self.shown = newest
+            else:
+                self.window.update()
+
     def supervise(self, signal: int) -> None:
         """What the main thread does meanwhile: show frames, and stop when asked to."""
         self.watch()
-        if self.window:
-            picture, self.showing = self.showing, None
-            if picture is not None:
-                self.window.show(picture)
-            else:
-                self.window.update()
+        self.refresh()
         if (signal or (self.window and self.window.closed)) and not self.stopped:
             with self.change:
                 self.stopped = True
@@ -246,12 +273,19 @@ class Pipeline:
 
     # the threads, and the queues between them
 
-    def guard(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    def start(self, function: Callable[..., None], *streams: Stream, threads: int = 1) -> threading.Thread:
+        """Do something in a thread of its own; torch computes there with so many, for the network needs the cores."""
+        # by the name the meter knows who works one after the other
+        name = " ".join([function.__name__, *(str(stream.seat) for stream in streams)])
+        thread = threading.Thread(target=self.guard, args=(function, streams, threads), name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def guard(self, function: Callable[..., None], streams: tuple[Stream, ...], threads: int) -> None:
         """Do a thread's work; its error becomes the run's."""
-        if function != self.label_all:
-            use_threads(1)  # a team of threads for each would take the network's cores
+        use_threads(threads)
         try:
-            function(*arguments)
+            function(*streams)
         except Abandoned:
             pass
         except BaseException as error:
@@ -313,7 +347,10 @@ class Pipeline:
         """
         for turn in count():
             with self.change:
-                while not (streams := self.waiting()) and not self.failure and not self.ended():
+                while not self.failure:
+                    self.close_ended()
+                    if (streams := self.waiting()) or all(stream.ended for stream in self.streams):
+                        break
                     self.change.wait()
                 if self.failure:
                     raise Abandoned
@@ -336,9 +373,12 @@ class Pipeline:
             if stream.inbox.items and len(stream.labelled.items) < stream.labelled.room
         ]
 
-    def ended(self) -> bool:
-        """Whether no frame waits, and none will come."""
-        return all(stream.inbox.closed and not stream.inbox.items for stream in self.streams)
+    def close_ended(self) -> None:
+        """Tell the drawers whose last frame has been labelled, so that each video is there when it is done."""
+        for stream in self.streams:
+            if stream.ended and not stream.labelled.closed:
+                stream.labelled.closed = True
+                self.change.notify_all()
 
     # reading
 
@@ -380,27 +420,26 @@ class Pipeline:
         begin = time.perf_counter()
         with torch.cuda.stream(lane):
             job.frame = job.frame.pin_memory().to(self.labeller.device, non_blocking=True)
-            job.uploaded = torch.cuda.Event()
-            job.uploaded.record()
+        lane.synchronize()  # which holds up this reader alone
         self.meter.stage("upload", time.perf_counter() - begin)
 
     # the network
 
-    def label_all(self, threads: int) -> None:
+    def label_all(self) -> None:
         """Label frames as they come."""
-        use_threads(threads)
-        with torch.inference_mode():
+        device = self.labeller.device
+        # events and streams are those of the thread's device, which is the first GPU unless told otherwise
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), torch.inference_mode():
             warm = not (self.live or self.deadline)
             for jobs in self.batches():
                 if not warm:  # the first pass sets libraries up, which no frame should be late for
                     self.see(jobs)
+                    self.catch_up()
                     jobs = [self.newest(job) for job in jobs]
                     warm = True
                 self.label(jobs)
                 for job in jobs:
                     self.put(job.stream.labelled, job)
-        for stream in self.streams:  # not after an error: what is unfinished would pass for whole
-            self.close(stream.labelled)
 
     def newest(self, job: Job) -> Job:
         """A frame, or of a live source the one that has come in since."""
@@ -414,11 +453,11 @@ class Pipeline:
     def label(self, jobs: list[Job]) -> None:
         """Label frames, one of each of several sources, and move the sources' states on."""
         begin = time.perf_counter()
-        cuda = self.labeller.device.type == "cuda"
+        cuda, scale = self.labeller.device.type == "cuda", self.scale
         for job in jobs:
             if not job.stream.source.live:
                 job.started = time.monotonic()
-            job.scale, job.companions = self.scale, 0
+            job.scale, job.companions = scale, 0
             if cuda:
                 job.begun, job.done = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                 job.begun.record()
@@ -429,24 +468,28 @@ class Pipeline:
                 job.done.record()
         if not cuda:
             self.meter.stage("network", time.perf_counter() - begin, len(jobs))
-        elif self.live:  # the GPU works through what it is given: the newest frame must not wait in its queue
-            torch.cuda.current_stream().synchronize()
+        elif self.live:  # the newest frame must not wait behind others that the GPU was given
+            self.catch_up()
         for job in jobs:
             job.latency = time.monotonic() - job.started
+
+    def catch_up(self) -> None:
+        """Wait until a GPU has done what it was told to."""
+        if self.labeller.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
 
     def see(self, jobs: list[Job]) -> list[State | None]:
         """Labels, and confidence if wanted, of frames of one size; returns the states of their streams after them."""
         labeller, (height, width) = self.labeller, jobs[0].frame.shape[1:]
-        for job in jobs:
-            if job.uploaded:
-                torch.cuda.current_stream().wait_event(job.uploaded)
+        if labeller.device.type == "cuda":
+            for job in jobs:  # or the reader's stream might take the memory of a frame that is still looked at
                 job.frame.record_stream(torch.cuda.current_stream())
         if labeller.tiled and height * width > PIXELS:
             self.seen_at = (height, width)
             for job in jobs:
                 job.labels, _ = label_tiled(labeller.model, job.frame)
             return [None for _ in jobs]
-        self.seen_at = smaller(labeller.size or working_size(height, width), self.scale)
+        self.seen_at = smaller(labeller.size or working_size(height, width), jobs[0].scale)
         scores, states = step_batch(
             labeller.model,
             torch.cat([fit(job.frame[None], self.seen_at) for job in jobs]),
@@ -483,12 +526,11 @@ class Pipeline:
         lane = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
         with lane, torch.inference_mode():
             for job in self.items(stream.labelled):
-                if job.done:
-                    torch.cuda.current_stream().wait_event(job.done)
                 labels = self.fetch(job)
                 begin = time.perf_counter()
+                self.tally(job, labels)
                 if stream.results.overlay or self.window:
-                    job.picture = self.paint(job).cpu()
+                    job.picture = self.paint(job).cpu()  # which waits: frame and labels may go
                 job.labels = labels
                 self.meter.stage("draw", time.perf_counter() - begin)
                 self.put(stream.drawn, job)
@@ -513,11 +555,14 @@ class Pipeline:
             job.latency += download
         self.meter.labelled(job.latency)
         self.adapt(job)
+        return labels
+
+    def tally(self, job: Job, labels: Tensor) -> None:
+        """Count the pixels of each class."""
         counts = torch.bincount(labels.flatten(), minlength=IGNORE + 1)[: len(self.labeller.classes)]
         job.shares = (counts / labels.numel()).tolist()
         with self.change:
             self.pixels += counts
-        return labels
 
     def paint(self, job: Job) -> Tensor:
         """A frame under the colours of its labels."""
@@ -542,7 +587,7 @@ class Pipeline:
                 age = time.monotonic() - job.started
                 self.meter.shown(age)
                 stream.written += 1
-                self.showing = job.picture
+                self.newest_picture = job.picture
                 if self.records:
                     self.record(self.records, job, age)
                 self.wrote(job.capture, job.shares, stream.results)
@@ -598,8 +643,8 @@ def use_threads(count: int) -> None:
 
 
 def smaller(size: tuple[int, int], scale: float) -> tuple[int, int]:
-    """A height and width times a scale; sides of multiples of 32, so that few sizes occur."""
+    """A height and width times a scale; sides of multiples of 32, so that few sizes occur, but none larger."""
     if scale == 1.0:
         return size
-    height, width = (max(SMALLEST, round(side * scale / SMALLEST) * SMALLEST) for side in size)
+    height, width = (min(side, max(SMALLEST, round(side * scale / SMALLEST) * SMALLEST)) for side in size)
     return height, width

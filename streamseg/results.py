@@ -1,6 +1,6 @@
 """The files that labelled frames become."""
 
-import re
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
@@ -11,13 +11,11 @@ from torch import Tensor
 from streamseg import images, video
 from streamseg.classes import Classes
 from streamseg.files import check_place, written_whole
-from streamseg.sources import RATE, Capture, Pictures, Source
+from streamseg.sources import NUMBER, RATE, Capture, Pictures, Source, numbered, numbered_files
 from streamseg.video import write_label_video, write_video
 
 FOLDER = "segmented"
 """Where several results go if nothing else was said."""
-
-NUMBER = re.compile(r"%(?:0\d+)?d")
 
 
 @dataclass(frozen=True)
@@ -82,11 +80,14 @@ def plan(
         return [Results()]
     several = len(sources) > 1 or any(isinstance(source, Pictures) and len(source.pictures) > 1 for source in sources)
     path = Path(out or (FOLDER if several else "."))
-    new = not path.suffix and not path.exists()
+    new = not path.exists() and (not path.suffix or out.endswith("/"))
     if new or path.is_dir():
         names = [path / (f"{{name}}-overlay.{'mp4' if source.moving else 'png'}") for source in sources]
     elif several and not (len(sources) == 1 and NUMBER.search(path.name)):
-        raise ValueError(f"{path} is one file, and there are several to write: give a folder as the last name.")
+        raise ValueError(
+            f"{path} is one file, and there are several to write: the last name is where to write, so give a folder "
+            "there."
+        )
     else:
         names = [path]
     planned = []
@@ -120,18 +121,46 @@ def check_kind(source: Source, path: Path) -> None:
 
 def check_targets(results: Results, source: Source, sources: Sequence[Source]) -> None:
     """Raise an error if a file cannot be written, is being read, or was not written by streamseg."""
-    if isinstance(source, Pictures):
-        files = [path for i, picture in enumerate(source.pictures) for path in results.named(picture.name, i).paths]
-    else:
-        files = results.paths
     read = {path.resolve() for other in sources for path in other.paths}
-    for path in files:
+    for path in files_of(results, source):
         check_place(path)
-        for file in find_numbered(path) if source.moving and results.are_pictures else [path]:
+        for file in numbered_files(path).values() if source.moving and results.are_pictures else [path]:
             if file.resolve() in read:
                 raise ValueError(f"{file} is what is read: give another name to write to.")
             if file.exists() and not made_by_streamseg(file):
-                raise ValueError(f"{file} is there, and was not written by streamseg: give another name, or remove it.")
+                raise ValueError(
+                    f"{file} is there, and was not written by streamseg: the last name is where to write, so give a "
+                    "new one there, or a folder."
+                )
+
+
+def check_records(path: Path, sources: Sequence[Source], planned: Sequence[Results]) -> None:
+    """Raise an error if the lines of JSON about frames cannot be written to a file, or would destroy something."""
+    check_place(path)
+    used = [file for source in sources for file in source.paths]
+    used += [file for pair in zip(planned, sources, strict=True) for file in files_of(*pair)]
+    if path.resolve() in {file.resolve() for file in used}:
+        raise ValueError(f"{path} is read or written already: give another name for --json.")
+    if path.exists() and not holds_records(path):
+        raise ValueError(f"{path} is there, and was not written by streamseg: give another name for --json.")
+
+
+def files_of(results: Results, source: Source) -> list[Path]:
+    """The files that a source is to become; numbered pictures under the one name that stands for them."""
+    if isinstance(source, Pictures):
+        return [path for i, picture in enumerate(source.pictures) for path in results.named(picture.name, i).paths]
+    return results.paths
+
+
+def holds_records(path: Path) -> bool:
+    """Whether a file holds the lines of JSON about the frames of a run, or nothing."""
+    with path.open("rb") as file:
+        line = file.readline(2**16)
+    try:
+        record = json.loads(line or b'{"summary": {}}')
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and not record.keys().isdisjoint({"mask_age_ms", "summary"})
 
 
 def made_by_streamseg(path: Path) -> bool:
@@ -139,18 +168,6 @@ def made_by_streamseg(path: Path) -> bool:
     if path.suffix.lower() in images.SUFFIXES:
         return images.made_by_streamseg(path)
     return video.made_by_streamseg(path)
-
-
-def find_numbered(path: Path) -> list[Path]:
-    """The files that are there of those that a path stands for whose name has numbers in it."""
-    shape = re.compile(r"(\d+)".join(map(re.escape, NUMBER.split(path.name))))
-    found = [(file, shape.fullmatch(file.name)) for file in path.parent.iterdir()]
-    return [file for file, match in found if match and file.name == numbered(path.name, int(match[1]))]
-
-
-def numbered(name: str, number: int) -> str:
-    """A name with a number in the place for it."""
-    return NUMBER.sub(lambda match: match[0] % number, name)
 
 
 @contextmanager
@@ -179,8 +196,12 @@ def writing(results: Results, source: Source, classes: Classes) -> Iterator[Call
     # all videos are finished before the first gets its name
     with ExitStack() as whole, ExitStack() as videos:
         writers: list[tuple[Callable[[Tensor, float], None], Callable[[Drawn], Tensor | None]]] = []
+        start = 0.0
 
         def begin(drawn: Drawn) -> None:
+            nonlocal start
+            # of a live source the first frames may have been dropped
+            start = drawn.capture.seconds
             rate, (height, width) = source.rate or RATE, drawn.labels.shape
             size = (height, width)
             make_folder(results)
@@ -204,7 +225,7 @@ def writing(results: Results, source: Source, classes: Classes) -> Iterator[Call
             for write, part in writers:
                 frame = part(drawn)
                 assert frame is not None
-                write(frame, drawn.capture.seconds)
+                write(frame, drawn.capture.seconds - start)
 
         yield write_frame
 

@@ -1,5 +1,7 @@
 """A window that shows frames as they come. Tk lives here and nowhere else."""
 
+import time
+
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -56,6 +58,12 @@ class Window:
         """Hear what the user does."""
         if not self.closed:
             self.root.update()
+
+    def wait(self) -> None:
+        """Stay until the user closes it."""
+        while not self.closed:
+            self.update()
+            time.sleep(0.02)
 
     def close(self) -> None:
         """Take the window away."""

@@ -6,7 +6,6 @@
 
 import glob
 import io
-import math
 import os
 import re
 import stat
@@ -18,25 +17,17 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from http.client import HTTPException, HTTPResponse, responses
 from pathlib import Path, PurePath, PurePosixPath
 from typing import ClassVar, TypeAlias
-from urllib.error import HTTPError, URLError
-from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
-from urllib.request import (
-    HTTPBasicAuthHandler,
-    HTTPDigestAuthHandler,
-    HTTPPasswordMgrWithDefaultRealm,
-    Request,
-    build_opener,
-)
+from urllib.parse import unquote, urlsplit
 
 import torch
 from torch import Tensor
 
-from streamseg import images
+from streamseg import images, web
 from streamseg.files import UNFINISHED
 from streamseg.video import CutShort, Video, open_camera, open_stream, open_video
+from streamseg.web import is_address, show
 
 PICTURE_SUFFIXES = (*images.SUFFIXES, ".gif", ".apng", ".avif", ".ppm", ".pgm")
 """What names of pictures end in; of an animation the first picture is taken."""
@@ -49,16 +40,8 @@ RATE = Fraction(25)
 """Frames a second where nothing says how many."""
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds before each attempt to reach a live source again."""
-TIMEOUT = 10.0
-"""Seconds that a web server may be silent."""
-FETCH_SECONDS = 60.0
-FETCH_BYTES = 256 * 2**20
-"""The longest that fetching a picture may take, and the largest that it may be."""
-
-SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
-NUMBER = re.compile(r"%(0\d+)?d")
-# after a colon that begins no port a password may hold any character, as people type them
-SECRETS = re.compile(r"(?<=://)([^\s/?#]*|[^\s/?#:]*:(?!\d+[/?#])\S*)@")
+NUMBER = re.compile(r"%(?:0\d+)?d")
+"""The place for a number in the names of numbered pictures."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +70,8 @@ class Picture:
     def read(self) -> tuple[Tensor, str]:
         """Its frame, and a note if its file holds more of them."""
         with in_a_sentence(self.address):
-            if SCHEME.match(self.address):
-                frame, more = images.read_fetched(io.BytesIO(fetch(self.address)), show(self.address))
+            if is_address(self.address):
+                frame, more = images.read_fetched(io.BytesIO(web.fetch(self.address)), show(self.address))
             else:
                 frame, more = images.read_first(self.address)
         return frame, f"{show(self.address)} holds several pictures: its first is taken." if more else ""
@@ -106,13 +89,9 @@ class Pictures:
     audio_from: ClassVar[str | None] = None
 
     @property
-    def frames(self) -> int:
-        return len(self.pictures)
-
-    @property
     def paths(self) -> tuple[Path, ...]:
         """The files among them."""
-        return tuple(Path(picture.address) for picture in self.pictures if not SCHEME.match(picture.address))
+        return tuple(Path(picture.address) for picture in self.pictures if not is_address(picture.address))
 
     def captures(self) -> Generator[Capture, None, None]:
         """Each picture; those that cannot be read are left out, and at the end CutShort says so."""
@@ -127,7 +106,9 @@ class Pictures:
             else:
                 yield Capture(frame, picture.name, i, 0.0, time.monotonic(), note)
         if problems:
-            raise CutShort(f"{len(problems)} of {self.frames} pictures could not be read, the first one: {problems[0]}")
+            raise CutShort(
+                f"{len(problems)} of {len(self.pictures)} pictures could not be read, the first one: {problems[0]}"
+            )
 
 
 @dataclass(frozen=True)
@@ -142,10 +123,6 @@ class NumberedPictures:
     live: ClassVar[bool] = False
     moving: ClassVar[bool] = True
     audio_from: ClassVar[str | None] = None
-
-    @property
-    def frames(self) -> int:
-        return len(self.paths)
 
     def captures(self) -> Generator[Capture, None, None]:
         """Each frame; one that cannot be read, or has another size than the first, ends them with CutShort."""
@@ -181,24 +158,16 @@ class VideoFile:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        return () if SCHEME.match(self.address) else (Path(self.address),)
-
-    @property
-    def rate(self) -> Fraction | None:
-        return self.facts[0]
-
-    @property
-    def frames(self) -> int | None:
-        return self.facts[1]
+        return () if is_address(self.address) else (Path(self.address),)
 
     @cached_property
-    def facts(self) -> tuple[Fraction | None, int | None]:
-        """Its rate and its number of frames, if it can be opened; if not, captures tells why."""
+    def rate(self) -> Fraction | None:
+        """Frames a second, if it can be opened; if not, captures tells why."""
         try:
             with open_video(self.address) as video:
-                return video.rate, video.frames
+                return video.rate
         except (OSError, ValueError):
-            return None, None
+            return None
 
     def captures(self) -> Generator[Capture, None, None]:
         """Each frame; CutShort after the last of a file that is damaged."""
@@ -217,7 +186,6 @@ class Live:
     live: ClassVar[bool] = True
     moving: ClassVar[bool] = True
     rate: ClassVar[Fraction | None] = None
-    frames: ClassVar[int | None] = None
     paths: ClassVar[tuple[Path, ...]] = ()
     audio_from: ClassVar[str | None] = None
 
@@ -266,7 +234,6 @@ class RawFrames:
     address: ClassVar[str] = "-"
     live: ClassVar[bool] = False
     moving: ClassVar[bool] = True
-    frames: ClassVar[int | None] = None
     paths: ClassVar[tuple[Path, ...]] = ()
     audio_from: ClassVar[str | None] = None
 
@@ -334,8 +301,8 @@ def find_sources(
     """
     if not names:
         raise ValueError("Nothing to read: give a picture, a video, a folder, a camera or an address.")
-    if rate is not None and not (math.isfinite(rate) and rate > 0):
-        raise ValueError(f"A rate of {rate} frames a second; expected more than 0.")
+    if rate is not None and not 0.001 <= rate <= 1000:
+        raise ValueError(f"A rate of {rate} frames a second; expected 0.001 to 1000.")
     if raw_size is not None and min(raw_size) < 1:
         raise ValueError(f"Raw frames of {raw_size[0]} x {raw_size[1]} pixels; expected 1 or more a side.")
     found: dict[str, Found] = {}
@@ -347,7 +314,7 @@ def find_sources(
 
 def identity(item: Found) -> str:
     """What is the same for two names of one thing."""
-    elsewhere = SCHEME.match(item.address) or isinstance(item, RawFrames | Live)
+    elsewhere = is_address(item.address) or isinstance(item, RawFrames | Live)
     return item.address if elsewhere else str(absolute(item.address))
 
 
@@ -374,7 +341,7 @@ def find_listed(path: Path, raw_size: tuple[int, int] | None, rate: Fraction) ->
         if not name or name.startswith("#"):
             continue
         beside = path.parent / name
-        if not SCHEME.match(name) and (beside.exists() or not (name == "-" or is_number(name))):
+        if not is_address(name) and (beside.exists() or not (name == "-" or is_number(name))):
             name = str(beside)
         with in_a_sentence(name, f"Line {number} of {path}: "):
             if is_list(name):
@@ -392,7 +359,7 @@ def find_one(name: str, raw_size: tuple[int, int] | None, rate: Fraction) -> lis
         if raw_size is None:
             raise ValueError("Raw frames on standard input need their size: --raw-size HEIGHTxWIDTH.")
         return [RawFrames(raw_size, rate)]
-    if SCHEME.match(name):
+    if is_address(name):
         return [find_address(name)]
     if name and path.exists():
         return find_in_folder(path) if path.is_dir() else [find_file(path)]
@@ -489,139 +456,63 @@ def endings() -> str:
 
 def find_numbered(pattern: Path, rate: Fraction) -> NumberedPictures:
     """The pictures of a pattern such as frame_%04d.png: from the lowest number up to where one is missing."""
-    match = NUMBER.search(pattern.name)
-    if not match or NUMBER.search(pattern.name[match.end() :]) or NUMBER.search(str(pattern.parent)):
+    places = NUMBER.findall(pattern.name)
+    if len(places) != 1 or NUMBER.search(str(pattern.parent)):
         raise ValueError(f"{pattern} needs one number in the name of its files, such as frame_%04d.png.")
-    before, width, after = pattern.name[: match.start()], match[1] or "", pattern.name[match.end() :]
-    shape = re.compile(f"{re.escape(before)}([0-9]+){re.escape(after)}")
-    paths = {}
-    for path in pattern.parent.iterdir() if pattern.parent.is_dir() else ():
-        found = shape.fullmatch(path.name)
-        if found and path.name == f"{before}{int(found[1]):{width}d}{after}":
-            paths[int(found[1])] = path
+    paths = numbered_files(pattern)
     if not paths:
-        raise FileNotFoundError(f"No picture is called {pattern}, with a number in place of {match[0]}.")
+        raise FileNotFoundError(f"No picture is called {pattern}, with a number in place of {places[0]}.")
     first = end = min(paths)
     while end in paths:
         end += 1
     left_out = len(paths) - (end - first)
     note = (
-        f"{before}{end:{width}d}{after} is missing: frames end before it, without {count(left_out, 'later picture')}."
+        f"{numbered(pattern.name, end)} is missing: frames end before it, without {count(left_out, 'later picture')}."
     )
-    name = (before.rstrip("_-. ") or after.removesuffix(pattern.suffix).lstrip("_-. ")) or "sequence"
+    before, after = NUMBER.split(pattern.name)
     frames = tuple(paths[number] for number in range(first, end))
+    name = before.rstrip("_-. ") or after.removesuffix(pattern.suffix).lstrip("_-. ") or "sequence"
     return NumberedPictures(name, str(pattern), frames, rate, note if left_out else "")
+
+
+def numbered(name: str, number: int) -> str:
+    """A name with a number in the place for it."""
+    return NUMBER.sub(lambda place: place[0] % number, name)
+
+
+def numbered_files(pattern: Path) -> dict[int, Path]:
+    """The files that are there of those that a pattern such as frame_%04d.png stands for, by their numbers."""
+    shape = re.compile("([0-9]+)".join(map(re.escape, NUMBER.split(pattern.name))))
+    files = {}
+    for path in pattern.parent.iterdir() if pattern.parent.is_dir() else ():
+        match = shape.fullmatch(path.name)
+        if match and path.name == numbered(pattern.name, int(match[1])):
+            files[int(match[1])] = path
+    return files
 
 
 def find_address(address: str) -> Found:
     """The picture, video or stream at an address."""
-    scheme, shown = address.partition("://")[0].lower(), show(address)
-    if scheme not in ("rtsp", "rtsps", "http", "https"):
-        raise ValueError(
-            f"{shown} is no address that can be read: expected rtsp://, rtsps://, http://, https:// or a file's name."
-        )
-    try:
-        parts = urlsplit(address)
-        host, _ = parts.hostname, parts.port
-    except ValueError:  # whose words may hold a piece of the password
-        raise ValueError(
-            f"{shown} is no address that can be read: expected {scheme}://host:port/path, with a password's / ? # @ "
-            "written as %2F %3F %23 %40."
-        ) from None
-    if not host:
-        raise ValueError(f"{shown} names no host: expected an address such as {scheme}://host/path.")
+    parts = web.split(address)
     place = PurePosixPath(unquote(parts.path))
-    name = "_".join([host.replace(".", "-"), *([place.stem] if place.stem else [])])
-    if scheme.startswith("rtsp"):
+    name = "_".join([(parts.hostname or "").replace(".", "-"), *([place.stem] if place.stem else [])])
+    if parts.scheme.startswith("rtsp"):
         return Live(name, address, open_stream)
-    # what servers, urllib and FFmpeg all take
-    safe = "%/:=&?~+!$,;'@()*[]"
-    address = urlunsplit(parts._replace(scheme=scheme, path=quote(parts.path, safe), query=quote(parts.query, safe)))
-    suffix = place.suffix.lower()
+    address, suffix = web.join(parts), place.suffix.lower()
     if suffix in PICTURE_SUFFIXES:
         return Picture(place.stem, address)
-    with answer(address) as response:
-        kind = content_type(response)
+    with web.answer(address) as response:
+        kind = web.content_type(response)
         if suffix == ".m3u8" or "mpegurl" in kind:
-            return VideoFile(name, address) if has_end(response, address) else Live(name, address, open_stream)
+            return VideoFile(name, address) if web.has_end(response, address) else Live(name, address, open_stream)
         if kind.startswith("image/"):
             return Picture(place.stem or name, address)
         if kind.startswith(("audio/", "text/html")):
-            raise ValueError(f"{shown} is {'sound' if kind.startswith('audio/') else 'a web page'}, not a video.")
-        live = kind.startswith("multipart/") or (response.length is None and suffix not in WHOLE)
+            what = "sound" if kind.startswith("audio/") else "a web page"
+            raise ValueError(f"{show(address)} is {what}, not a video.")
+        endless = "Content-Length" not in response.headers and suffix not in WHOLE
+        live = kind.startswith("multipart/") or endless
         return Live(name, address, open_stream) if live else VideoFile(name, address)
-
-
-def has_end(response: HTTPResponse, address: str) -> bool:
-    """Whether a playlist says that no more will be added to it; of several to choose from, whether the first does."""
-    text = response.read(2**20).decode(errors="replace")
-    if "#EXT-X-STREAM-INF" not in text:
-        return "#EXT-X-ENDLIST" in text
-    lines = [line.strip() for line in text.splitlines()]
-    for choice in lines:
-        if choice and not choice.startswith("#"):
-            with answer(urljoin(address, choice)) as chosen:
-                return b"#EXT-X-ENDLIST" in chosen.read(2**20)
-    return False
-
-
-def content_type(response: HTTPResponse) -> str:
-    return response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-
-
-@contextmanager
-def answer(address: str) -> Iterator[HTTPResponse]:
-    """What a web server answers; whatever goes wrong is told in a sentence."""
-    parts = urlsplit(address)
-    bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    passwords = HTTPPasswordMgrWithDefaultRealm()
-    if parts.username:
-        passwords.add_password(None, bare, unquote(parts.username), unquote(parts.password or ""))
-    opener = build_opener(HTTPBasicAuthHandler(passwords), HTTPDigestAuthHandler(passwords))
-    try:
-        response = opener.open(Request(bare, headers={"User-Agent": "streamseg"}), timeout=TIMEOUT)
-    except (OSError, HTTPException, ValueError) as error:
-        raise refusal(address, error) from None
-    with response:
-        try:
-            yield response
-        except (OSError, HTTPException) as error:
-            raise refusal(address, error) from None
-
-
-def refusal(address: str, error: Exception) -> OSError:
-    """Why a web server gave nothing, in a sentence."""
-    if isinstance(error, HTTPError):
-        login = " Is it the right user and password, as in http://user:password@host/path?"
-        # not in the server's own words, which may be anything
-        told = f"answered {error.code} {responses.get(error.code, '')}".rstrip()
-        return OSError(f"{show(address)} {told}.{login if error.code == 401 else ''}")
-    reason = error.reason if isinstance(error, URLError) else error
-    words = (reason.strerror if isinstance(reason, OSError) else None) or str(reason) or type(reason).__name__
-    return OSError(f"{show(address)} cannot be read: {words}.")
-
-
-def fetch(address: str) -> bytes:
-    """A picture from a web server."""
-    shown, data, deadline = show(address), bytearray(), time.monotonic() + FETCH_SECONDS
-    with answer(address) as response:
-        if content_type(response).startswith("multipart/"):
-            raise ValueError(f"{shown} is a stream without an end, though it is called like a picture.")
-        while part := response.read1(2**20):
-            data += part
-            if len(data) > FETCH_BYTES:
-                raise ValueError(f"{shown} is larger than {FETCH_BYTES:,} bytes: too large for a picture.")
-            if time.monotonic() > deadline:
-                raise ValueError(f"{shown} did not arrive within {FETCH_SECONDS:.0f} s.")
-    return bytes(data)
-
-
-def show(address: str) -> str:
-    """An address as it may be shown: without user and password, and without its query, where some put theirs."""
-    if not SCHEME.match(address):
-        return address
-    before, mark, _ = SECRETS.sub("", address).partition("?")
-    return f"{before}?…" if mark else before
 
 
 @contextmanager
@@ -634,7 +525,7 @@ def in_a_sentence(address: str, opening: str = "") -> Iterator[None]:
         told = str(error)
         if isinstance(error, OSError) and error.strerror:  # what the system says is no sentence
             told = f"{address} cannot be read: {error.strerror}."
-        sentence = opening + SECRETS.sub("", told.replace(address, show(address)))
+        sentence = opening + web.hide(told.replace(address, show(address)))
         if sentence == str(error):
             raise
         raise next(kind for kind in kinds if isinstance(error, kind))(sentence) from None
@@ -668,7 +559,7 @@ def place_of(item: Picture | Source) -> tuple[str, ...]:
     if isinstance(item, Pictures | NumberedPictures | Live | RawFrames):
         return item.name, ""
     place: PurePath
-    if SCHEME.match(item.address):
+    if is_address(item.address):
         parts = urlsplit(item.address)
         place = PurePosixPath((parts.hostname or "").replace(".", "-") + unquote(parts.path))
     else:

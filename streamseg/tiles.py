@@ -34,8 +34,8 @@ def label_tiled(
     past: Sequence[Tensor] | None = None,
     weight: float = 1.0,
     *,
-    tile: tuple[int, int] = (1024, 1024),
-    margin: int = 256,
+    tile: tuple[int, int] = (2048, 2048),
+    margin: int = 576,
 ) -> tuple[Tensor, Context]:
     """Labels (H, W), uint8, of a frame (3, H, W) too large to be seen at once, and the context that it leaves.
 
@@ -191,6 +191,8 @@ def check_frame(frame: Tensor) -> None:
 
 def check_tiles(model: FANet, tile: tuple[int, int], margin: int) -> None:
     """Raise a ValueError if a network cannot see an image tile by tile, or not by such tiles."""
+    if not isinstance(tile, (tuple, list)) or len(tile) != 2:
+        raise ValueError(f"tile is {tile!r:.80}; expected the height and width of the tiles, such as (2048, 2048).")
     for side in tile:
         if type(side) is not int or side < 1 or side % GRID:
             raise ValueError(f"A side of the tiles is {side!r:.80}; expected a multiple of {GRID}, such as 1024.")

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from streamseg.files import written_whole
+from streamseg.web import is_address, show
 
 if TYPE_CHECKING:
     from av import AudioStream, Packet, VideoFrame, VideoStream
@@ -97,8 +98,6 @@ class Video:
         self.container, self.stream, self.name = container, stream, name
         self.rate = frame_rate(stream)
         """Frames a second, on average."""
-        self.frames = stream.frames or None
-        """How many, where the file says so."""
         self.has_audio = bool(container.streams.audio)
         self.reformat = reformatter()
         self.fault: av.error.FFmpegError | None = None
@@ -368,7 +367,7 @@ def open_container(address: str, timeout: float, options: dict[str, str] | None 
 
 def start_reading(container: "InputContainer", name: str, threads: str) -> Video:
     """The video in a container; it is closed if there is none."""
-    try:
+    with closed_on_error(container):
         stream = container.streams.best("video")
         if not isinstance(stream, av.VideoStream) or getattr(stream, "disposition", 0) & ATTACHED_PICTURE:
             raise ValueError(f"{name} holds no video.")
@@ -377,6 +376,13 @@ def start_reading(container: "InputContainer", name: str, threads: str) -> Video
         stream.codec_context.thread_type = threads
         stream.codec_context.options = {"max_pixels": str(MOST_PIXELS)}
         return Video(container, stream, name)
+
+
+@contextmanager
+def closed_on_error(container: "InputContainer | OutputContainer") -> Iterator[None]:
+    """Close a container if something fails; by itself its file would stay open until Python looks for cycles."""
+    try:
+        yield
     except BaseException:
         container.close()
         raise
@@ -396,15 +402,6 @@ def explain(error: "av.error.FFmpegError", name: str) -> Exception:
 def check_av() -> None:
     if av is None:
         raise ImportError("Reading and writing video needs PyAV: pip install 'streamseg[video]'")
-
-
-def is_address(name: str) -> bool:
-    return "://" in name
-
-
-def show(address: str) -> str:
-    """An address without the password in it."""
-    return re.sub(r"(?<=://)[^/?#]*@", "", address)
 
 
 def time_base(stream: "Stream") -> Fraction:
@@ -466,12 +463,13 @@ class VideoWriter:
         with self.telling():
             options = {"movflags": "+faststart"} if kind.container in ("mp4", "mov") else {}
             self.container = av.open(f"file:{path}", "w", format=kind.container, container_options=options)
-            self.container.metadata["comment"] = "streamseg"
-            self.stream = self.add_stream(kind, rate)
-            if add_audio:
-                self.audio = add_audio(self.container, kind)
-            # now, so that what is wrong with the path is told at once
-            self.container.start_encoding()
+            with closed_on_error(self.container):
+                self.container.metadata["comment"] = "streamseg"
+                self.stream = self.add_stream(kind, rate)
+                if add_audio:
+                    self.audio = add_audio(self.container, kind)
+                # now, so that what is wrong with the path is told at once
+                self.container.start_encoding()
         self.sound = self.next_sound()
 
     def add_stream(self, kind: Kind, rate: Fraction) -> "VideoStream":
@@ -596,10 +594,13 @@ def write_video(
     check_video_suffix(path)
     kind = KINDS[path.suffix.lower()]
     if audio_from is not None:
-        for route in (copy_audio, encode_audio):
-            # sound that is missing, damaged or of a rare kind costs the sound, not the video
-            with suppress(OSError, ValueError):
-                return VideoWriter(path, kind, size, rate, "gbrp", partial(route, str(audio_from)))
+        # sound that is missing, damaged or of a rare kind costs the sound, not the video
+        with suppress(OSError, ValueError):
+            source, stream = open_audio(str(audio_from))
+            with closed_on_error(source):
+                with suppress(OSError, ValueError):
+                    return VideoWriter(path, kind, size, rate, "gbrp", partial(copy_audio, source, stream))
+                return VideoWriter(path, kind, size, rate, "gbrp", partial(encode_audio, source, stream))
     return VideoWriter(path, kind, size, rate, "gbrp")
 
 
@@ -641,9 +642,10 @@ class Sound:
     end: float
 
 
-def copy_audio(address: str, output: "OutputContainer", kind: Kind) -> Iterator[Sound]:
+def copy_audio(
+    source: "InputContainer", stream: "AudioStream", output: "OutputContainer", kind: Kind
+) -> Iterator[Sound]:
     """The sound of a source as it is; a ValueError if the output does not take it."""
-    source, stream = open_audio(address)
     if kind.container == "mp4" and stream.codec_context.name.startswith("pcm"):
         raise ValueError("Few players take raw samples in MP4.")
     track = output.add_stream_from_template(stream)
@@ -656,9 +658,10 @@ def copy_audio(address: str, output: "OutputContainer", kind: Kind) -> Iterator[
     return time_sounds(source, packets())
 
 
-def encode_audio(address: str, output: "OutputContainer", kind: Kind) -> Iterator[Sound]:
+def encode_audio(
+    source: "InputContainer", stream: "AudioStream", output: "OutputContainer", kind: Kind
+) -> Iterator[Sound]:
     """The sound of a source, encoded anew."""
-    source, stream = open_audio(address)
     track = cast("AudioStream", output.add_stream(kind.audio_codec, rate=48000, bit_rate=160_000))
 
     def packets() -> "Iterator[Packet]":
@@ -670,11 +673,13 @@ def encode_audio(address: str, output: "OutputContainer", kind: Kind) -> Iterato
 
 
 def open_audio(address: str) -> "tuple[InputContainer, AudioStream]":
+    """A source and its sound; a ValueError if it has none."""
     source = open_container(address, 10.0)
-    stream = source.streams.best("audio")
-    if not isinstance(stream, av.AudioStream) or stream.codec_context is None:
-        raise ValueError(f"{show(address)} has no sound that can be decoded.")
-    return source, stream
+    with closed_on_error(source):
+        stream = source.streams.best("audio")
+        if not isinstance(stream, av.AudioStream) or stream.codec_context is None:
+            raise ValueError(f"{show(address)} has no sound that can be decoded.")
+        return source, stream
 
 
 def time_sounds(source: "InputContainer", packets: "Iterator[Packet]") -> Iterator[Sound]:

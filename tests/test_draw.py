@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from streamseg import CITYSCAPES, Classes, overlay
-from streamseg.draw import add_legend, shade, side_by_side
+from streamseg.draw import add_legend, side_by_side
 
 RED_BLUE = Classes(("red", "blue"), ((255, 0, 0), (0, 0, 255)))
 
@@ -57,7 +57,6 @@ def test_a_gpu_draws_what_a_cpu_draws(frame, labels):
     for only in ((), (3, 5)):
         drawn = overlay(frame.cuda(), labels.cuda(), CITYSCAPES, 0.37, only)
         assert drawn.cpu().equal(overlay(frame, labels, CITYSCAPES, 0.37, only))
-    assert shade(labels.cuda()).cpu().equal(shade(labels))
     assert add_legend(frame.cuda(), frame[:, :9, :9]).cpu().equal(add_legend(frame, frame[:, :9, :9]))
 
 
@@ -110,20 +109,6 @@ def test_two_pictures_stand_side_by_side(frame, layout):
 def test_pictures_of_two_heights_cannot_stand_side_by_side(frame, grey):
     with pytest.raises(ValueError, match="60 and 4 rows"):
         side_by_side(frame, grey)
-
-
-def test_confidence_grows_brighter_in_even_steps():
-    picture = shade(torch.arange(256, dtype=torch.uint8).view(16, 16))
-    assert picture.shape == (3, 16, 16)
-    assert picture.dtype == torch.uint8
-    # CIE lightness, from linear light
-    part = picture.flatten(1) / 255
-    light = torch.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4)
-    luminance = (torch.tensor([0.2126, 0.7152, 0.0722])[:, None] * light).sum(dim=0)
-    lightness = torch.where(luminance > 0.008856, 116 * luminance ** (1 / 3) - 16, 903.3 * luminance)
-    assert lightness[0] < 6
-    assert lightness[-1] > 94
-    assert (lightness - torch.linspace(4, 95, 256)).abs().max() < 2
 
 
 def test_a_legend_lies_in_the_lower_left_corner_and_its_ground_shines_through(frame):

@@ -130,6 +130,25 @@ def test_threads_that_do_the_same_at_once_are_busy_on_average(meter, clock):
     assert meter.summary().stages["decode"].share == pytest.approx(0.7)
 
 
+def test_threads_that_take_over_from_each_other_are_one(meter, clock):
+    for _ in range(3):
+        thread = threading.Thread(target=meter.stage, args=("decode", 0.3), name="read 0")
+        thread.start()
+        thread.join()
+    clock.now += 1
+    assert meter.summary().stages["decode"].share == pytest.approx(0.9)
+
+
+def test_there_is_one_network_whoever_tells_of_it(meter, clock):
+    # as on a GPU, where only who fetches the labels of a stream knows how long they took
+    for number in range(4):
+        thread = threading.Thread(target=meter.stage, args=("network", 0.2), name=f"draw {number}")
+        thread.start()
+        thread.join()
+    clock.now += 1
+    assert meter.summary().stages["network"].share == pytest.approx(0.8)
+
+
 def test_nothing_is_lost_when_threads_tell_at_once(meter):
     def work():
         for _ in range(2000):

@@ -13,7 +13,7 @@ MODULES += sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 # imports point from right to left
 LAYERS = [
-    ["classes", "config", "files", "layers"],
+    ["classes", "config", "files", "layers", "web"],
     [
         "attention",
         "augment",

@@ -1,8 +1,11 @@
+import copy
+import gc
 import io
 import json
 import os
 import random
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -16,13 +19,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from clips import make_clip, number, picture
+from hypothesis import given, strategies as st
 from PIL import Image
 
 import streamseg
 from streamseg import draw, pipeline
 from streamseg.files import UNFINISHED
 from streamseg.latency import Meter
-from streamseg.pipeline import AHEAD, BATCH, Labeller, Pipeline, Style
+from streamseg.pipeline import AHEAD, BATCH, Labeller, Pipeline, Style, smaller
 from streamseg.results import Results, plan
 from streamseg.sources import Capture, find_sources
 from streamseg.stream import LastFrames, label_frames
@@ -157,7 +161,8 @@ def test_several_streams_share_batches_and_never_their_state(model, tmp_path, mo
         written = [labels for labels, _ in read_label_video(places.labels)]
         alone = [labels for _, labels in label_frames(model, clip.frames, 3)]
         assert len(written) == len(alone)
-        assert all(map(torch.equal, written, alone))
+        # a batch rounds otherwise than a single frame; the state of another would change one label in twenty
+        assert all((x == y).float().mean() > 0.995 for x, y in zip(written, alone, strict=True))
     assert sum(batches) == sum(lengths) == done.outcome.frames
     assert 1 < max(batches) <= 3
 
@@ -226,6 +231,70 @@ def test_memory_does_not_grow_with_the_length_of_a_video(model, quick, tmp_path)
     assert done.outcome.frames == 3000
     # those in the three queues, and one in the hands of each of the four threads, which may still hold their last
     assert most <= 3 * AHEAD + 8
+
+
+def test_many_files_are_read_a_few_at_a_time_and_each_is_there_when_it_is_done(model, quick, tmp_path):
+    begun, there = [], {}
+
+    def frames(number):
+        begun.append(number)
+        there[number] = len(list(tmp_path.glob("*.mp4")))
+        yield from [shade(number)] * 3
+
+    clips = [Clip(frames(i), f"clip{i}") for i in range(2 * BATCH + 3)]
+    done = run(model, *clips, results=[Results(tmp_path / f"{clip.name}.mp4") for clip in clips])
+    assert done.outcome.frames == 3 * len(clips)
+    assert sorted(begun) == list(range(len(clips)))
+    # before the one after another eight begins, the first of these is whole
+    assert all(there[number] > number - BATCH for number in begun)
+    assert len(list(tmp_path.iterdir())) == len(clips)
+
+
+def test_cameras_wait_for_no_file(model, quick):
+    running, together = 0, 0
+
+    def frames():
+        nonlocal running, together
+        running += 1
+        for _ in range(200):
+            together = max(together, running)
+            time.sleep(0.001)
+            yield shade(0)
+
+    cameras = [Clip(frames(), f"camera{i}", live=True) for i in range(BATCH + 2)]
+    files = [Clip([shade(0)] * 3, f"file{i}") for i in range(BATCH)]
+    done = run(model, *files, *cameras)
+    assert together == BATCH + 2
+    assert done.outcome.problems == []
+
+
+def test_reading_labelling_drawing_and_writing_happen_at_the_same_time(model, monkeypatch, tmp_path):
+    meeting, last = threading.Barrier(4), 9
+    overlay = draw.overlay
+
+    def meet(number, lead):
+        """Wait for the three others, each of which has a frame of its own in hand."""
+        if lead <= number < last + lead - 3:
+            meeting.wait(PATIENCE)
+
+    def frames():
+        for i in range(last):
+            meet(i, 3)
+            yield shade(i)
+
+    def step(model, images, states, window, *, times, cut):
+        meet(int(images[0, 0, 0, 0]), 2)
+        return look(images, states)
+
+    def paint(frame, *style):
+        meet(int(frame[0, 0, 0]), 1)
+        return overlay(frame, *style)
+
+    monkeypatch.setattr(pipeline, "step_batch", step)
+    monkeypatch.setattr(draw, "overlay", paint)
+    places = Results(tmp_path / "a.mp4")
+    done = run(model, Clip(frames()), results=[places], wrote=lambda capture, *_: meet(capture.index, 0))
+    assert done.outcome.frames == last
 
 
 def test_a_source_that_is_written_slowly_holds_up_no_other(model, quick):
@@ -391,6 +460,13 @@ def test_a_deadline_that_cannot_be_held_leaves_something_to_see(model, priced):
     done = run(model, Clip([shade(0, FULL)] * 30), deadline=1e-3)
     assert done.outcome.size == (32, 64)
     assert done.outcome.late == 30
+
+
+@given(st.tuples(st.integers(32, 5000), st.integers(32, 5000)), st.floats(0.2, 1.0))
+def test_a_deadline_makes_no_side_of_a_frame_larger(size, scale):
+    seen = smaller(size, scale)
+    assert all(32 <= after <= before for before, after in zip(size, seen, strict=True))
+    assert all(after >= min(before, scale * before - 16) for before, after in zip(size, seen, strict=True))
 
 
 def test_drawing_and_writing_are_no_reason_to_see_frames_smaller(model, priced):
@@ -610,6 +686,27 @@ def test_the_network_has_all_threads_and_the_others_one_each(model, monkeypatch)
     assert found == {"reader": 1, "network": 2, "writer": 1}
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("live", [False, True])
+def test_a_gpu_labels_draws_and_tells_the_time_of_every_stage(model, tmp_path, live):
+    network = copy.deepcopy(model).to(f"cuda:{torch.cuda.device_count() - 1}")
+    clips = [Clip(noise(i, 20, (240, 320)), f"clip{i}", live=live) for i in range(3)]
+    places = [Results(tmp_path / f"{i}.mp4", tmp_path / f"{i}.mkv", tmp_path / f"{i}-sure.mkv") for i in range(3)]
+    done = run(network, *clips, results=places, frames=3, confident=True)
+    stages = ["upload", "network", "download", "draw", "encode"]
+    assert list(done.summary.stages) == (stages if live else ["decode", *stages])
+    assert all(record["latency_ms"] > 0 for record in done.records)
+    for clip, place in zip(clips, places, strict=True):
+        indices = [record["frame"] for record in done.records if record["source"] == clip.name]
+        assert live or indices == list(range(20))
+        seen = [clip.frames[i] for i in indices]
+        expected = torch.stack([labels for _, labels in label_frames(network, seen, 3)])
+        found = torch.stack([labels for labels, _ in read_label_video(place.labels)])
+        # batches round otherwise than single frames
+        assert (found == expected).float().mean() > 0.97
+
+
 # what is drawn
 
 
@@ -647,6 +744,13 @@ def test_a_window_shows_the_overlays_and_ends_the_run_when_it_is_closed(model, q
     assert all(frame.equal(expected) for frame in screen.frames)
     assert done.outcome.signal == 0
     assert done.outcome.frames == done.summary.read
+
+
+def test_the_last_picture_is_shown_however_short_the_run(model, quick):
+    screen = Screen()
+    run(model, Clip([shade(i) for i in range(3)], moving=False), window=screen)
+    expected = draw.overlay(shade(2), torch.full((32, 48), 2, dtype=torch.uint8), streamseg.CAMVID)
+    assert screen.frames[-1].equal(expected)
 
 
 def test_a_frame_under_its_colours_is_what_overlay_draws(model, quick, tmp_path):
@@ -705,6 +809,11 @@ def spoil(data, dice):
     return bytes(data)
 
 
+def count_open_files():
+    """How many files this process has open, where the system tells."""
+    return len(list(Path("/proc/self/fd").iterdir())) if sys.platform == "linux" else 0
+
+
 def make_picture(path):
     first = Image.fromarray(picture(1, (20, 30)).permute(1, 2, 0).numpy())
     more = {"save_all": True, "append_images": [first.rotate(180)]} if path.suffix != ".jpg" else {}
@@ -731,6 +840,8 @@ def test_a_spoilt_file_becomes_a_file_or_a_sentence(model, quick, tmp_path, name
     else:
         make_clip(path, 5, size=(32, 48), **options)
     whole, written, sentences = path.read_bytes(), 0, []
+    gc.collect()
+    files, threads = count_open_files(), threading.active_count()
     for _ in range(100):
         path.write_bytes(spoil(whole, dice))
         frames = 0
@@ -748,6 +859,12 @@ def test_a_spoilt_file_becomes_a_file_or_a_sentence(model, quick, tmp_path, name
     assert written > 20
     assert len(sentences) > 5
     assert all(line.endswith(".") and str(path) in line for line in sentences)
+    # nothing leaks: a reader's end is not waited for, but comes
+    deadline = time.monotonic() + PATIENCE
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.01)
+    gc.collect()
+    assert (threading.active_count(), count_open_files()) == (threads, files)
 
 
 def test_what_is_left_of_a_video_has_its_frames_and_their_times(model, quick, tmp_path):

@@ -4,6 +4,7 @@ import time
 from fractions import Fraction
 from pathlib import Path
 
+import av
 import pytest
 import torch
 from clips import make_clip, picture
@@ -11,7 +12,7 @@ from PIL import Image
 
 import streamseg
 from streamseg.images import write_image
-from streamseg.results import Drawn, Results, plan, writing
+from streamseg.results import Drawn, Results, check_records, plan, writing
 from streamseg.sources import Capture, RawFrames, find_sources
 from streamseg.video import open_video, read_label_video, write_video
 
@@ -44,6 +45,7 @@ ALL = {"labels": True, "confidence": True}
         (["a.png"], "r.jpg", ["r.jpg", "r-labels.png", "r-confidence.png"]),
         (["a.png"], "a-overlay.png", ["a-overlay.png", "a-labels.png", "a-confidence.png"]),
         (["a.png"], "x", ["x/{name}-overlay.png", "x/{name}-labels.png", "x/{name}-confidence.png"]),
+        (["a.png"], "y.z/", ["y.z/{name}-overlay.png", "y.z/{name}-labels.png", "y.z/{name}-confidence.png"]),
         (["a.png"], "y/z", ["y/z/{name}-overlay.png", "y/z/{name}-labels.png", "y/z/{name}-confidence.png"]),
         (
             ["x"],
@@ -99,7 +101,7 @@ def test_a_file_of_a_frame_has_its_name_and_number():
         (["a.png"], "a.png", "a.png is what is read: give another name to write to."),
         (["a.png"], "./x/../a.png", "a.png is what is read"),
         (["v.mp4"], "v.mp4", "v.mp4 is what is read"),
-        (["a.png", "x"], "x/b.png", "x/b.png is one file, and there are several to write: give a folder"),
+        (["a.png", "x"], "x/b.png", "x/b.png is one file, and there are several to write: the last name"),
         (["a.png", "v.mp4"], "r.mp4", "r.mp4 is one file, and there are several to write"),
         (["x"], "r.png", "r.png is one file, and there are several to write"),
         (["n/f_%04d.png"], "n/f_%04d.png", "n/f_0007.png is what is read"),
@@ -108,7 +110,7 @@ def test_a_file_of_a_frame_has_its_name_and_number():
         (["v.mp4"], "r.png", "r.png is one picture, and v has many: give a video, or r_%05d.png."),
         (["a.png"], "r.mp4", "r.mp4 names no kind of picture that can be written: end it in one of .png"),
         (["v.mp4"], "r.avi", "r.avi names no kind of video that can be written: end it in one of .mp4"),
-        (["a.png"], "x/b.png", "x/b.png is there, and was not written by streamseg: give another name, or remove it."),
+        (["a.png"], "x/b.png", "x/b.png is there, and was not written by streamseg"),
         (["a.png"], "nowhere/r.png", "No folder nowhere to write r.png into: create it first."),
         (["v.mp4"], "nowhere/r.mp4", "No folder nowhere to write r.mp4 into: create it first."),
         (["a.png", "v.mp4"], "-", "The labels of 2 sources cannot share standard output: give a folder."),
@@ -160,6 +162,34 @@ def test_what_streamseg_wrote_is_kept_while_it_is_read(here):
         planned("r_0.png", "a.png", out="r_%d.png")
 
 
+@pytest.mark.parametrize(
+    ("path", "content", "sentence"),
+    [
+        ("r.json", None, None),
+        ("r.json", "", None),
+        ("r.json", '{"source": "v", "mask_age_ms": 1.0}\n{"summary": {}}\n', None),
+        ("r.json", '{"summary": {}}\n', None),
+        ("r.json", '{"my own": 1}\n', "r.json is there, and was not written by streamseg: give another name"),
+        ("r.json", "[" * 100_000, "r.json is there, and was not written by streamseg"),
+        ("notes.txt", "my own", "notes.txt is there, and was not written by streamseg"),
+        ("x/b.png", None, "x/b.png is read or written already: give another name for --json."),
+        ("y/c-overlay.png", None, "y/c-overlay.png is read or written already"),
+        ("nowhere/r.json", None, "No folder nowhere to write r.json into: create it first."),
+    ],
+)
+def test_lines_of_json_take_the_place_of_their_like_alone(here, path, content, sentence):
+    Path("y").mkdir()
+    if content is not None:
+        Path(path).write_text(content)
+    sources = find_sources(["x"])
+    if sentence is None:
+        check_records(Path(path), sources, plan(sources, "y"))
+    else:
+        with pytest.raises((ValueError, OSError)) as problem:
+            check_records(Path(path), sources, plan(sources, "y"))
+        assert sentence in str(problem.value)
+
+
 def drawn(i, size=(48, 64)):
     """A frame of a number and what is drawn of it; labels and confidence are its number."""
     capture = Capture(picture(i, size), f"p{i}", i, i / 10, time.monotonic())
@@ -197,6 +227,17 @@ def test_a_video_appears_at_the_end_with_its_times(here):
         found = list(read_label_video(path))
         assert [labels.unique().tolist() for labels, _ in found] == [[first + i] for i in range(4)]
         assert [seconds for _, seconds in found] == pytest.approx([0, 0.1, 0.2, 0.3], abs=1e-3)
+
+
+def test_a_video_begins_with_the_first_frame_that_is_written(here):
+    # of a live source those before it may have been dropped
+    with writing(EVERY, SOURCE, streamseg.CAMVID) as write:
+        for i in range(7, 10):
+            write(drawn(i))
+    for path in EVERY.paths:
+        with av.open(str(path)) as container:
+            assert not container.streams.video[0].start_time
+            assert container.duration / av.time_base == pytest.approx(0.3, abs=2e-3)
 
 
 def test_without_a_frame_nothing_appears(here):

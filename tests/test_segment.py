@@ -1,6 +1,7 @@
 import gc
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -319,9 +320,9 @@ def test_several_videos_at_once_become_what_each_becomes_alone(here, segment, mo
         return step(model, images, *rest, **options)
 
     monkeypatch.setattr(pipeline, "step_batch", counted)
-    # each begins elsewhere, so that a state of another would be seen
-    for name, frames in (("a", 9), ("b", 5), ("c", 7)):
-        make_clip(Path(f"{name}.mp4"), frames, codec="mpeg4" if name == "b" else "libx264")
+    # each shows something else, so that a state of another would be seen
+    for name, frames, way in (("a", 9, "upright"), ("b", 5, "half"), ("c", 7, "mirrored")):
+        turn(make_clip(Path(f"{name}.mp4"), frames), TURNS[way])
     names = ["a.mp4", "b.mp4", "c.mp4"]
     for name in names:
         assert segment(name, "alone", "--labels", "--window", "3") == 0
@@ -332,8 +333,9 @@ def test_several_videos_at_once_become_what_each_becomes_alone(here, segment, mo
     assert max(batches) > 1
     for name in "abc":
         alone, together = (list(read_label_video(f"{place}/{name}-labels.mkv")) for place in ("alone", "together"))
-        assert len(alone) == len(together)
-        assert all(x.equal(y) and s == t for (x, s), (y, t) in zip(alone, together, strict=True))
+        assert [seconds for _, seconds in alone] == [seconds for _, seconds in together]
+        # a batch rounds otherwise than a single frame; the state of another would change one label in twenty
+        assert all((x == y).float().mean() > 0.995 for (x, _), (y, _) in zip(alone, together, strict=True))
 
 
 def test_confidence_is_written_exactly_for_pictures_and_videos(here, segment, model):
@@ -493,7 +495,9 @@ def test_ctrl_c_finishes_the_video_while_frames_come_through_a_pipe(here, weight
             process.stdin.write(frame)
             process.stdin.flush()
         check_stopped(here, process, signal.SIGINT, 30)
-        assert process.stderr.read() == b""
+        assert re.fullmatch(
+            rb"streamseg: Stopped after \d+ frames: what was written holds those.\n", process.stderr.read()
+        )
 
 
 def test_sigterm_finishes_the_video_of_a_network_camera(here, weights):
@@ -673,6 +677,16 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(here, segment, capsys, ful
     assert made(here) == ["a.mp4", "a.png"]
 
 
+def test_a_closed_standard_error_or_output_is_no_fault(here, segment, monkeypatch):
+    make_clip(Path("a.mp4"), 3)
+    for name in ("stderr", "stdout"):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, name, None)
+            assert segment("a.mp4", "out.mp4") == 0
+            getattr(sys, name).close()
+    assert len(watch("out.mp4")) == 3
+
+
 def test_a_full_disk_under_the_json_is_a_sentence(here, segment, capsys, full_disk):
     paint("a.png")
     full_disk(60)
@@ -773,7 +787,10 @@ def text(name, words="no video"):
         (None, "v.mp4 out --half-life -1", "half_life is -1.0; expected a number above 0."),
         (None, "v.mp4 out --deadline 0", "deadline is 0.0; expected a number above 0."),
         (None, "v.mp4 out --cut nan", "cut is nan; expected a number above 0."),
-        (None, "v.mp4 out --rate 0", "A rate of 0.0 frames a second; expected more than 0."),
+        (None, "v.mp4 out --rate 0", "A rate of 0.0 frames a second; expected 0.001 to 1000."),
+        (None, "v.mp4 out --rate 1e300", "A rate of 1e+300 frames a second"),
+        (None, "v.mp4 out --window 2 --half-life 1", "Give --window or --half-life, not both."),
+        (text("b.json", "mine"), "v.mp4 out --json b.json", "b.json is there, and was not written by streamseg"),
         (None, "v.mp4 out --tile --window 2", "--tile sees single pictures at full size: leave out"),
         (None, "a.png out --device abacus", "'abacus' is no device"),
         (None, "a.png out --device cuda:99", "no GPU for --device cuda:99"),

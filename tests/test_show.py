@@ -90,6 +90,15 @@ def test_other_keys_do_not(window, frame):
     assert not window.closed
 
 
+def test_a_window_stays_until_its_user_closes_it(window, frame):
+    window.show(frame)
+    window.root.focus_force()
+    window.root.after(200, lambda: window.root.event_generate("<KeyPress>", keysym="q"))
+    window.wait()
+    assert window.closed
+    window.wait()
+
+
 def test_its_user_closes_the_window_and_nothing_more_is_shown(window, frame):
     window.show(frame)
     window.root.tk.call(window.root.protocol("WM_DELETE_WINDOW"))

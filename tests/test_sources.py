@@ -89,7 +89,7 @@ def test_a_picture_becomes_one_frame(here):
     (capture,) = source.captures()
     assert capture.frame.equal(torch.from_numpy(shade(3)).permute(2, 0, 1))
     assert (capture.name, capture.index, capture.seconds, capture.note) == ("a", 0, 0.0, "")
-    assert (source.name, source.live, source.moving, source.rate, source.frames) == ("a", False, False, None, 1)
+    assert (source.name, source.live, source.moving, source.rate) == ("a", False, False, None)
     assert source.paths == (Path("a.png"),)
 
 
@@ -253,7 +253,9 @@ def test_a_path_is_a_file_whatever_it_is_called(here):
 # numbered pictures
 
 
-@pytest.mark.parametrize(("pattern", "first"), [("f_%04d.png", 0), ("f_%04d.png", 9_998), ("f%d.png", 8)])
+@pytest.mark.parametrize(
+    ("pattern", "first"), [("f_%04d.png", 0), ("f_%04d.jpg", 0), ("f_%04d.png", 9_998), ("f%d.png", 8)]
+)
 def test_numbered_pictures_are_one_moving_source(here, pattern, first):
     for i in range(4):
         paint(f"x/{pattern % (first + i)}", i)
@@ -262,7 +264,7 @@ def test_numbered_pictures_are_one_moving_source(here, pattern, first):
     assert isinstance(source, NumberedPictures)
     assert numbers(source) == [0, 1, 2, 3]
     assert [capture.seconds for capture in source.captures()] == pytest.approx([0, 0.04, 0.08, 0.12])
-    assert (source.name, source.moving, source.live, source.rate, source.frames) == ("f", True, False, 25, 4)
+    assert (source.name, source.moving, source.live, source.rate) == ("f", True, False, 25)
 
 
 def test_numbered_pictures_have_the_rate_that_is_given(here):
@@ -438,9 +440,9 @@ def test_no_name_at_all_is_told_so():
         find_sources([])
 
 
-@pytest.mark.parametrize("rate", [0, -1.0, float("nan"), float("inf")])
-def test_a_rate_is_more_than_nothing(rate):
-    with pytest.raises(ValueError, match="expected more than 0"):
+@pytest.mark.parametrize("rate", [0, -1.0, 1e-6, 1e7, float("nan"), float("inf")])
+def test_a_rate_is_one_that_a_video_can_have(rate):
+    with pytest.raises(ValueError, match="frames a second; expected 0.001 to 1000"):
         find_sources(["a.png"], rate=rate)
 
 
@@ -585,13 +587,6 @@ def test_a_picture_that_stops_in_its_middle_is_refused(here):
         next(only(f"{url}/a.png").captures())
 
 
-def test_a_picture_that_is_too_large_is_refused(here, monkeypatch):
-    paint("a.png")
-    monkeypatch.setattr(sources, "FETCH_BYTES", 100)
-    with file_server(here) as url, pytest.raises(ValueError, match="larger than 100 bytes: too large for a picture"):
-        next(only(f"{url}/a.png").captures())
-
-
 def test_what_a_web_server_does_not_have_is_told(here):
     with file_server(here) as url:
         with pytest.raises(OSError, match=f"^{url}/a.mp4 answered 404 Not Found.$"):
@@ -649,22 +644,6 @@ def test_a_password_opens_a_web_server_and_is_shown_nowhere(here):
                 find_sources([address])
         with pytest.raises(OSError, match=f"^{url}/b.mp4 answered 404"):
             find_sources([f"{private}/b.mp4"])
-
-
-@pytest.mark.parametrize(
-    ("address", "shown"),
-    [
-        ("rtsp://me:secret@host:554/live", "rtsp://host:554/live"),
-        ("rtsp://me:s@cr:et@host/live", "rtsp://host/live"),
-        ("rtsp://me:se/cr?et#@host/live", "rtsp://host/live"),
-        ("rtsp://me@host/live", "rtsp://host/live"),
-        ("rtsp://host:554/live@2", "rtsp://host:554/live@2"),
-        ("http://host/live?user=me&password=secret", "http://host/live?…"),
-        ("a@b?.png", "a@b?.png"),
-    ],
-)
-def test_an_address_is_shown_without_its_secrets(address, shown):
-    assert sources.show(address) == shown
 
 
 # live streams

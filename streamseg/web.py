@@ -1,0 +1,145 @@
+"""Web addresses: what may be shown of them, and what servers answer."""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPResponse, responses
+from urllib.error import HTTPError, URLError
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit, urlunsplit
+from urllib.request import (
+    HTTPBasicAuthHandler,
+    HTTPDigestAuthHandler,
+    HTTPPasswordMgrWithDefaultRealm,
+    Request,
+    build_opener,
+)
+
+SCHEMES = ("rtsp", "rtsps", "http", "https")
+
+TIMEOUT = 10.0
+"""Seconds that a server may be silent."""
+FETCH_SECONDS = 60.0
+FETCH_BYTES = 256 * 2**20
+"""The longest that fetching a picture or a playlist may take, and the largest that it may be."""
+
+SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+# after a colon that begins no port a password may hold any character, as people type them
+SECRETS = re.compile(r"(?<=://)([^\s/?#]*|[^\s/?#:]*:(?!\d+[/?#])\S*)@")
+
+
+def is_address(name: str) -> bool:
+    """Whether a name is an address, and not that of a file."""
+    return SCHEME.match(name) is not None
+
+
+def show(address: str) -> str:
+    """An address as it may be shown: without user and password, and without its query, where some put theirs."""
+    if not is_address(address):
+        return address
+    before, mark, _ = hide(address).partition("?")
+    return f"{before}?…" if mark else before
+
+
+def hide(text: str) -> str:
+    """A text without the users and passwords of the addresses in it."""
+    return SECRETS.sub("", text)
+
+
+def split(address: str) -> SplitResult:
+    """The parts of an address; a ValueError if it is none that can be read."""
+    scheme, shown = address.partition("://")[0].lower(), show(address)
+    if scheme not in SCHEMES:
+        raise ValueError(
+            f"{shown} is no address that can be read: expected rtsp://, rtsps://, http://, https:// or a file's name."
+        )
+    try:
+        parts = urlsplit(address)
+        host, _ = parts.hostname, parts.port
+    except ValueError:  # whose words may hold a piece of the password
+        raise ValueError(
+            f"{shown} is no address that can be read: expected {scheme}://host:port/path, with a password's / ? # @ "
+            "written as %2F %3F %23 %40."
+        ) from None
+    if not host:
+        raise ValueError(f"{shown} names no host: expected an address such as {scheme}://host/path.")
+    return parts
+
+
+def join(parts: SplitResult) -> str:
+    """The address of its parts, with nothing in it that servers, urllib or FFmpeg would not take."""
+    safe = "%/:=&?~+!$,;'@()*[]"
+    return urlunsplit(parts._replace(path=quote(parts.path, safe), query=quote(parts.query, safe)))
+
+
+@contextmanager
+def answer(address: str) -> Iterator[HTTPResponse]:
+    """What a web server answers; whatever goes wrong is told in a sentence."""
+    parts = urlsplit(address)
+    bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    passwords = HTTPPasswordMgrWithDefaultRealm()
+    if parts.username:
+        passwords.add_password(None, bare, unquote(parts.username), unquote(parts.password or ""))
+    opener = build_opener(HTTPBasicAuthHandler(passwords), HTTPDigestAuthHandler(passwords))
+    try:
+        response = opener.open(Request(bare, headers={"User-Agent": "streamseg"}), timeout=TIMEOUT)
+    except (OSError, HTTPException, ValueError) as error:
+        raise refusal(address, error) from None
+    with response:
+        try:
+            yield response
+        except (OSError, HTTPException) as error:
+            raise refusal(address, error) from None
+
+
+def refusal(address: str, error: Exception) -> OSError:
+    """Why a web server gave nothing, in a sentence."""
+    if isinstance(error, HTTPError):
+        login = " Is it the right user and password, as in http://user:password@host/path?"
+        # not in the server's own words, which may be anything
+        told = f"answered {error.code} {responses.get(error.code, '')}".rstrip()
+        return OSError(f"{show(address)} {told}.{login if error.code == 401 else ''}")
+    reason = error.reason if isinstance(error, URLError) else error
+    words = (reason.strerror if isinstance(reason, OSError) else None) or str(reason) or type(reason).__name__
+    return OSError(f"{show(address)} cannot be read: {words}.")
+
+
+def content_type(response: HTTPResponse) -> str:
+    """What a server says that it sends."""
+    return response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+def fetch(address: str) -> bytes:
+    """A picture from a web server."""
+    with answer(address) as response:
+        if content_type(response).startswith("multipart/"):
+            raise ValueError(f"{show(address)} is a stream without an end, though it is called like a picture.")
+        return read_all(response, address)
+
+
+def has_end(response: HTTPResponse, address: str) -> bool:
+    """Whether a playlist says that no more will be added to it; of several to choose from, whether the first does."""
+    text = read_all(response, address).decode(errors="replace")
+    if "#EXT-X-STREAM-INF" not in text:
+        return "#EXT-X-ENDLIST" in text
+    lines = [line.strip() for line in text.splitlines()]
+    for choice in lines:
+        if choice and not choice.startswith("#"):
+            # split refuses what else a server might lead to, such as files of this machine
+            with answer(join(split(urljoin(address, choice)))) as chosen:
+                return b"#EXT-X-ENDLIST" in read_all(chosen, address)
+    return False
+
+
+def read_all(response: HTTPResponse, address: str) -> bytes:
+    """All that a server sends, unless it is too much or comes too slowly."""
+    data, deadline = bytearray(), time.monotonic() + FETCH_SECONDS
+    while part := response.read1(2**20):
+        data += part
+        if len(data) > FETCH_BYTES:
+            raise ValueError(
+                f"{show(address)} is larger than {FETCH_BYTES:,} bytes: too large for a picture or a playlist."
+            )
+        if time.monotonic() > deadline:
+            raise ValueError(f"{show(address)} did not arrive within {FETCH_SECONDS:.0f} s.")
+    return bytes(data)
