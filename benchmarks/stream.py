@@ -1,19 +1,26 @@
-"""What docs/segment.md says of tiles and scene cuts, measured: python benchmarks/stream.py tiles | cuts CAMVID.
+"""What docs/segment.md says of tiles and scene cuts, and docs/video.md of windows, measured.
 
-tiles  labels of the sample pictures seen tile by tile, beside those of the whole picture, by margin
-cuts   distances of contexts between neighbouring frames of CamVid's train and val, and between its recordings
+    python benchmarks/stream.py tiles | cuts CAMVID | windows
+
+tiles    labels of the sample pictures seen tile by tile, beside those of the whole picture, by margin
+cuts     distances of contexts between neighbouring frames of CamVid's train and val, and between its recordings
+windows  the time of a frame, the arithmetic of the network and the size of a stream's state, by the window
 """
 
 import sys
 from itertools import pairwise, product
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import streamseg
 from streamseg.datasets import Pair
-from streamseg.model import Context
-from streamseg.stream import context_distance, fit, label_frame
+from streamseg.evaluate import wait_for
+from streamseg.model import Context, FANet
+from streamseg.stream import State, context_distance, fit, label_frame
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 
@@ -50,8 +57,40 @@ def cuts(data: Path) -> None:
             print(f"{one} and {other}, {len(far)} pairs: min {far.min():.3f}, median {far.median():.3f}")
 
 
+def windows() -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    size, precision, rounds = ((1024, 2048), torch.float16, 200) if device.type == "cuda" else ((256, 512), None, 20)
+    model, _ = streamseg.load()
+    model = model.to(device, precision, memory_format=torch.channels_last)
+    frame = torch.randint(0, 256, (3, *size), dtype=torch.uint8, device=device)
+    states: dict[int, State | None] = dict.fromkeys((1, 2, 4, 8, 16))
+    times: dict[int, list[float]] = {window: [] for window in states}
+    for number in range(16 + rounds):  # in turn, so that whatever disturbs one disturbs all
+        for window, state in states.items():
+            wait_for(device)
+            start = perf_counter()
+            _, states[window] = label_frame(model, frame, state, window, size=size)
+            wait_for(device)
+            if number >= 16:
+                times[window].append(1000 * (perf_counter() - start))
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    print(f"{name}, torch {torch.__version__}, {size[0]} x {size[1]}, {precision or torch.float32}, eager")
+    print(f"{'window':>8}{'median, ms':>12}{'of window 1':>12}{'GMACs':>8}{'numbers in the state':>22}")
+    first = median(times[1])
+    for window, taken in times.items():
+        state = states[window]
+        numbers = state.contexts.numel() if state else 0
+        macs = count_step(model, frame, state, window)
+        print(f"{window:8}{median(taken):12.3f}{median(taken) / first:12.3f}{macs / 1e9:8.3f}{numbers:22,}")
+
+
+def count_step(model: FANet, frame: torch.Tensor, state: State | None, window: int) -> int:
+    """Multiply-accumulates of a frame with its past, counted as they run."""
+    with FlopCounterMode(display=False) as counter:
+        label_frame(model, frame, state, window, size=(frame.shape[1], frame.shape[2]))
+    return counter.get_total_flops() // 2
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["cuts"]:
-        cuts(Path(sys.argv[2]))
-    else:
-        tiles()
+    part, *rest = sys.argv[1:] or ["tiles"]
+    {"tiles": tiles, "cuts": cuts, "windows": windows}[part](*map(Path, rest))

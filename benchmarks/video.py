@@ -1,29 +1,53 @@
-"""The study of windows behind docs/video.md: python benchmarks/video.py CAMVID OUT WEIGHTS...
+"""The study of windows behind docs/video.md.
 
-Evaluates every checkpoint on CamVid's val, in order, under every way of remembering, with frames 1/15 s and 1 s apart.
-Prints a table and writes OUT, a JSON file with a row for each.
+    python benchmarks/video.py measure CAMVID ROWS.json WEIGHTS...
+    python benchmarks/video.py cuts CAMVID WEIGHTS...
+    python benchmarks/video.py draw FOLDER ROWS.json...
+
+measure  every checkpoint on CamVid's val, in order, under every way of remembering, with frames 1/15 s and 1 s apart
+cuts     accuracy in the four frames after a change of scene, with the past kept, dropped by the guard, and never there
+draw     a table of all rows, and two plots; runs called NAME-s0, NAME-s1, ... are seeds of one way to train
 """
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from statistics import mean, stdev
 
 import torch
 
 import streamseg
+from streamseg import metrics, plot
 from streamseg.datasets import Dataset
 from streamseg.evaluate import evaluate_video
-from streamseg.stream import Fading, FadingInTime, LastFrames, Policy
+from streamseg.model import FANet
+from streamseg.stream import Fading, FadingInTime, LastFrames, Policy, State, label_frame
 
+WINDOWS = (1, 2, 4, 8, 16)
 POLICIES: dict[str, Policy] = {
-    **{f"last {frames}": LastFrames(frames) for frames in (1, 2, 4, 8, 16)},
+    **{f"last {frames}": LastFrames(frames) for frames in WINDOWS},
     "fading 0.5": Fading(0.5),
     "fading 0.8": Fading(0.8),
     "half-life 0.2 s": FadingInTime(0.2),
     "half-life 1 s": FadingInTime(1.0),
 }
-FIGURES = ("miou", "mvc8", "strict_mvc8", "mvc16", "flip_rate", "flip_rate_still", "avg_rt_ms")
+FIGURES = ("miou", "flip_rate", "flip_rate_still", "mvc8", "mvc16", "strict_mvc8", "strict_mvc16")
+
+
+def networks(path: Path) -> Iterator[tuple[str, FANet]]:
+    """A checkpoint's network and its name; an image network, which was trained for neither, sums and then averages."""
+    model, _ = streamseg.load(path)
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu", memory_format=torch.channels_last)
+    run, _, seed = path.parent.name.rpartition("-s")
+    if streamseg.describe(path).window > 1:
+        yield f"{run}-s{seed}", model
+        return
+    for averages in (False, True):
+        model.averages = averages
+        yield f"{run}, {'averaging' if averages else 'summing'}-s{seed}", model
 
 
 def spaced(dataset: Dataset, step: int) -> Dataset:
@@ -32,26 +56,84 @@ def spaced(dataset: Dataset, step: int) -> Dataset:
     return replace(dataset, sequences=tuple(sequences))
 
 
-def main(data: Path, out: Path, weights: list[Path]) -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def measure(data: Path, out: Path, *weights: Path) -> None:
     dataset = streamseg.camvid(data, "val")
     rows = []
-    print(f"{'weights':24}{'gap':>8}{'remembers':>18}" + "".join(f"{name:>16}" for name in FIGURES))
     for path in weights:
-        model, _ = streamseg.load(path)
-        model = model.to(device, memory_format=torch.channels_last)
-        for gap, frames in (("1/15 s", dataset), ("1 s", spaced(dataset, 15))):
-            for name, policy in POLICIES.items():
-                result = evaluate_video(model, frames, device, policy, threads=torch.get_num_threads())
-                figures = {figure: getattr(result, figure) for figure in FIGURES}
-                rows.append({"weights": path.parent.name, "gap": gap, "remembers": name, **figures, "iou": result.iou})
-                print(
-                    f"{path.parent.name:24}{gap:>8}{name:>18}"
-                    + "".join(f"{value:16.3f}" for value in figures.values()),
-                    flush=True,
-                )
-                out.write_text(json.dumps(rows, indent=1))
+        for name, model in networks(path):
+            for gap, frames in (("1/15 s", dataset), ("1 s", spaced(dataset, 15))):
+                for remembers, policy in POLICIES.items():
+                    device = model.mean.device
+                    result = evaluate_video(model, frames, device, policy, threads=torch.get_num_threads())
+                    figures = {figure: getattr(result, figure) for figure in FIGURES}
+                    rows.append({"run": name, "gap": gap, "remembers": remembers, **figures, "iou": result.iou})
+                    print(name, gap, remembers, *(f"{value:.3f}" for value in figures.values()), sep="\t", flush=True)
+                    out.write_text(json.dumps(rows, indent=1))
+
+
+def cuts(data: Path, *weights: Path) -> None:
+    before, after = streamseg.camvid(data, "train"), streamseg.camvid(data, "val")
+    other = [streamseg.read_image(pair.image) for pair in before.pairs if pair.image.name.startswith("0006R0")][:15]
+    starts = range(0, len(after) - 4, 8)
+    print("run, remembers: mIoU in the four frames after a cut, past kept / dropped by the guard / never there")
+    for path in weights:
+        for name, model in networks(path):
+            device = model.mean.device
+            for remembers in ("last 4", "last 16", "half-life 1 s"):
+                policy = POLICIES[remembers]
+                old: State | None = None
+                for number, frame in enumerate(other):
+                    _, old = label_frame(model, frame.to(device), old, policy, seconds=number / 15)
+                found = []
+                for state, cut in ((old, None), (old, 0.1), (None, None)):
+                    confusion = torch.zeros(model.classes, model.classes, dtype=torch.int64, device=device)
+                    for start in starts:
+                        past = state
+                        for frame, labels in (after[start + i] for i in range(4)):
+                            seconds = past.seconds + 1 / 15 if past else 0.0
+                            ours, past = label_frame(model, frame.to(device), past, policy, seconds=seconds, cut=cut)
+                            confusion += metrics.confusion_matrix(labels.to(device), ours, model.classes)
+                    found.append(100 * metrics.iou(confusion).nanmean().item())
+                print(f"{name}, {remembers}: " + " / ".join(f"{miou:.2f}" for miou in found), flush=True)
+
+
+def draw(folder: Path, *files: Path) -> None:
+    rows = list(chain.from_iterable(json.loads(file.read_text()) for file in files))
+    groups: dict[tuple[str, str, str], list[dict]] = {}
+    for row in rows:
+        run, _, _ = row["run"].rpartition("-s")
+        groups.setdefault((run, row["gap"], row["remembers"]), []).append(row)
+    print("| trained | gap | remembers | seeds | " + " | ".join(FIGURES) + " |\n|" + "---|" * (4 + len(FIGURES)))
+    for (run, gap, remembers), seeds in groups.items():
+        cells = [spread([row[figure] for row in seeds]) for figure in FIGURES]
+        print(f"| {run} | {gap} | {remembers} | {len(seeds)} | " + " | ".join(cells) + " |")
+    for figure, title in (("miou", "mIoU, %"), ("flip_rate_still", "pixels that flip though the truth stays, %")):
+        sheet = plot.new_figure(9, 3.6)
+        sheet.set_layout_engine("constrained")
+        for place, gap in enumerate(("1/15 s", "1 s"), start=1):
+            axes = sheet.add_subplot(1, 2, place)
+            for run in dict.fromkeys(run for run, _, _ in groups):
+                seeds = [[row[figure] for row in groups[run, gap, f"last {window}"]] for window in WINDOWS]
+                (line,) = axes.plot(WINDOWS, [*map(mean, seeds)], marker="o", markersize=4, label=run)
+                lows, highs = [*map(min, seeds)], [*map(max, seeds)]
+                axes.fill_between(WINDOWS, lows, highs, alpha=0.15, color=line.get_color(), linewidth=0)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(WINDOWS, [str(window) for window in WINDOWS])
+            axes.set_title(f"frames {gap} apart", fontsize=10)
+            axes.set_xlabel("frames in the window")
+            axes.set_ylabel(title)
+            axes.grid(alpha=0.3)
+        sheet.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
+        plot.save(sheet, folder / f"video-{figure.replace('_', '-')}.png")
+
+
+def spread(values: list[float]) -> str:
+    """The mean of the seeds, and their standard deviation where there are several."""
+    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), [Path(name) for name in sys.argv[3:]])
+    part, *paths = sys.argv[1:] or [""]
+    if part not in ("measure", "cuts", "draw"):
+        sys.exit(__doc__)
+    {"measure": measure, "cuts": cuts, "draw": draw}[part](*map(Path, paths))

@@ -21,7 +21,7 @@ Scale = float | Tensor
 
 
 def fast_attention(
-    q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None, scale: Scale = 1.0
+    q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None, scale: Scale | None = None
 ) -> tuple[Tensor, Tensor]:
     """Cosine attention in linear time (paper Eq. 3) and, given the past, over frames (paper Eq. 6).
 
@@ -30,7 +30,8 @@ def fast_attention(
         k: Key (B, M, D).
         v: Value (B, M, C).
         past: Sum of the contexts of the earlier frames in the window (B, D, C).
-        scale: What past and own context together are multiplied by; 1 in the paper, 1 / T for the mean over T frames.
+        scale: What past and own context together are multiplied by: 1 / T for the mean over T frames; None for the
+            sum, as in the paper.
 
     Returns:
         The attended values (B, N, C), and this frame's own context (B, D, C), without the past.
@@ -42,18 +43,20 @@ def fast_attention(
 
 
 def dot_attention(
-    q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None, scale: Scale = 1.0
+    q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None, scale: Scale | None = None
 ) -> tuple[Tensor, Tensor]:
     """Fast attention without the L2 normalisation: a plain dot product, whose affinity has no bound."""
     # half of 1/n before the product and half after it: a sum over a large image would leave fp16's range
     half = v.shape[1] ** -0.5
     context = (k * half).transpose(1, 2) @ v * half  # (B, D, C): all that a later frame needs
-    total = context if past is None else ((context + past) * scale).to(context.dtype)
-    return q @ total, context
+    total = context if past is None else context + past
+    if past is not None and scale is not None:
+        total = total * scale
+    return q @ total.to(context.dtype), context
 
 
 def self_attention(
-    q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None, scale: Scale = 1.0
+    q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None, scale: Scale | None = None
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention of every pixel to every pixel (paper Eq. 1): quadratic, with nothing for a later frame."""
     return F.scaled_dot_product_attention(q, k, v, scale=1.0), v[:, :0]
@@ -93,7 +96,7 @@ class FastAttention(nn.Module):
         self.out = conv(channels, channels, 1)
         self.context_shape = (key_channels, channels)
 
-    def forward(self, x: Tensor, past: Tensor | None = None, scale: Scale = 1.0) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, past: Tensor | None = None, scale: Scale | None = None) -> tuple[Tensor, Tensor]:
         q, k, v = to_pixels(self.query(x)), to_pixels(self.key(x)), to_pixels(self.value(x))
         y, context = self.attend(q, k, v, past, scale)
         return x + self.out(to_map(y, x)), context
@@ -129,7 +132,7 @@ class ChannelAttention(nn.Module):
         self.share = nn.Parameter(torch.zeros(1))
         self.context_shape = (0, channels)
 
-    def forward(self, x: Tensor, past: Tensor | None = None, scale: Scale = 1.0) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, past: Tensor | None = None, scale: Scale | None = None) -> tuple[Tensor, Tensor]:
         pixels = to_pixels(x)
         return x + self.share * to_map(channel_attention(pixels), x), self.remember(x)
 
@@ -144,7 +147,7 @@ class NoAttention(nn.Module):
         super().__init__()
         self.context_shape = (0, channels)
 
-    def forward(self, x: Tensor, past: Tensor | None = None, scale: Scale = 1.0) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, past: Tensor | None = None, scale: Scale | None = None) -> tuple[Tensor, Tensor]:
         return x, self.remember(x)
 
     def remember(self, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """What training minimises.
 
-Shapes: B batch, K classes, h x w the logits' size, H x W the labels'.
+Shapes: B batch, K classes, H height, W width.
 """
 
 import math
@@ -10,23 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.classes import IGNORE
-
-
-def bilinear_matrix(inputs: int, outputs: int, device: torch.device) -> Tensor:
-    """The matrix (outputs, inputs) that resizes a row bilinearly, align_corners=False."""
-    eye = torch.eye(inputs, device=device)
-    return F.interpolate(eye[None], size=outputs, mode="linear", align_corners=False)[0].T
-
-
-def enlarge(logits: Tensor, labels: Tensor) -> Tensor:
-    """Logits (B, K, h, w) bilinearly at the labels' size, as two matrix products.
-
-    Equal to F.interpolate, but its gradient is two matrix products as well. On a GPU that of F.interpolate adds with
-    atomics: with heads at 1/32 and 1/64 of the image it made a whole training step ten times slower.
-    """
-    rows = bilinear_matrix(logits.shape[-2], labels.shape[-2], logits.device).to(logits.dtype)
-    columns = bilinear_matrix(logits.shape[-1], labels.shape[-1], logits.device).to(logits.dtype)
-    return rows @ logits @ columns.T
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

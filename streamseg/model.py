@@ -112,7 +112,7 @@ class FANet(nn.Module):
         """The four maps after attention, and the context, which is the maps' own, whatever the past."""
         x1, x2, x3, x4 = maps
         past1, past2, past3, past4 = (None, None, None, None) if past is None else past
-        scale = 1 / (1 + weight) if self.averages else 1.0
+        scale = 1 / (1 + weight) if self.averages else None
         x1, context1 = self.attend1(x1, past1, scale)
         x2, context2 = self.attend2(x2, past2, scale)
         x3, context3 = self.attend3(x3, past3, scale)

@@ -3,7 +3,8 @@
 The state of a stream is a value that goes in and comes out: two streams cannot mix, and any state can be kept, saved,
 or gone back to.
 
-Shapes: B streams in a batch, K classes, H height, W width, h x w the map of Res-1, D key channels, C channels.
+Shapes: B streams in a batch, K classes, H height, W width, h x w the map of Res-1, T frames in a state, D key channels,
+C channels of Res-1 … Res-4 side by side.
 """
 
 import json
@@ -88,8 +89,8 @@ Policy = LastFrames | Fading | FadingInTime
 class State:
     """What a stream has seen: a value, whose tensors nothing changes."""
 
-    contexts: tuple[Context, ...]
-    """Oldest first, each of matrices (1, D, C) in fp32; of a fading past one alone, the weighted mean."""
+    contexts: Tensor
+    """(T, D, C) in fp32, oldest first; of a fading past one alone, the weighted mean."""
     weights: tuple[float, ...]
     """Of each context, at the time of the last frame."""
     seconds: float
@@ -213,17 +214,17 @@ def step_batch(
         raise ValueError(f"{len(images)} images, {len(states)} states and {len(times)} times are no batch of streams.")
     moments = [moment(*pair) for pair in zip(states, times, strict=True)]
     with torch.inference_mode():
-        known = [state and on_device(state, device) for state in states]
+        known = [state and replace(state, contexts=state.contexts.to(device)) for state in states]
         pasts = [past_of(*pair, policy) for pair in zip(known, moments, strict=True)]
         for i, past in enumerate(pasts):
-            model.check(images[i : i + 1], past)
+            model.check(images[i : i + 1], None if past is None else apart(model, past))
         weights = [weight_of(*pair, policy) for pair in zip(known, moments, strict=True)]
         maps = model.encode(images.to(device))
         attended, batch = model.attend(maps, together(model, pasts), model.mean.new_tensor(weights).view(-1, 1, 1))
-        # copies, which do not hold on to the batch, in fp32, in which sums of many frames do not drift
-        contexts = [to_context(x[i : i + 1].to(torch.float32, copy=True) for x in batch) for i in range(len(images))]
+        # in fp32, in which sums of many frames do not drift
+        contexts = torch.cat(batch, dim=2).float().split(1)
         if cut is not None:
-            far = [distance > cut for distance in distances(known, contexts)]
+            far = [distance > cut for distance in distances(model, known, contexts)]
             if any(far):
                 known = [None if begins else state for begins, state in zip(far, known, strict=True)]
                 pasts = [None if begins else past for begins, past in zip(far, pasts, strict=True)]
@@ -234,14 +235,14 @@ def step_batch(
         return scores, [advance(*entry, policy) for entry in zip(known, contexts, moments, strict=True)]
 
 
-def past_of(state: State | None, seconds: float, window: int | Policy) -> Context | None:
-    """The past to give to step for a frame at a time: the sum of the contexts by their weights; None if it is empty."""
+def past_of(state: State | None, seconds: float, window: int | Policy) -> Tensor | None:
+    """The past (1, D, C) of a frame at a time: the sum of the contexts by their weights; None if it is empty."""
     policy = to_policy(window)
     if state is None:
         return None
     left = recall(state, seconds, policy)
     weight = sum(left.weights)
-    return weighted_sum(left, min(1.0, policy.limit / weight)) if weight else None
+    return weighted_sum(left.contexts, left.weights, min(1.0, policy.limit / weight)) if weight else None
 
 
 def weight_of(state: State | None, seconds: float, window: int | Policy) -> float:
@@ -250,20 +251,24 @@ def weight_of(state: State | None, seconds: float, window: int | Policy) -> floa
     return 0.0 if state is None else min(sum(recall(state, seconds, policy).weights), policy.limit)
 
 
-def advance(state: State | None, context: Context, seconds: float, window: int | Policy) -> State:
-    """The state after one more frame, whose context weighs 1."""
+def advance(state: State | None, context: Tensor, seconds: float, window: int | Policy) -> State:
+    """The state after one more frame, whose context (1, D, C) weighs 1."""
     policy = to_policy(window)
-    left = State((), (), seconds) if state is None else recall(state, seconds, policy)
-    after = State((*left.contexts, context), (*left.weights, 1.0), seconds)
+    left = State(context[:0], (), seconds) if state is None else recall(state, seconds, policy)
+    weights = (*left.weights, 1.0)
     if isinstance(policy, LastFrames):
-        return recall(after, seconds, policy)  # which leaves what the next frame will look at
-    return State((mean(after),), (sum(after.weights),), seconds)
+        # what the next frame will look at; a copy, which holds on to no other frame
+        first = len(weights) - min(len(weights), policy.frames - 1)
+        kept = [left.contexts[first:], context[max(0, first - len(left.weights)) :]]
+        return State(torch.cat(kept), weights[first:], seconds)
+    total = sum(weights)
+    return State(weighted_sum(torch.cat([left.contexts, context]), weights, 1 / total), (total,), seconds)
 
 
 def recall(state: State, seconds: float, policy: Policy) -> State:
     """What is left of a state when the next frame comes."""
     if isinstance(policy, LastFrames):
-        first = max(0, len(state.contexts) - (policy.frames - 1))
+        first = max(0, len(state.weights) - (policy.frames - 1))
         return replace(state, contexts=state.contexts[first:], weights=state.weights[first:])
     if isinstance(policy, Fading):
         share = policy.share
@@ -273,18 +278,24 @@ def recall(state: State, seconds: float, policy: Policy) -> State:
     return replace(state, weights=tuple(share * weight for weight in state.weights))
 
 
-def mean(state: State) -> Context:
-    """The mean of a state's contexts by their weights."""
-    return weighted_sum(state, 1 / sum(state.weights))
-
-
-def weighted_sum(state: State, scale: float) -> Context:
-    """The sum of a state's contexts by their weights, times a scale."""
+def weighted_sum(contexts: Tensor, weights: Sequence[float], scale: float) -> Tensor:
+    """The sum (1, D, C) of contexts (T, D, C) by their weights, times a scale."""
     # anew for each frame: the running sum of a window would drift
-    return to_context(
-        torch.stack([scale * weight * x for x, weight in zip(stage, state.weights, strict=True)]).sum(dim=0)
-        for stage in zip(*state.contexts, strict=True)
-    )
+    if len(set(weights)) > 1:
+        return (contexts * contexts.new_tensor([scale * weight for weight in weights]).view(-1, 1, 1)).sum(0, True)
+    # of an exact window: no numbers have to go to the device, so that a long one takes no more time than a short one
+    total, share = contexts.sum(0, True), scale * weights[0]
+    return total if share == 1 else share * total
+
+
+def apart(model: FANet, context: Tensor) -> Context:
+    """A context (B, D, C) as the four matrices that a network takes."""
+    widths = [attend.context_shape[1] for attend in model.attends]
+    if context.shape[2] != sum(widths):
+        raise ValueError(
+            f"The state has {context.shape[2]} channels, but the network {sum(widths)}: it is of another network."
+        )
+    return to_context(context.split(widths, dim=2))
 
 
 def to_context(matrices: Iterable[Tensor]) -> Context:
@@ -299,29 +310,28 @@ def context_distance(a: Context, b: Context) -> Tensor:
     return 1 - F.cosine_similarity(a[1].flatten(1), b[1].flatten(1))
 
 
-def distances(states: Sequence[State | None], contexts: Sequence[Context]) -> list[float]:
-    """How far each stream's next context is from the mean of those it has seen; 0 where it has seen none."""
-    seen = [(i, state) for i, state in enumerate(states) if state is not None and state.contexts]
+def distances(model: FANet, states: Sequence[State | None], contexts: Sequence[Tensor]) -> list[float]:
+    """How far each stream's next context is from those it has seen; 0 where it has seen none."""
     far = [0.0] * len(states)
-    if seen:
+    found = {}
+    for i, state in enumerate(states):
+        if state is not None and state.weights:
+            seen = weighted_sum(state.contexts, state.weights, 1.0)
+            found[i] = context_distance(apart(model, contexts[i]), apart(model, seen))
+    if found:
         # one answer for all streams, for which the device is waited for
-        found = torch.cat([context_distance(contexts[i], mean(state)) for i, state in seen]).tolist()
-        for (i, _), distance in zip(seen, found, strict=True):
+        for i, distance in zip(found, torch.cat([*found.values()]).tolist(), strict=True):
             far[i] = distance
     return far
 
 
-def together(model: FANet, pasts: Sequence[Context | None]) -> Context | None:
-    """The pasts of several streams as the past of one batch; streams without one get zeros, which change nothing."""
-    if not any(pasts):
+def together(model: FANet, pasts: Sequence[Tensor | None]) -> Context | None:
+    """The pasts of several streams as that of a batch, in the network's precision; zeros, where there is none."""
+    if all(past is None for past in pasts):
         return None
-    nothing = to_context(model.mean.new_zeros(1, *attend.context_shape) for attend in model.attends)
-    return to_context(torch.cat(stage) for stage in zip(*(past or nothing for past in pasts), strict=True))
-
-
-def on_device(state: State, device: torch.device) -> State:
-    """A state whose tensors are on a device."""
-    return replace(state, contexts=tuple(to_context(x.to(device) for x in context) for context in state.contexts))
+    shape = next(past.shape for past in pasts if past is not None)
+    joined = torch.cat([model.mean.new_zeros(shape) if past is None else past for past in pasts])
+    return apart(model, joined.to(model.mean.dtype))
 
 
 def working_size(height: int, width: int, pixels: int = PIXELS) -> tuple[int, int]:
@@ -373,13 +383,8 @@ def check_positive(option: str, given: float) -> None:
 
 def save_state(state: State, path: str | Path) -> None:
     """Write what a stream has seen to a safetensors file, whole or not at all."""
-    tensors = {
-        f"{i}.res{stage}": matrix.to("cpu", copy=True)
-        for i, context in enumerate(state.contexts)
-        for stage, matrix in enumerate(context, start=1)
-    }
     entry = json.dumps({"weights": state.weights, "seconds": state.seconds})
-    write_tensors(Path(path), tensors, {"format": "pt", ENTRY: entry})
+    write_tensors(Path(path), {"contexts": state.contexts.cpu().contiguous()}, {"format": "pt", ENTRY: entry})
 
 
 def load_state(path: str | Path) -> State:
@@ -394,14 +399,12 @@ def load_state(path: str | Path) -> State:
     try:
         entry = json.loads(metadata[ENTRY])
         weights, seconds = tuple(map(float, entry["weights"])), float(entry["seconds"])
-        contexts = tuple(to_context(tensors.pop(f"{i}.res{n}") for n in (1, 2, 3, 4)) for i in range(len(weights)))
+        contexts = tensors.pop("contexts")
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} describes itself wrongly ({error!r:.200}): it cannot be used.") from None
-    shapes = {tuple(x.shape for x in context) for context in contexts}
-    matrices = [x for context in contexts for x in context]
-    if tensors or len(shapes) > 1 or not all(x.ndim == 3 and len(x) == 1 for x in matrices):
+    if tensors or contexts.ndim != 3 or len(contexts) != len(weights):
         raise ValueError(f"{path} holds other tensors than the contexts of a stream: it cannot be used.")
-    finite = all(x.dtype == torch.float32 and x.isfinite().all() for x in matrices)
+    finite = contexts.dtype == torch.float32 and bool(contexts.isfinite().all())
     if not (finite and math.isfinite(seconds) and all(0 < weight < math.inf for weight in weights)):
         raise ValueError(f"{path} holds numbers that no stream leaves, such as nan: it cannot be used.")
     return State(contexts, weights, seconds)

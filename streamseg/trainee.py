@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from streamseg import distributed
-from streamseg.layers import conv
-from streamseg.losses import cross_entropy, enlarge, hard_cross_entropy, overlap_counts, overlap_loss
+from streamseg.layers import conv, resize
+from streamseg.losses import cross_entropy, hard_cross_entropy, overlap_counts, overlap_loss
 from streamseg.model import FANet
 
 
@@ -77,7 +77,7 @@ class Trainee(nn.Module):
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of logits of any size. Each process's gradient is averaged with the others', so it is a share."""
-        logits = enlarge(logits, labels)
+        logits = resize(logits, labels)
         if self.hard_pixels:
             loss, weight = hard_cross_entropy(logits, labels, self.class_weights, self.hard_pixels)
         else:

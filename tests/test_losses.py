@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from streamseg.losses import class_weights, cross_entropy, enlarge, hard_cross_entropy, overlap_counts, overlap_loss
+from streamseg.losses import class_weights, cross_entropy, hard_cross_entropy, overlap_counts, overlap_loss
 
 ONES = torch.ones(4)
 
@@ -16,19 +16,6 @@ def pair():
     labels = torch.randint(0, 4, (2, 12, 16), generator=generator)
     labels[:, :2] = 255
     return logits, labels
-
-
-@pytest.mark.parametrize("size", [(45, 60), (96, 128), (33, 47), (12, 16)])
-def test_enlarging_by_matrices_is_bilinear_interpolation_and_so_is_its_gradient(size):
-    ours = torch.randn(2, 3, 12, 16, dtype=torch.float64, requires_grad=True)
-    theirs = ours.detach().clone().requires_grad_()
-    labels = torch.zeros(2, *size)
-    enlarged, expected = enlarge(ours, labels), F.interpolate(theirs, size=size, mode="bilinear")
-    torch.testing.assert_close(enlarged, expected, atol=1e-5, rtol=1e-5)
-    direction = torch.randn_like(expected)
-    enlarged.backward(direction)
-    expected.backward(direction)
-    torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-4, rtol=1e-4)
 
 
 def test_cross_entropy_is_pytorchs(pair):
