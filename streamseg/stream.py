@@ -383,6 +383,10 @@ def check_positive(option: str, given: float) -> None:
 
 def save_state(state: State, path: str | Path) -> None:
     """Write what a stream has seen to a safetensors file, whole or not at all."""
+    if not isinstance(state, State):
+        raise ValueError(
+            f"The state is a {type(state).__name__}; expected what label_frame gives with a frame's labels."
+        )
     entry = json.dumps({"weights": state.weights, "seconds": state.seconds})
     write_tensors(Path(path), {"contexts": state.contexts.cpu().contiguous()}, {"format": "pt", ENTRY: entry})
 

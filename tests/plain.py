@@ -47,24 +47,30 @@ def layer(w, name, x):
     return normed(w, f"{name}.0", f"{name}.1", x, padding=w[f"{name}.0.weight"].shape[-1] // 2)
 
 
-def attention(w, name, x, past):
-    """Paper Eq. 2 as written, with the whole affinity, plus the past of Eq. 6; residual, as in Fig. 2b."""
-    q, k = (layer(w, f"{name}.{part}", x).flatten(2) for part in ("query", "key"))  # (B, D, N)
-    v = F.relu(layer(w, f"{name}.value", x)).flatten(2)  # (B, C, N)
+def attention(w, name, x, past, others):
+    """Paper Eq. 2 as written, with the whole affinity, plus the past of Eq. 6; residual, as in Fig. 2b.
+
+    Others are the maps of more frames, whose pixels are looked at too: Eq. 6 before any sum is taken out of it.
+    """
+    pixels = x.shape[2] * x.shape[3]
+    q = layer(w, f"{name}.query", x).flatten(2)  # (B, D, N)
+    k = torch.cat([layer(w, f"{name}.key", frame).flatten(2) for frame in (x, *others)], dim=2)
+    v = torch.cat([F.relu(layer(w, f"{name}.value", frame)).flatten(2) for frame in (x, *others)], dim=2)  # (B, C, N)
     q, k = q / q.norm(dim=1, keepdim=True), k / k.norm(dim=1, keepdim=True)
-    y = torch.einsum("bdn,bdm,bcm->bcn", q, k, v) / v.shape[2]
+    y = torch.einsum("bdn,bdm,bcm->bcn", q, k, v) / pixels
     if past is not None:
         y = y + torch.einsum("bdn,bdc->bcn", q, past)
-    context = torch.einsum("bdm,bcm->bdc", k, v) / v.shape[2]
+    context = torch.einsum("bdm,bcm->bdc", k, v) / pixels
     return x + F.relu(layer(w, f"{name}.out", y.view(x.shape))), context
 
 
-def fanet(w, image, blocks, past=(None, None, None, None)):
-    """FANet with the extra reduction at Res-1: logits and context."""
+def fanet(w, image, blocks, past=(None, None, None, None), others=()):
+    """FANet with the extra reduction at Res-1: logits and context; others: earlier frames to look at."""
     mean, std = (torch.tensor(x).double().view(1, 3, 1, 1) for x in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
     encoder = {name.removeprefix("encoder."): tensor for name, tensor in w.items() if name.startswith("encoder.")}
-    maps = resnet(encoder, (image / 255 - mean) / std, blocks, (2, 2, 2, 2))
-    attended = [attention(w, f"attend{i}", x, p) for i, (x, p) in enumerate(zip(maps, past, strict=True), start=1)]
+    of_frames = [resnet(encoder, (frame / 255 - mean) / std, blocks, (2, 2, 2, 2)) for frame in (image, *others)]
+    stages = zip(past, zip(*of_frames, strict=True), strict=True)
+    attended = [attention(w, f"attend{i}", x, p, more) for i, (p, (x, *more)) in enumerate(stages, start=1)]
     x1, x2, x3, x4 = (x for x, _ in attended)
 
     def bilinear(x, like):

@@ -146,6 +146,22 @@ def test_a_past_of_zeros_is_no_past_and_a_real_one_changes_the_logits(model, ima
     torch.testing.assert_close(own[0], context[0])
 
 
+@pytest.mark.parametrize("window", [2, 4])
+def test_a_streamed_frame_equals_attention_to_the_pixels_of_all_frames_at_once(window):
+    """Paper Eq. 6."""
+    network = plain.randomise(streamseg.fanet18(classes=5, key_channels=8))
+    # in fp64 from the start, which the buffers are not
+    network.mean = 255 * torch.tensor([0.485, 0.456, 0.406]).double().view(1, 3, 1, 1)
+    network.std = 255 * torch.tensor([0.229, 0.224, 0.225]).double().view(1, 3, 1, 1)
+    frames = torch.randint(0, 256, (window, 1, 3, 48, 80), generator=torch.Generator().manual_seed(0)).double()
+    *earlier, last = frames
+    past = [sum(stage) for stage in zip(*(network.step(frame)[1] for frame in earlier), strict=True)]
+    streamed, _ = network.step(last, past)
+    at_once, _ = plain.fanet(network.state_dict(), last, (2, 2, 2, 2), others=earlier)
+    torch.testing.assert_close(streamed, at_once, atol=1e-9, rtol=1e-9)
+    assert not torch.allclose(streamed, network(last))
+
+
 def test_streams_in_a_batch_keep_their_contexts_apart(model):
     images, earlier = torch.randint(0, 256, (2, 3, 3, 48, 64), generator=torch.Generator().manual_seed(0)).byte()
     pasts = [model.step(earlier[i : i + 1])[1] for i in range(3)]

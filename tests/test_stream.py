@@ -411,6 +411,18 @@ def test_streams_in_a_batch_are_as_each_alone(model, window):
             assert differing([labels[place] for labels in together], alone[j]) < 0.002 * 4 * 64 * 96
 
 
+@pytest.mark.parametrize("window", POLICIES)
+def test_two_streams_that_take_turns_are_as_each_alone(model, window):
+    streams = [random_frames(4, seed=seed) for seed in range(2)]
+    alone = [run(model, frames, window)[0] for frames in streams]
+    states, turns = [None, None], [[], []]
+    for i in range(4):
+        for j, frames in enumerate(streams):
+            labels, states[j] = label_frame(model, frames[i], states[j], window)
+            turns[j].append(labels)
+    assert [differing(*pair) for pair in zip(turns, alone, strict=True)] == [0, 0]
+
+
 def test_one_stream_s_state_never_reaches_another(model, frames):
     states = [run(model, random_frames(2, seed=seed), 3)[1] for seed in (1, 2, 3)]
     images = torch.stack(frames[:2])
@@ -480,6 +492,13 @@ def test_a_cut_in_one_stream_is_none_in_another(model, frames):
 
 
 # what is refused
+
+
+@pytest.mark.parametrize("state", [None, "state", ()])
+def test_what_is_no_state_is_not_saved(tmp_path, state):
+    with pytest.raises(ValueError, match=f"The state is a {type(state).__name__}; expected what label_frame gives"):
+        save_state(state, tmp_path / "a.safetensors")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("window", [0, -1, 2.0, "2", None, True])
