@@ -6,8 +6,11 @@ Heavy imports happen inside the verbs, so that help is instant.
 import os
 import sys
 import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from io import TextIOWrapper
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +22,7 @@ from streamseg.config import RECIPES, TrainConfig
 if TYPE_CHECKING:
     import torch
 
+    from streamseg.pipeline import Outcome, Pipeline
     from streamseg.stream import Policy
 
 DataFolder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
@@ -46,7 +50,7 @@ def segment(
     alpha: float = 0.5,
     json: Annotated[Path | None, optional("FILE", "none is written")] = None,
     show: bool = False,
-    window: int = 1,
+    window: Annotated[int | None, optional("FRAMES", "what the weights were trained with")] = None,
     half_life: Annotated[float | None, optional("SECONDS", "the exact window")] = None,
     cut: Annotated[float | None, optional("DISTANCE", "off")] = None,
     deadline: Annotated[float | None, optional("MS", "none")] = None,
@@ -72,8 +76,8 @@ def segment(
         legend: Name the colours.
         classes: Highlight these alone, such as road,car.
         alpha: Share of the colours in the overlay, 0 to 1.
-        json: A file for a line of JSON a frame: shares of the classes, latency, age of the mask.
-        show: Show the overlay in a window, of pictures the last until it is closed; q closes it.
+        json: A file for a line of JSON a frame: shares of the classes, latency, age of the mask, size it was seen at.
+        show: Show the overlay of one source in a window, of pictures the last until it is closed; q closes it.
         window: How many frames of a video the network looks at; more than 1 is for networks trained so.
         half_life: Instead of a window, let the past fade by half in so many seconds, whatever frames were dropped.
         cut: Forget the past at a change of scene: where contexts differ by more than this.
@@ -98,14 +102,14 @@ def segment(
     from streamseg.pipeline import Labeller, Pipeline, Style
     from streamseg.results import Results, check_records, plan
     from streamseg.show import Window
-    from streamseg.sources import Capture, find_sources
-    from streamseg.stream import check_positive
+    from streamseg.sources import Capture, search
+    from streamseg.stream import LastFrames, check_positive
 
     given, out = (names[:-1], names[-1]) if len(names) > 1 else (names, "")
     raw = out == "-"
     if precision:
         check_choice("precision", precision, ("fp32", "fp16", "bf16"))
-    if tile and (confidence or window > 1 or half_life or deadline or size):
+    if tile and (confidence or (window or 1) > 1 or half_life or deadline or size):
         raise ValueError(
             "--tile sees single pictures at full size: leave out --confidence, --window, --half-life, --deadline and "
             "--size."
@@ -116,14 +120,20 @@ def segment(
         if number is not None:
             check_positive(option, number)
     policy = pick_policy(window, half_life)
-    sources = find_sources(given, raw_size=parse_size("--raw-size", raw_size), rate=rate)
-    results = plan(sources, out, overlay=overlay, labels=labels, confidence=confidence)
+    sources, missing = search(given, raw_size=parse_size("--raw-size", raw_size), rate=rate)
+    if not sources:
+        raise missing[0]
+    results = plan(sources, out, overlay=overlay, labels=labels, confidence=confidence, missing=len(missing))
     if not (overlay or labels or confidence or json or raw or show):
         raise ValueError("There is nothing to write with --no-overlay alone: add --labels, --confidence or --json.")
+    if show and len(sources) > 1:
+        raise ValueError(f"--show has one window, and there are {len(sources)} sources: give one, or leave it out.")
     if json:
         check_records(json, sources, results)
     place = pick_device(device)
     model, known = checkpoint.load(weights)
+    if policy is None:
+        policy = LastFrames(1 if tile else checkpoint.describe(weights or checkpoint.SHIPPED).window)
     only = tuple(find_class(name, known.names) for name in classes.split(",") if name.strip())
     half = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     kind = half[precision or ("fp16" if place.type == "cuda" else "fp32")]
@@ -144,7 +154,8 @@ def segment(
         nonlocal last
         if sys.stderr.isatty() and monotonic() - last > 0.25:
             last = monotonic()
-            print(f"\r\x1b[K{latency.line(meter.summary())}", end="", file=sys.stderr, flush=True)
+            told = latency.line(meter.summary(), pipeline.total)
+            print(f"\r\x1b[K{told}", end="", file=sys.stderr, flush=True)
 
     screen = Window("streamseg") if show else None
     with ExitStack() as files:
@@ -164,30 +175,37 @@ def segment(
         )
         outcome = pipeline.run()
         summary = meter.summary()
-        if not outcome.frames and outcome.problems:
-            fail(outcome.problems[0])
+        problems = [*map(str, missing), *outcome.problems]
+        if not outcome.frames and problems:
+            fail(problems[0])
         if records:
             records.write(dumps({"summary": latency.to_json(summary)}) + "\n")
 
     clear_line()
-    for stream in pipeline.streams:
-        if stream.written and not stream.results.are_pictures:
-            print(f"{stream.source.name}: {'  '.join(map(str, stream.results.paths))}", file=words)
+    for line in report(pipeline, outcome, deadline):
+        print(line, file=words)
     if outcome.frames > 1:
-        print(f"\nall frames: {describe_shares(known.names, outcome.shares)}", file=words)
-        print(f"seen at {outcome.size[0]} x {outcome.size[1]}\n", file=words)
-        if deadline is not None:
-            held = 100 - 100 * outcome.late / outcome.frames
-            print(f"deadline of {deadline:g} ms held by {held:.1f} % of the frames\n", file=words)
         print(latency.render(summary), file=words)
-    for problem in outcome.problems:
+    for problem in problems:
         complain(problem)
     if outcome.signal:
         complain(f"Stopped after {outcome.frames} frames: what was written holds those.")
     if screen and outcome.frames and not outcome.signal and not any(source.moving for source in sources):
         screen.wait()  # pictures would be gone before anybody saw them
-    if outcome.signal or outcome.problems:
+    if outcome.signal or problems:
         sys.exit(128 + outcome.signal if outcome.signal else 1)
+
+
+def report(pipeline: "Pipeline", outcome: "Outcome", deadline: float | None) -> Iterator[str]:
+    """What a run wrote and saw, in lines."""
+    for stream in pipeline.streams:
+        if stream.written and not stream.results.are_pictures:
+            yield f"{stream.source.name}: {'  '.join(map(str, stream.results.paths))}"
+    if outcome.frames > 1:
+        yield f"\nall frames: {describe_shares(pipeline.labeller.classes.names, outcome.shares)}"
+        yield f"seen at {outcome.size[0]} x {outcome.size[1]}\n"
+        if deadline is not None:
+            yield f"{describe_deadline(deadline, outcome)}\n"
 
 
 def clear_line() -> None:
@@ -196,15 +214,15 @@ def clear_line() -> None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def pick_policy(window: int, half_life: float | None) -> "Policy":
-    """What is remembered of a video: the last frames, or a past that fades in time."""
+def pick_policy(window: int | None, half_life: float | None) -> "Policy | None":
+    """What is remembered of a video: the last frames, or a past that fades in time; None where nothing was said."""
     from streamseg.stream import FadingInTime, LastFrames
 
-    if half_life is None:
-        return LastFrames(window)
-    if window > 1:
+    if window is not None and half_life is not None:
         raise ValueError("Give --window or --half-life, not both.")
-    return FadingInTime(half_life)
+    if half_life is not None:
+        return FadingInTime(half_life)
+    return None if window is None else LastFrames(window)
 
 
 def parse_size(option: str, text: str) -> tuple[int, int] | None:
@@ -229,6 +247,18 @@ def describe_shares(names: tuple[str, ...], shares: list[float]) -> str:
     """The largest classes of a frame and their shares of it."""
     largest = sorted(zip(shares, names, strict=True), reverse=True)[:5]
     return ", ".join(f"{name} {share:.0%}" for share, name in largest if share > 0.005)
+
+
+def describe_deadline(milliseconds: float, outcome: "Outcome") -> str:
+    """How many frames held a deadline, and how small they had to be seen for it."""
+    late, (height, width) = outcome.late / outcome.frames, outcome.smallest
+    told = f"deadline of {milliseconds:g} ms"
+    if outcome.out_of_reach > 0.01 * outcome.frames:
+        return (
+            f"{told} could not be held: {100 * late:.1f} % of the frames were late, though seen as small as "
+            f"{height} x {width}, the least; give a longer one, a smaller --size or a faster --device"
+        )
+    return f"{told} held by {100 - 100 * late:.1f} % of the frames, the smallest of them seen at {height} x {width}"
 
 
 def check(
@@ -364,14 +394,9 @@ def evaluate(
     from streamseg.datasets import DATASETS
     from streamseg.files import check_place, written_whole
     from streamseg.layers import check_choice
-    from streamseg.stream import FadingInTime, LastFrames, Policy
 
     check_choice("dataset", dataset, tuple(DATASETS))
-    policy: Policy | None = None if window is None else LastFrames(window)
-    if half_life is not None:
-        if policy:
-            raise ValueError("Give --window or --half-life, not both.")
-        policy = FadingInTime(half_life)
+    policy = pick_policy(window, half_life)
     if policy and (flip or scales != (1.0,)):
         raise ValueError("--window and --half-life see each frame once, as it is: leave out --scales and --flip.")
     if json:
@@ -457,6 +482,24 @@ def fail(sentence: str) -> None:
     sys.exit(2)
 
 
+def names_first(arguments: Sequence[str]) -> list[str]:
+    """The command line of segment with its names before its options; behind one of them tyro takes no name."""
+    if "--" in arguments:
+        return list(arguments)
+    switches = {name for name, parameter in signature(segment).parameters.items() if parameter.annotation is bool}
+    names, options = [], []
+    left = iter(arguments)
+    for argument in left:
+        if argument == "-" or not argument.startswith("-"):
+            names.append(argument)
+            continue
+        options.append(argument)
+        option = argument.removeprefix("--").removeprefix("no-").replace("-", "_")
+        if argument.startswith("--") and "=" not in argument and option not in switches:
+            options += islice(left, 1)  # its value
+    return [*names, *options]
+
+
 def main() -> None:
     """Run the command line. Exit status: 0 done, 1 a check found errors, 2 wrong input, 128 + n stopped by signal n."""
     warnings.filterwarnings("ignore", module="PIL")  # of damaged pictures, which get a sentence
@@ -466,7 +509,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal or file that lacks a letter gets a question mark
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
-    if sys.argv[1:] == ["--version"]:
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["segment"]:
+        arguments = ["segment", *names_first(arguments[1:])]
+    if arguments == ["--version"]:
         print(f"streamseg {streamseg.__version__}")
         return
     try:
@@ -474,9 +520,11 @@ def main() -> None:
             {"segment": segment, "train": train, "evaluate": evaluate, "check": check},
             prog="streamseg",
             description="Real-time semantic segmentation of images and video. The version: streamseg --version",
+            args=arguments,
         )
-    except BrokenPipeError:  # what reads our output has seen enough
-        os._exit(0)
+    except BrokenPipeError:  # what reads our output has seen enough, and needs nothing that is left for it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     except (ValueError, OSError, ImportError) as error:
         fail(str(error))
     except (RuntimeError, MemoryError) as error:

@@ -31,6 +31,10 @@ HELP = {
 
 KEEPS_UP = 0.01
 """The most frames of a live source, as a share, that may be dropped without calling anything too slow for it."""
+SILENCE = 0.5
+"""Seconds without a frame after which a live source counts as silent."""
+AWAY = 0.1
+"""The share of the time for which a live source may be silent without being what holds a run up."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,8 @@ class Summary:
     """By name, those that had something to do."""
     streams: dict[str, tuple[int, int]]
     """Frames read and dropped, by the name of their stream."""
+    silent: dict[str, float]
+    """How long live streams gave no frame, by name, those that were silent at all."""
 
     @property
     def source_fps(self) -> float:
@@ -121,6 +127,7 @@ class Meter:
         self.lock = threading.Lock()
         self.frames_read: Counter[str] = Counter()
         self.frames_dropped: Counter[str] = Counter()
+        self.silent: dict[str, float] = {}
         self.frames_labelled = 0
         self.frames_written = 0
         self.latency, self.age = Histogram(), Histogram()
@@ -137,6 +144,12 @@ class Meter:
         """Frames that a stream gave were left out, for newer ones had come."""
         with self.lock:
             self.frames_dropped[stream] += count
+
+    def waited(self, seconds: float, stream: str = "") -> None:
+        """A live stream let us wait so long for its next frame, or for none; before its first it was being opened."""
+        with self.lock:
+            if seconds > SILENCE and self.frames_read[stream]:
+                self.silent[stream] = self.silent.get(stream, 0.0) + seconds
 
     def stage(self, name: str, seconds: float, frames: int = 1) -> None:
         """A stage worked for a time on a frame, or on several at once."""
@@ -182,6 +195,7 @@ class Meter:
                     if self.frames[name]
                 },
                 streams={name: (count, self.frames_dropped[name]) for name, count in self.frames_read.items()},
+                silent=dict(self.silent),
             )
 
 
@@ -190,6 +204,9 @@ def bottleneck(summary: Summary) -> str:
     if not summary.labelled:
         return "No frame was labelled."
     live = "decode" not in summary.stages
+    away, stream = max(((seconds, name) for name, seconds in summary.silent.items()), default=(0.0, ""))
+    if live and away > AWAY * summary.wall:
+        return f"Bottleneck: the source {stream}, which gave no frame for {away:.1f} of {summary.wall:.1f} s."
     if not summary.stages or (live and summary.dropped <= KEEPS_UP * summary.read):
         return (
             f"Bottleneck: the source, which gives {summary.source_fps:.1f} frames a second; there is nothing to gain."
@@ -232,10 +249,13 @@ def row(name: str, text: str) -> list[str]:
     )
 
 
-def line(summary: Summary) -> str:
-    """Where a run stands, in a line that fits a terminal."""
+def line(summary: Summary, total: int | None = None) -> str:
+    """Where a run stands, in a line that fits a terminal; with a total of frames, how far it is."""
     fps = summary.output_fps or (summary.labelled / summary.wall if summary.wall else 0.0)
-    parts = [f"frame {summary.labelled}", f"{fps:.1f} fps"]
+    done = f"frame {summary.labelled}"
+    if total and summary.labelled <= total:  # which a video may be wrong about
+        done += f"/{total} ({100 * summary.labelled // total} %)"
+    parts = [done, f"{fps:.1f} fps"]
     if summary.latency:
         # one unit for both
         unit, scale = ("ms", 1000) if summary.latency.p95 < 10 else ("s", 1)

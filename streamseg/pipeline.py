@@ -13,21 +13,22 @@ import json
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
-from typing import IO, BinaryIO, Generic, TypeVar
+from typing import IO, BinaryIO
 
 import torch
 from torch import Tensor
 
 from streamseg import draw
 from streamseg.classes import IGNORE, Classes
+from streamseg.crew import Crew, Line
+from streamseg.deadline import LEAST, POOR, Deadline, smaller
 from streamseg.images import render_legend
 from streamseg.latency import Meter
-from streamseg.model import SMALLEST, FANet
+from streamseg.model import FANet
 from streamseg.restart import stopping
 from streamseg.results import Drawn, Results, writing
 from streamseg.show import Window
@@ -42,10 +43,6 @@ BATCH = 8
 """The most frames that the network sees at once, each of another source; and the most files that are read at once."""
 LEAVE = 5.0
 """Seconds that each thread has to leave when a run is broken off."""
-LEAST_SCALE = 0.2
-"""The smallest that a deadline makes frames, as a share of each side."""
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -90,6 +87,8 @@ class Job:
     started: float
     """When its clock began: at the capture of a live source, at the network for a file, which has no clock."""
     scale: float = 1.0
+    size: tuple[int, int] = (0, 0)
+    """The height and width that the network saw it at."""
     labels: Tensor = field(default_factory=lambda: torch.empty(0))
     confidence: Tensor | None = None
     begun: "torch.cuda.Event | None" = None
@@ -101,26 +100,20 @@ class Job:
     picture: Tensor | None = None
 
 
-class Line(Generic[Item]):
-    """A short queue between two threads; its writer closes it."""
-
-    def __init__(self, room: int = AHEAD):
-        self.items: deque[Item] = deque()
-        self.room = room
-        self.closed = False
-
-
 class Stream:
     """A source, its files, and what the network has seen of it."""
 
-    def __init__(self, source: Source, results: Results):
+    def __init__(self, source: Source, results: Results, crew: Crew):
         self.source = source
         self.results = results
         self.state: State | None = None
         self.legend = Legend()
-        self.inbox: Line[Job] = Line(1 if source.live else AHEAD)
-        self.labelled: Line[Job] = Line(1 if source.live else AHEAD)
-        self.drawn: Line[Job] = Line(1 if source.live else AHEAD)
+        room = 1 if source.live else AHEAD
+        self.inbox: Line[Job] = Line(crew, room)
+        self.labelled: Line[Job] = Line(crew, room)
+        self.drawn: Line[Job] = Line(crew, room)
+        self.total: int | None = None
+        """How many frames it will give, once it has told."""
         self.turn = -1
         """When the network last saw a frame of it, in batches."""
         self.seat = -1
@@ -130,17 +123,8 @@ class Stream:
         self.written = 0
 
     @property
-    def ended(self) -> bool:
-        """Whether no frame waits, and none will come."""
-        return self.inbox.closed and not self.inbox.items
-
-    @property
     def busy(self) -> bool:
         return any(thread.is_alive() for thread in self.team)
-
-
-class Abandoned(Exception):  # noqa: N818 (no error: another thread has the error)
-    """The run has failed elsewhere: leave, and keep nothing unfinished."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +141,12 @@ class Outcome:
     """The signal that stopped the run; 0 for none."""
     size: tuple[int, int]
     """The height and width that the network saw the last frame at."""
+    smallest: tuple[int, int]
+    """The height and width of the smallest that it saw."""
     late: int
     """Frames whose labels came after the deadline."""
+    out_of_reach: int
+    """Those of them that were seen as small as frames become."""
 
 
 class Pipeline:
@@ -189,18 +177,17 @@ class Pipeline:
             wrote: Told of each frame that was written, with the shares of its classes.
             watch: Called every now and then by the main thread.
         """
-        self.streams = [Stream(source, results) for source, results in sources]
-        self.labeller, self.style, self.meter, self.deadline = labeller, style, meter, deadline
+        self.crew = Crew()
+        self.streams = [Stream(source, results, self.crew) for source, results in sources]
+        self.labeller, self.style, self.meter, self.deadline = labeller, style, meter, Deadline(deadline)
         self.records, self.raw, self.window, self.say, self.wrote, self.watch = records, raw, window, say, wrote, watch
         self.live = any(source.live for source, _ in sources)
-        self.change = threading.Condition()
         self.stopped = False
-        self.failure: BaseException | None = None
         self.problems: list[str] = []
         self.pixels = torch.zeros(len(labeller.classes), dtype=torch.int64)
-        self.scale = 1.0
-        self.late = 0
         self.seen_at = (0, 0)
+        self.smallest: tuple[int, int] | None = None
+        self.warned = False
         self.newest_picture: Tensor | None = None
         self.shown: Tensor | None = None
 
@@ -208,7 +195,7 @@ class Pipeline:
         """Read, label, draw and write every frame, or all until Ctrl-C; whatever was begun is then finished."""
         threads = torch.get_num_threads()
         with stopping() as stop:
-            network = self.start(self.label_all, threads=threads)
+            network = self.crew.start("network", self.label_all, threads=threads)
             try:
                 while alive := [thread for thread in self.awaited(network) if thread.is_alive()]:
                     self.begin_streams()
@@ -216,14 +203,14 @@ class Pipeline:
                     alive[0].join(0.02 if self.window else 0.1)
                 self.refresh()
             except BaseException as error:  # a second Ctrl-C
-                self.fail(error)
+                self.crew.fail(error)
                 for thread in self.awaited(network):  # so that they remove what is unfinished; one may hang in a pipe
                     thread.join(LEAVE)
                 raise
             finally:
                 torch.set_num_threads(threads)
-        if self.failure:
-            raise self.failure
+        if self.crew.failure:
+            raise self.crew.failure
         total = max(1, int(self.pixels.sum()))
         return Outcome(
             frames=sum(stream.written for stream in self.streams),
@@ -231,8 +218,16 @@ class Pipeline:
             problems=list(self.problems),
             signal=stop.signal,
             size=self.seen_at,
-            late=self.late,
+            smallest=self.smallest or self.seen_at,
+            late=self.deadline.late,
+            out_of_reach=self.deadline.out_of_reach,
         )
+
+    @property
+    def total(self) -> int | None:
+        """How many frames all sources will give; None until each has told, which a live one never does."""
+        totals = [stream.total for stream in self.streams]
+        return None if None in totals else sum(filter(None, totals))
 
     def awaited(self, network: threading.Thread) -> list[threading.Thread]:
         """The threads that have begun, and that the end of a run waits for."""
@@ -243,11 +238,15 @@ class Pipeline:
         busy = [stream for stream in self.streams if stream.busy]
         for stream in self.streams:
             files = sum(not other.source.live for other in busy)
-            if stream.team or self.stopped or self.failure or (files >= BATCH and not stream.source.live):
+            if stream.team or self.stopped or self.crew.failure or (files >= BATCH and not stream.source.live):
                 continue
             stream.seat = next(seat for seat in count() if seat not in {other.seat for other in busy})
-            self.start(self.read, stream)
-            stream.team = [self.start(self.draw, stream), self.start(self.write, stream)]
+            # by their names the meter knows who works one after the other
+            self.crew.start(f"read {stream.seat}", self.read, stream)
+            stream.team = [
+                self.crew.start(f"draw {stream.seat}", self.draw, stream),
+                self.crew.start(f"write {stream.seat}", self.write, stream),
+            ]
             busy.append(stream)
 
     def refresh(self) -> None:
@@ -265,120 +264,9 @@ class Pipeline:
         self.watch()
         self.refresh()
         if (signal or (self.window and self.window.closed)) and not self.stopped:
-            with self.change:
-                self.stopped = True
-                for stream in self.streams:
-                    stream.inbox.closed = True
-                self.change.notify_all()
-
-    # the threads, and the queues between them
-
-    def start(self, function: Callable[..., None], *streams: Stream, threads: int = 1) -> threading.Thread:
-        """Do something in a thread of its own; torch computes there with so many, for the network needs the cores."""
-        # by the name the meter knows who works one after the other
-        name = " ".join([function.__name__, *(str(stream.seat) for stream in streams)])
-        thread = threading.Thread(target=self.guard, args=(function, streams, threads), name=name, daemon=True)
-        thread.start()
-        return thread
-
-    def guard(self, function: Callable[..., None], streams: tuple[Stream, ...], threads: int) -> None:
-        """Do a thread's work; its error becomes the run's."""
-        use_threads(threads)
-        try:
-            function(*streams)
-        except Abandoned:
-            pass
-        except BaseException as error:
-            self.fail(error)
-
-    def fail(self, error: BaseException) -> None:
-        with self.change:
-            self.failure = self.failure or error
-            self.change.notify_all()
-
-    def put(self, line: Line[Item], item: Item) -> bool:
-        """Add to a queue once there is room; False if it was closed meanwhile."""
-        with self.change:
-            while len(line.items) >= line.room and not line.closed and not self.failure:
-                self.change.wait()
-            if self.failure:
-                raise Abandoned
-            if line.closed:
-                return False
-            line.items.append(item)
-            self.change.notify_all()
-            return True
-
-    def replace(self, line: Line[Job], job: Job) -> bool:
-        """Put a frame into a queue in place of what waits there: the newest wins."""
-        with self.change:
-            if line.closed or self.failure:
-                return False
-            self.meter.dropped(len(line.items), job.stream.source.name)
-            line.items.clear()
-            line.items.append(job)
-            self.change.notify_all()
-            return True
-
-    def close(self, line: Line[Item]) -> None:
-        with self.change:
-            line.closed = True
-            self.change.notify_all()
-
-    def items(self, line: Line[Item]) -> Iterator[Item]:
-        """What comes through a queue, until it is closed and empty."""
-        while True:
-            with self.change:
-                while not line.items and not line.closed and not self.failure:
-                    self.change.wait()
-                if self.failure:
-                    raise Abandoned
-                if not line.items:
-                    return
-                item = line.items.popleft()
-                self.change.notify_all()
-            yield item
-
-    def batches(self) -> Iterator[list[Job]]:
-        """Frames for the network: of the source whose turn it is, and those of other sources that have its size.
-
-        A source whose drawer is behind is passed over, so that it holds up no other, and so that of a live one a newer
-        frame is taken later.
-        """
-        for turn in count():
-            with self.change:
-                while not self.failure:
-                    self.close_ended()
-                    if (streams := self.waiting()) or all(stream.ended for stream in self.streams):
-                        break
-                    self.change.wait()
-                if self.failure:
-                    raise Abandoned
-                if not streams:
-                    return
-                streams.sort(key=lambda stream: stream.turn)
-                shape = streams[0].inbox.items[0].frame.shape
-                chosen = [stream for stream in streams if stream.inbox.items[0].frame.shape == shape][:BATCH]
-                jobs = [stream.inbox.items.popleft() for stream in chosen]
-                for stream in chosen:
-                    stream.turn = turn
-                self.change.notify_all()
-            yield jobs
-
-    def waiting(self) -> list[Stream]:
-        """The sources with a frame for whose labels there is room."""
-        return [
-            stream
-            for stream in self.streams
-            if stream.inbox.items and len(stream.labelled.items) < stream.labelled.room
-        ]
-
-    def close_ended(self) -> None:
-        """Tell the drawers whose last frame has been labelled, so that each video is there when it is done."""
-        for stream in self.streams:
-            if stream.ended and not stream.labelled.closed:
-                stream.labelled.closed = True
-                self.change.notify_all()
+            self.stopped = True
+            for stream in self.streams:
+                stream.inbox.close()
 
     # reading
 
@@ -389,31 +277,52 @@ class Pipeline:
         size = None
         try:
             with closing(stream.source.captures()) as captures:
-                while True:
-                    begin = time.perf_counter()
-                    capture = next(captures, None)
-                    if capture is None:
-                        break
-                    if not stream.source.live:  # a camera's pace is not our work
-                        self.meter.stage("decode", time.perf_counter() - begin)
+                while capture := self.decode(stream, captures):
                     if capture.note:
                         self.say(capture.note)
+                    stream.total = capture.total
                     size = size or capture.frame.shape
                     if stream.source.moving and capture.frame.shape != size:  # no video holds both
                         raise CutShort(
                             f"{stream.source.name} ends after {capture.index} frames: what follows has "
                             f"{capture.frame.shape[2]} x {capture.frame.shape[1]} pixels, and what came before "
-                            f"{size[2]} x {size[1]}."
+                            f"{size[2]} x {size[1]}; make all of them one size."
                         )
                     job = Job(stream, capture, capture.frame, capture.captured)
                     if lane:
                         self.upload(job, lane)
-                    if not (self.replace if stream.source.live else self.put)(stream.inbox, job):
+                    if not self.pass_on(job):
                         break
                     self.meter.read(stream.source.name)
         except (ValueError, OSError) as problem:  # the other sources go on, and what came before is good
             self.problems.append(str(problem))
-        self.close(stream.inbox)
+        stream.inbox.close()
+
+    def decode(self, stream: Stream, captures: Iterator[Capture]) -> Capture | None:
+        """A source's next frame; None after the last."""
+        begin = time.perf_counter()
+        try:
+            capture = next(captures, None)
+        finally:
+            seconds = time.perf_counter() - begin
+            if stream.source.live:  # its pace is not our work
+                self.meter.waited(seconds, stream.source.name)
+        if capture and not stream.source.live:
+            self.meter.stage("decode", seconds)
+        return capture
+
+    def pass_on(self, job: Job) -> bool:
+        """Leave a frame to the network: once there is room, or of a live source in place of what waits.
+
+        False if no more are wanted.
+        """
+        if not job.stream.source.live:
+            return job.stream.inbox.put(job)
+        replaced = job.stream.inbox.replace(job)
+        if replaced is None:
+            return False
+        self.meter.dropped(replaced, job.stream.source.name)
+        return True
 
     def upload(self, job: Job, lane: "torch.cuda.Stream") -> None:
         """Copy a frame to the GPU, beside whatever is computed there."""
@@ -430,7 +339,7 @@ class Pipeline:
         device = self.labeller.device
         # events and streams are those of the thread's device, which is the first GPU unless told otherwise
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), torch.inference_mode():
-            warm = not (self.live or self.deadline)
+            warm = not (self.live or self.deadline.seconds)
             for jobs in self.batches():
                 if not warm:  # the first pass sets libraries up, which no frame should be late for
                     self.see(jobs)
@@ -439,21 +348,51 @@ class Pipeline:
                     warm = True
                 self.label(jobs)
                 for job in jobs:
-                    self.put(job.stream.labelled, job)
+                    job.stream.labelled.put(job)
+
+    def batches(self) -> Iterator[list[Job]]:
+        """Frames for the network: of the source whose turn it is, and those of other sources that have its size.
+
+        A source whose drawer is behind is passed over, so that it holds up no other, and so that of a live one a newer
+        frame is taken later.
+        """
+        for turn in count():
+            with self.crew.change:
+                self.crew.wait_until(self.go_on)
+                if not (streams := self.waiting()):
+                    return
+                streams.sort(key=lambda stream: stream.turn)
+                shape = streams[0].inbox.waiting[0].frame.shape
+                chosen = [stream for stream in streams if stream.inbox.waiting[0].frame.shape == shape][:BATCH]
+                jobs = [stream.inbox.take() for stream in chosen]
+                for stream in chosen:
+                    stream.turn = turn
+            yield jobs
+
+    def waiting(self) -> list[Stream]:
+        """The sources with a frame for whose labels there is room."""
+        return [stream for stream in self.streams if stream.inbox.waiting and not stream.labelled.full]
+
+    def go_on(self) -> bool:
+        """Whether there is a frame for the network, or none will come; drawers are told that theirs was the last."""
+        for stream in self.streams:
+            if stream.inbox.ended and not stream.labelled.closed:
+                stream.labelled.close()  # so that each video is there when it is done
+        return bool(self.waiting()) or all(stream.inbox.ended for stream in self.streams)
 
     def newest(self, job: Job) -> Job:
         """A frame, or of a live source the one that has come in since."""
-        with self.change:
+        with self.crew.change:
             inbox = job.stream.inbox
-            if not (job.stream.source.live and inbox.items):
+            if not (job.stream.source.live and inbox.waiting):
                 return job
             self.meter.dropped(1, job.stream.source.name)
-            return inbox.items.popleft()
+            return inbox.take()
 
     def label(self, jobs: list[Job]) -> None:
         """Label frames, one of each of several sources, and move the sources' states on."""
         begin = time.perf_counter()
-        cuda, scale = self.labeller.device.type == "cuda", self.scale
+        cuda, scale = self.labeller.device.type == "cuda", self.deadline.scale
         for job in jobs:
             if not job.stream.source.live:
                 job.started = time.monotonic()
@@ -472,6 +411,8 @@ class Pipeline:
             self.catch_up()
         for job in jobs:
             job.latency = time.monotonic() - job.started
+        self.seen_at = jobs[0].size
+        self.smallest = min(self.smallest or self.seen_at, self.seen_at, key=math.prod)
 
     def catch_up(self) -> None:
         """Wait until a GPU has done what it was told to."""
@@ -485,38 +426,38 @@ class Pipeline:
             for job in jobs:  # or the reader's stream might take the memory of a frame that is still looked at
                 job.frame.record_stream(torch.cuda.current_stream())
         if labeller.tiled and height * width > PIXELS:
-            self.seen_at = (height, width)
             for job in jobs:
+                job.size = (height, width)
                 job.labels, _ = label_tiled(labeller.model, job.frame)
             return [None for _ in jobs]
-        self.seen_at = smaller(labeller.size or working_size(height, width), jobs[0].scale)
+        size = self.choose_size((height, width), jobs[0].scale)
         scores, states = step_batch(
             labeller.model,
-            torch.cat([fit(job.frame[None], self.seen_at) for job in jobs]),
+            torch.cat([fit(job.frame[None], size) for job in jobs]),
             [job.stream.state for job in jobs],
             labeller.window,
             times=[job.capture.seconds for job in jobs],
             cut=labeller.cut,
         )
         for job, score in zip(jobs, scores, strict=True):
+            job.size = size
             if labeller.confident:
                 job.labels, job.confidence = labels_and_confidence(score, (height, width))
             else:
                 job.labels = labels_of(score, (height, width))
         return [state if job.stream.source.moving else None for job, state in zip(jobs, states, strict=True)]
 
-    def adapt(self, job: Job) -> None:
-        """Choose the size of the next frames by how long a frame took, so that the deadline is held."""
-        if self.deadline is None:
-            return
-        # time goes with the pixels; what a frame of an older, larger size took says what size would have been right
-        right = job.scale * math.sqrt(0.8 * self.deadline / max(job.latency, 1e-6))
-        with self.change:
-            self.late += job.latency > self.deadline
-            if job.latency > 0.9 * self.deadline:
-                self.scale = max(LEAST_SCALE, min(self.scale, right))
-            elif job.latency < 0.7 * self.deadline:
-                self.scale = min(1.0, max(self.scale, min(right, 1.03 * self.scale)))
+    def choose_size(self, size: tuple[int, int], scale: float) -> tuple[int, int]:
+        """The height and width at which the network sees frames of a size, if the deadline wants them scaled."""
+        full = self.labeller.size or working_size(*size)
+        chosen, least = smaller(full, scale), smaller(full, LEAST)
+        if scale < POOR and not self.warned:
+            self.warned = True
+            self.say(
+                f"To hold the deadline frames are now seen at {chosen[0]} x {chosen[1]}, where labels get poor; the "
+                f"smallest is {least[0]} x {least[1]}."
+            )
+        return chosen
 
     # drawing and writing
 
@@ -525,7 +466,7 @@ class Pipeline:
         device = self.labeller.device
         lane = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
         with lane, torch.inference_mode():
-            for job in self.items(stream.labelled):
+            for job in stream.labelled:
                 labels = self.fetch(job)
                 begin = time.perf_counter()
                 self.tally(job, labels)
@@ -533,8 +474,8 @@ class Pipeline:
                     job.picture = self.paint(job).cpu()  # which waits: frame and labels may go
                 job.labels = labels
                 self.meter.stage("draw", time.perf_counter() - begin)
-                self.put(stream.drawn, job)
-        self.close(stream.drawn)
+                stream.drawn.put(job)
+        stream.drawn.close()
 
     def fetch(self, job: Job) -> Tensor:
         """A frame's labels, on the CPU, which is part of its latency; that drawing is behind is not."""
@@ -554,14 +495,14 @@ class Pipeline:
             self.meter.stage("download", download)
             job.latency += download
         self.meter.labelled(job.latency)
-        self.adapt(job)
+        self.deadline.took(job.latency, job.scale)
         return labels
 
     def tally(self, job: Job, labels: Tensor) -> None:
         """Count the pixels of each class."""
         counts = torch.bincount(labels.flatten(), minlength=IGNORE + 1)[: len(self.labeller.classes)]
         job.shares = (counts / labels.numel()).tolist()
-        with self.change:
+        with self.crew.change:
             self.pixels += counts
 
     def paint(self, job: Job) -> Tensor:
@@ -578,7 +519,7 @@ class Pipeline:
     def write(self, stream: Stream) -> None:
         """Write what was drawn of a source."""
         with writing(stream.results, stream.source, self.labeller.classes) as keep:
-            for job in self.items(stream.drawn):
+            for job in stream.drawn:
                 begin = time.perf_counter()
                 keep(Drawn(job.capture, job.labels, job.picture, job.confidence))
                 if self.raw:
@@ -602,10 +543,11 @@ class Pipeline:
             "seconds": job.capture.seconds,
             "latency_ms": 1000 * job.latency,
             "mask_age_ms": 1000 * age,
+            "size": job.size,
             "shares": {name: share for name, share in shares if share},
         }
         line = json.dumps(entry) + "\n"
-        with self.change:
+        with self.crew.change:
             records.write(line)
 
 
@@ -633,18 +575,3 @@ def hand_out(file: BinaryIO, labels: Tensor) -> None:
         raise
     except OSError as error:
         raise OSError(f"Could not write to standard output: {error.strerror}.") from error
-
-
-def use_threads(count: int) -> None:
-    """Let torch compute with so many threads in the thread that asks for it."""
-    # a thread that has not asked how many there are takes what any thread set last, when it first computes
-    torch.get_num_threads()
-    torch.set_num_threads(count)
-
-
-def smaller(size: tuple[int, int], scale: float) -> tuple[int, int]:
-    """A height and width times a scale; sides of multiples of 32, so that few sizes occur, but none larger."""
-    if scale == 1.0:
-        return size
-    height, width = (min(side, max(SMALLEST, round(side * scale / SMALLEST) * SMALLEST)) for side in size)
-    return height, width

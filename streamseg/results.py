@@ -64,26 +64,34 @@ class Results:
 
 
 def plan(
-    sources: Sequence[Source], out: str, *, overlay: bool = True, labels: bool = False, confidence: bool = False
+    sources: Sequence[Source],
+    out: str,
+    *,
+    overlay: bool = True,
+    labels: bool = False,
+    confidence: bool = False,
+    missing: int = 0,
 ) -> list[Results]:
     """The files that each source is to become; a sentence if they cannot be written, or would destroy something.
 
     Args:
         out: A picture or video, numbered pictures, or a folder, which is made with the first file; empty for this
             folder, - for no files.
+        missing: How many more sources were asked for: what is missing changes nothing about where the others go.
     """
+    wanted = len(sources) + missing
     if out == "-":
-        if len(sources) > 1:
-            raise ValueError(f"The labels of {len(sources)} sources cannot share standard output: give a folder.")
+        if wanted > 1:
+            raise ValueError(f"The labels of {wanted} sources cannot share standard output: give a folder.")
         if labels or confidence:
             raise ValueError("Standard output gets raw labels alone: leave out --labels and --confidence.")
         return [Results()]
-    several = len(sources) > 1 or any(isinstance(source, Pictures) and len(source.pictures) > 1 for source in sources)
+    several = wanted > 1 or any(isinstance(source, Pictures) and len(source.pictures) > 1 for source in sources)
     path = Path(out or (FOLDER if several else "."))
     new = not path.exists() and (not path.suffix or out.endswith("/"))
     if new or path.is_dir():
         names = [path / (f"{{name}}-overlay.{'mp4' if source.moving else 'png'}") for source in sources]
-    elif several and not (len(sources) == 1 and NUMBER.search(path.name)):
+    elif several and not (wanted == 1 and NUMBER.search(path.name)):
         raise ValueError(
             f"{path} is one file, and there are several to write: the last name is where to write, so give a folder "
             "there."
@@ -186,8 +194,7 @@ def writing(results: Results, source: Source, classes: Classes) -> Iterator[Call
             if files.labels:
                 images.write_labels(whole.enter_context(written_whole(files.labels)), drawn.labels, classes)
             if files.confidence and drawn.confidence is not None:
-                grey = drawn.confidence.expand(3, -1, -1)
-                images.write_image(whole.enter_context(written_whole(files.confidence)), grey)
+                images.write_grey(whole.enter_context(written_whole(files.confidence)), drawn.confidence)
 
     if results.are_pictures:
         yield write_pictures

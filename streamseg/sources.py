@@ -26,7 +26,15 @@ from torch import Tensor
 
 from streamseg import images, web
 from streamseg.files import UNFINISHED
-from streamseg.video import CutShort, Video, open_camera, open_stream, open_video
+from streamseg.video import (
+    CutShort,
+    Video,
+    check_rate,
+    open_camera,
+    open_stream,
+    open_video,
+    tells_its_length,
+)
 from streamseg.web import is_address, show
 
 PICTURE_SUFFIXES = (*images.SUFFIXES, ".gif", ".apng", ".avif", ".ppm", ".pgm")
@@ -58,6 +66,8 @@ class Capture:
     """The time.monotonic() at which it was decoded."""
     note: str = ""
     """Something that the user should know."""
+    total: int | None = None
+    """How many frames its source has, as far as that is known."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,7 @@ class Pictures:
                     raise
                 problems.append(str(problem))
             else:
-                yield Capture(frame, picture.name, i, 0.0, time.monotonic(), note)
+                yield Capture(frame, picture.name, i, 0.0, time.monotonic(), note, len(self.pictures))
         if problems:
             raise CutShort(
                 f"{len(problems)} of {len(self.pictures)} pictures could not be read, the first one: {problems[0]}"
@@ -125,8 +135,7 @@ class NumberedPictures:
     audio_from: ClassVar[str | None] = None
 
     def captures(self) -> Generator[Capture, None, None]:
-        """Each frame; one that cannot be read, or has another size than the first, ends them with CutShort."""
-        size = None
+        """Each frame; one that cannot be read ends them with CutShort."""
         for i, path in enumerate(self.paths):
             try:
                 frame, _ = Picture(self.name, str(path)).read()
@@ -134,13 +143,8 @@ class NumberedPictures:
                 if i == 0:
                     raise
                 raise CutShort(f"{self.address} ends after {count(i, 'frame')}: {problem}") from None
-            size = size or frame.shape
-            if frame.shape != size:
-                raise CutShort(
-                    f"{self.address} ends after {count(i, 'frame')}: {path} is {frame.shape[2]} x {frame.shape[1]} "
-                    f"pixels but those before it are {size[2]} x {size[1]}; make them the same size."
-                )
-            yield Capture(frame, self.name, i, float(i / self.rate), time.monotonic(), self.note if i == 0 else "")
+            note = self.note if i == 0 else ""
+            yield Capture(frame, self.name, i, float(i / self.rate), time.monotonic(), note, len(self.paths))
 
 
 @dataclass(frozen=True)
@@ -152,9 +156,19 @@ class VideoFile:
     live: ClassVar[bool] = False
     moving: ClassVar[bool] = True
 
+    @cached_property
+    def copy(self) -> web.Copy | None:
+        """Itself on this machine, if it cannot be read where it is."""
+        return web.copy_if_needed(self.address) if is_address(self.address) else None
+
+    @property
+    def place(self) -> str:
+        """Where it is read from."""
+        return str(self.copy.path) if self.copy else self.address
+
     @property
     def audio_from(self) -> str:
-        return self.address
+        return self.place
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -164,16 +178,18 @@ class VideoFile:
     def rate(self) -> Fraction | None:
         """Frames a second, if it can be opened; if not, captures tells why."""
         try:
-            with open_video(self.address) as video:
+            with open_video(self.place) as video:
                 return video.rate
         except (OSError, ValueError):
             return None
 
     def captures(self) -> Generator[Capture, None, None]:
         """Each frame; CutShort after the last of a file that is damaged."""
-        with in_a_sentence(self.address), open_video(self.address) as video:
+        with in_a_sentence(self.address), open_video(self.place, name=show(self.address)) as video:
+            note = f"{show(self.address)} was downloaded first: its index comes last, and its server gives no parts."
             for i, (frame, seconds) in enumerate(video):
-                yield Capture(frame, self.name, i, seconds, time.monotonic())
+                told = note if self.copy and i == 0 else ""
+                yield Capture(frame, self.name, i, seconds, time.monotonic(), told, video.length)
 
 
 @dataclass(frozen=True)
@@ -271,12 +287,21 @@ Source: TypeAlias = Pictures | NumberedPictures | VideoFile | Live | RawFrames
 Found: TypeAlias = Picture | NumberedPictures | VideoFile | Live | RawFrames
 
 
-def read_frames(source: str | Path) -> Generator[Tensor, None, None]:
+def read_frames(source: str | Path | int) -> Generator[Tensor, None, None]:
     """The frames of whatever a name stands for: a picture, a folder, a video, a camera, an address, ….
 
-    A Path is always a file or a folder; a text may be anything that find_sources takes.
+    A Path is always a file or a folder, a number a camera; a text may be anything that find_sources takes.
     """
-    return frames_of(find_sources([source if isinstance(source, str) else str(absolute(source))]))
+    if isinstance(source, Path):
+        source = str(absolute(source))
+    elif type(source) is int:
+        source = str(source)
+    if not isinstance(source, str):
+        raise ValueError(
+            f"The source is {source!r:.80}, a {type(source).__name__}; expected a path, an address, or a whole number "
+            "for a camera."
+        )
+    return frames_of(find_sources([source]))
 
 
 def frames_of(sources: Iterable[Source]) -> Generator[Tensor, None, None]:
@@ -292,6 +317,8 @@ def find_sources(
 ) -> list[Source]:
     """The sources that names stand for, each once, in the order given; all pictures alone are one source.
 
+    A name that stands for nothing is an error.
+
     Args:
         names: Pictures, videos, folders, patterns such as frames/*.png, numbered pictures such as frame_%04d.png, lists
             of such names (.txt), cameras (0, 1, … or a device), addresses (rtsp, http), or - for raw frames on
@@ -299,17 +326,40 @@ def find_sources(
         raw_size: Height and width of raw frames.
         rate: Frames a second of raw frames and of numbered pictures; 25 if not given.
     """
+    sources, problems = search(names, raw_size=raw_size, rate=rate)
+    if problems:
+        raise problems[0]
+    return sources
+
+
+def search(
+    names: Sequence[str], *, raw_size: tuple[int, int] | None = None, rate: float | None = None
+) -> tuple[list[Source], list[OSError | ValueError]]:
+    """The sources that names stand for, as find_sources gives them, and what is wrong with the other names."""
     if not names:
         raise ValueError("Nothing to read: give a picture, a video, a folder, a camera or an address.")
-    if rate is not None and not 0.001 <= rate <= 1000:
-        raise ValueError(f"A rate of {rate} frames a second; expected 0.001 to 1000.")
+    if rate is not None:
+        check_rate(rate)
     if raw_size is not None and min(raw_size) < 1:
         raise ValueError(f"Raw frames of {raw_size[0]} x {raw_size[1]} pixels; expected 1 or more a side.")
     found: dict[str, Found] = {}
+    problems: list[OSError | ValueError] = []
     for name in names:
-        for item in find(name, raw_size, Fraction(rate or RATE).limit_denominator(100_000)):
-            found.setdefault(identity(item), item)
-    return named_apart(found.values())
+        try:
+            with in_a_sentence(name):
+                entries = read_list(Path(name)) if is_list(name) else [(name, "")]
+        except (OSError, ValueError) as problem:
+            problems.append(problem)
+            continue
+        for entry, opening in entries:
+            try:
+                with in_a_sentence(entry, opening):
+                    items = find(entry, raw_size, Fraction(rate or RATE).limit_denominator(100_000))
+            except (OSError, ValueError) as problem:
+                problems.append(problem)
+            else:
+                found.update((identity(item), item) for item in items if identity(item) not in found)
+    return named_apart(found.values()), problems
 
 
 def identity(item: Found) -> str:
@@ -323,19 +373,13 @@ def absolute(path: str | Path) -> Path:
     return Path(os.path.normpath(Path(path).absolute()))
 
 
-def find(name: str, raw_size: tuple[int, int] | None, rate: Fraction) -> list[Found]:
-    """What one name stands for."""
-    with in_a_sentence(name):
-        return find_listed(Path(name), raw_size, rate) if is_list(name) else find_one(name, raw_size, rate)
-
-
-def find_listed(path: Path, raw_size: tuple[int, int] | None, rate: Fraction) -> list[Found]:
-    """What the lines of a list name."""
+def read_list(path: Path) -> list[tuple[str, str]]:
+    """The names in a list, and how a sentence about each begins."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is no list of names: expected text in UTF-8, one name a line.") from None
-    found = []
+    entries = []
     for number, line in enumerate(lines, start=1):
         name = line.strip()
         if not name or name.startswith("#"):
@@ -343,18 +387,17 @@ def find_listed(path: Path, raw_size: tuple[int, int] | None, rate: Fraction) ->
         beside = path.parent / name
         if not is_address(name) and (beside.exists() or not (name == "-" or is_number(name))):
             name = str(beside)
-        with in_a_sentence(name, f"Line {number} of {path}: "):
-            if is_list(name):
-                raise ValueError(f"{name} is a list itself; lists in lists are not read.")
-            found += find_one(name, raw_size, rate)
-    if not found:
+        entries.append((name, f"Line {number} of {path}: "))
+    if not entries:
         raise ValueError(f"{path} lists nothing: expected the name of a picture or of a video on each line.")
-    return found
+    return entries
 
 
-def find_one(name: str, raw_size: tuple[int, int] | None, rate: Fraction) -> list[Found]:
-    """What a name that is no list stands for."""
+def find(name: str, raw_size: tuple[int, int] | None, rate: Fraction) -> list[Found]:
+    """What a name stands for; a list is read before."""
     path = Path(name)
+    if is_list(name):
+        raise ValueError(f"{name} is a list itself; lists in lists are not read.")
     if name == "-":
         if raw_size is None:
             raise ValueError("Raw frames on standard input need their size: --raw-size HEIGHTxWIDTH.")
@@ -510,9 +553,10 @@ def find_address(address: str) -> Found:
         if kind.startswith(("audio/", "text/html")):
             what = "sound" if kind.startswith("audio/") else "a web page"
             raise ValueError(f"{show(address)} is {what}, not a video.")
-        endless = "Content-Length" not in response.headers and suffix not in WHOLE
-        live = kind.startswith("multipart/") or endless
-        return Live(name, address, open_stream) if live else VideoFile(name, address)
+        has_end = "Content-Length" in response.headers or suffix in WHOLE
+    # asked after the answer has been closed: some servers talk with one at a time
+    live = kind.startswith("multipart/") or not (has_end or tells_its_length(address))
+    return Live(name, address, open_stream) if live else VideoFile(name, address)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from streamseg.files import written_whole
+from streamseg.images import Picture, to_frame
 from streamseg.web import is_address, show
 
 if TYPE_CHECKING:
@@ -99,10 +100,12 @@ class Video:
         self.rate = frame_rate(stream)
         """Frames a second, on average."""
         self.has_audio = bool(container.streams.audio)
+        self.length = stream.frames or round((container.duration or 0) / av.time_base * self.rate) or None
+        """How many frames it has, as far as it says so, and at an even rate if it tells a time alone."""
         self.reformat = reformatter()
         self.fault: av.error.FFmpegError | None = None
         self.unreadable = 0
-        self.end = 0
+        self.end = self.end_of_all = 0.0
         decoded = self.decode()
         first = next(decoded, None)
         if first is None:
@@ -132,10 +135,13 @@ class Video:
 
     def timed(self) -> Iterator[tuple["VideoFrame", float]]:
         """The frames as they are stored, and their times; then CutShort, if there should have been more."""
-        clock, count = Clock(self.rate, time_base(self.stream)), 0
+        clock, count, faulty, begun = Clock(self.rate, time_base(self.stream)), 0, 0, False
         for stored in self.decoded:
             yield stored, clock.tell(stored.pts)
             count += 1
+            # before its first picture that stands alone a recording shows what it can
+            begun = begun or bool(stored.key_frame)
+            faulty += stored.is_corrupt and begun
         frames = f"{count} frame{'s' * (count != 1)}"
         if self.fault:
             silent = isinstance(self.fault, av.error.ExitError)
@@ -143,27 +149,32 @@ class Video:
             raise CutShort(f"{self.name} ended early, after {frames}: {reason}.")
         if self.is_short():
             raise CutShort(f"{self.name} is cut short: only {frames} could be read.")
-        if self.unreadable:
-            raise CutShort(f"{self.name} is damaged: {frames} could be read, at least {self.unreadable} could not.")
+        if self.unreadable or faulty:
+            faults = f", {faulty} of them with faults" if faulty else ""
+            lost = f", at least {self.unreadable} could not be decoded" if self.unreadable else ""
+            raise CutShort(f"{self.name} is damaged: {frames} could be read{faults}{lost}.")
 
     def decode(self) -> Iterator["VideoFrame"]:
         """The frames as they are stored; what cannot be decoded is counted and left out."""
         codec = self.stream.codec_context
         started = False
         try:
-            for packet in self.container.demux(self.stream):
+            for packet in self.container.demux(self.stream, *self.container.streams.audio):
                 if packet.dts is None and not packet.size:  # the end
                     break
-                if packet.pts is not None:
-                    self.end = max(self.end, packet.pts + (packet.duration or 0))
+                end = float(((packet.pts or 0) + (packet.duration or 0)) * time_base(packet.stream))
+                self.end_of_all = max(self.end_of_all, end)
+                if packet.stream is not self.stream:
+                    continue
+                self.end = max(self.end, end)
                 damaged, frames = packet.is_corrupt, []
                 try:
                     frames = codec.decode(packet)
                 except av.error.FFmpegError:
                     damaged = True
                 # a recording may start between pictures that stand alone, and has to find its first
+                started = started or packet.is_keyframe
                 self.unreadable += damaged and started
-                started = started or bool(frames)
                 yield from frames
         except av.error.FFmpegError as error:
             self.fault = error
@@ -192,8 +203,12 @@ class Video:
 
     def is_short(self) -> bool:
         """Whether less came than the file says that it holds."""
-        end = stated_end(self.stream)
-        return end is not None and end - float(self.end * time_base(self.stream)) > 0.5 + 2 / self.rate
+        end, missing = stated_end(self.stream), 0.0
+        if end is not None:
+            missing = end - self.end
+        elif "matroska" in self.container.format.name:  # where the whole's length stands at its beginning
+            missing = (self.container.duration or 0) / av.time_base - self.end_of_all
+        return missing > 0.5 + 2 / self.rate
 
 
 @dataclass(frozen=True)
@@ -267,13 +282,14 @@ class Clock:
         return seconds
 
 
-def open_video(address: str | Path, *, timeout: float = 10.0) -> Video:
+def open_video(address: str | Path, *, name: str = "", timeout: float = 10.0) -> Video:
     """Open a video in a file, or at an address such as https://host/name.mp4.
 
     Args:
+        name: What errors call it, if not by its address.
         timeout: Seconds within which a server must answer.
     """
-    return start_reading(open_container(str(address), timeout), show(str(address)), "AUTO")
+    return start_reading(open_container(str(address), timeout), name or show(str(address)), "AUTO")
 
 
 def open_stream(address: str, *, timeout: float = 10.0) -> Video:
@@ -328,6 +344,17 @@ def read_label_video(path: Path) -> Iterator[tuple[Tensor, float]]:
                     f"{path} is no video of labels: it holds {codec} of {stored.format.name}, not of gray."
                 )
             yield to_tensor(stored, Turn())[0], seconds
+
+
+def tells_its_length(address: str) -> bool:
+    """Whether the video at an address says how long it is, as no live stream does."""
+    try:
+        with open_container(address, 10.0, {"analyzeduration": "1"}) as container:
+            frames = sum(stream.frames for stream in container.streams.video)
+            # of an MP4 in parts FFmpeg adds up those that it has seen
+            return bool(container.duration and (frames or "mp4" not in container.format.name))
+    except (OSError, ValueError):
+        return False
 
 
 def made_by_streamseg(path: Path) -> bool:
@@ -604,20 +631,22 @@ def write_video(
     return VideoWriter(path, kind, size, rate, "gbrp")
 
 
-def write_frames(path: str | Path, frames: Iterable[Tensor], rate: Fraction | float) -> None:
-    """Write frames (3, H, W), all of one size, as a video that appears when it is whole.
+def write_frames(path: str | Path, frames: Iterable[Picture], rate: Fraction | float) -> None:
+    """Write frames (3, H, W), all of one size, as a video; what is there under its name is replaced once it is whole.
 
     Args:
+        frames: They may be pictures of any kind that segment takes, such as arrays (H, W, 3).
         rate: Frames a second.
     """
-    rate, frames, path = Fraction(rate), iter(frames), Path(path)
+    check_rate(rate)
+    rate, tensors, path = Fraction(rate), map(to_frame, frames), Path(path)
     check_video_suffix(path)
-    first = next(frames, None)
+    first = next(tensors, None)
     if first is None:
         raise ValueError(f"There is no frame to write to {path}.")
-    height, width = first.shape[1:]
+    _, height, width = first.shape
     with written_whole(path) as temporary, write_video(temporary, (height, width), rate) as writer:
-        for i, frame in enumerate(itertools.chain([first], frames)):
+        for i, frame in enumerate(itertools.chain([first], tensors)):
             writer.write(frame, float(i / rate))
 
 
@@ -626,6 +655,12 @@ def write_label_video(path: Path, size: tuple[int, int], rate: Fraction) -> Vide
     if path.suffix.lower() != ".mkv":
         raise ValueError(f"{path} names no kind of video that holds labels exactly: end it in .mkv.")
     return VideoWriter(path, LABELS, size, rate, "gray")
+
+
+def check_rate(rate: Fraction | float) -> None:
+    """Raise a ValueError if no video has so many frames a second."""
+    if not isinstance(rate, (int, float, Fraction)) or not 0.001 <= rate <= 1000:
+        raise ValueError(f"A rate of {rate!r:.80} frames a second; expected 0.001 to 1000.")
 
 
 def check_video_suffix(path: Path) -> None:

@@ -1,10 +1,17 @@
 """Web addresses: what may be shown of them, and what servers answer."""
 
+import os
 import re
+import shutil
+import struct
+import tempfile
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse, responses
+from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit, urlunsplit
 from urllib.request import (
@@ -22,6 +29,8 @@ TIMEOUT = 10.0
 FETCH_SECONDS = 60.0
 FETCH_BYTES = 256 * 2**20
 """The longest that fetching a picture or a playlist may take, and the largest that it may be."""
+ROOM = 256 * 2**20
+"""Bytes of the disk that a download leaves to others."""
 
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 # after a colon that begins no port a password may hold any character, as people type them
@@ -73,8 +82,8 @@ def join(parts: SplitResult) -> str:
 
 
 @contextmanager
-def answer(address: str) -> Iterator[HTTPResponse]:
-    """What a web server answers; whatever goes wrong is told in a sentence."""
+def answer(address: str, part: str = "") -> Iterator[HTTPResponse]:
+    """What a web server answers, if asked for a part of a file perhaps; what goes wrong is told in a sentence."""
     parts = urlsplit(address)
     bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     passwords = HTTPPasswordMgrWithDefaultRealm()
@@ -82,7 +91,8 @@ def answer(address: str) -> Iterator[HTTPResponse]:
         passwords.add_password(None, bare, unquote(parts.username), unquote(parts.password or ""))
     opener = build_opener(HTTPBasicAuthHandler(passwords), HTTPDigestAuthHandler(passwords))
     try:
-        response = opener.open(Request(bare, headers={"User-Agent": "streamseg"}), timeout=TIMEOUT)
+        headers = {"User-Agent": "streamseg"} | ({"Range": part} if part else {})
+        response = opener.open(Request(bare, headers=headers), timeout=TIMEOUT)
     except (OSError, HTTPException, ValueError) as error:
         raise refusal(address, error) from None
     with response:
@@ -95,6 +105,7 @@ def answer(address: str) -> Iterator[HTTPResponse]:
 def refusal(address: str, error: Exception) -> OSError:
     """Why a web server gave nothing, in a sentence."""
     if isinstance(error, HTTPError):
+        error.close()
         login = " Is it the right user and password, as in http://user:password@host/path?"
         # not in the server's own words, which may be anything
         told = f"answered {error.code} {responses.get(error.code, '')}".rstrip()
@@ -143,3 +154,59 @@ def read_all(response: HTTPResponse, address: str) -> bytes:
         if time.monotonic() > deadline:
             raise ValueError(f"{show(address)} did not arrive within {FETCH_SECONDS:.0f} s.")
     return bytes(data)
+
+
+class Copy:
+    """A temporary file, which is there for as long as this is, and never longer than the process."""
+
+    def __init__(self) -> None:
+        handle, name = tempfile.mkstemp(prefix="streamseg-")
+        os.close(handle)
+        self.path = Path(name)
+        self.remove = weakref.finalize(self, self.path.unlink, missing_ok=True)
+
+
+def copy_if_needed(address: str) -> Copy | None:
+    """A copy of a video that can be read in no other way; None of others.
+
+    That is an MP4 with its index behind its frames, on a server that gives no parts of files.
+    """
+    with answer(address, "bytes=0-") as response:
+        if response.status == HTTPStatus.PARTIAL_CONTENT:
+            return None
+        head = response.read(4096)
+        return download(response, head, address) if index_is_last(head) else None
+
+
+def index_is_last(head: bytes) -> bool:
+    """Whether a file that begins so is an MP4 whose frames come before its index."""
+    place = 0
+    while place + 8 <= len(head):
+        size, kind = struct.unpack_from(">I4s", head, place)
+        if kind in (b"moov", b"mdat"):
+            return kind == b"mdat"
+        place += max(8, size)
+    return False
+
+
+def download(response: HTTPResponse, head: bytes, address: str) -> Copy:
+    """All that a server sends; head is what was read of it already."""
+    copy, part = Copy(), head
+    try:
+        room = shutil.disk_usage(copy.path.parent).free - ROOM
+        with copy.path.open("wb") as file:
+            while part:
+                size = file.tell() + len(part) + (response.length or 0)
+                if size > room:
+                    raise ValueError(
+                        f"{show(address)} has to be downloaded first, and its {size / 1e6:,.0f} MB have no room in "
+                        f"{copy.path.parent}: set TMPDIR to a folder with more."
+                    )
+                file.write(part)
+                part = response.read(2**20)
+        if response.length:
+            raise ValueError(f"{show(address)} is cut short: {response.length:,} bytes of it did not come.")
+    except BaseException:
+        copy.remove()
+        raise
+    return copy

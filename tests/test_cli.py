@@ -38,6 +38,22 @@ def test_a_wrong_command_line_is_explained_with_exit_2(monkeypatch, capsys, argu
     assert "Traceback" not in shown.out + shown.err
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("a b", "a b"),
+        ("a --alpha 0.3 b", "a b --alpha 0.3"),
+        ("--alpha=0.3 a --labels b --json c", "a b --alpha=0.3 --labels --json c"),
+        ("--no-overlay a --side-by-side - --raw_size 3x4", "a - --no-overlay --side-by-side --raw_size 3x4"),
+        ("--half-life -1 a -h b", "a b --half-life -1 -h"),
+        ("a --cut", "a --cut"),
+        ("--labels -- -a", "--labels -- -a"),
+    ],
+)
+def test_names_come_before_options_in_their_order(given, expected):
+    assert cli.names_first(given.split()) == expected.split()
+
+
 def complaint(monkeypatch, capsys, *arguments):
     """The one line that a command complains with."""
     assert run(monkeypatch, *arguments) == 2

@@ -1,5 +1,7 @@
+import numpy
 import pytest
 import torch
+from PIL import Image
 
 from streamseg import CITYSCAPES, Classes, overlay
 from streamseg.draw import add_legend, side_by_side
@@ -70,6 +72,35 @@ def test_alpha_goes_from_the_frame_to_the_colours(grey):
 def test_an_alpha_outside_of_0_to_1_is_refused(grey, alpha):
     with pytest.raises(ValueError, match=f"alpha is {alpha}; expected .* from 0 to 1"):
         overlay(grey, torch.zeros(4, 6, dtype=torch.uint8), RED_BLUE, alpha)
+
+
+def test_a_picture_of_any_kind_becomes_the_same_overlay(frame, labels):
+    expected = overlay(frame, labels, CITYSCAPES)
+    array = frame.permute(1, 2, 0).numpy()
+    for picture in (array, Image.fromarray(array)):
+        for numbers in (labels, labels.numpy(), labels.numpy().astype(numpy.int64)):
+            assert overlay(picture, numbers, CITYSCAPES).equal(expected)
+    levels = array[:, :, 0]
+    assert overlay(levels, labels, CITYSCAPES).equal(overlay(frame[:1].expand(3, -1, -1), labels, CITYSCAPES))
+
+
+@pytest.mark.parametrize(
+    ("picture", "numbers", "sentence"),
+    [
+        (numpy.zeros((4, 6, 3)), torch.zeros(4, 6), "The picture is an array of float64; expected bytes"),
+        (None, torch.zeros(4, 6), "The picture is a NoneType"),
+        (
+            torch.zeros(3, 4, 6, dtype=torch.uint8),
+            torch.zeros(4, 6),
+            "The labels are torch.float32 of shape .4, 6.; exp",
+        ),
+        (torch.zeros(3, 4, 6, dtype=torch.uint8), torch.zeros(6, 4).byte(), r"of shape \(6, 4\); .* frame: \(4, 6\)\."),
+        (torch.zeros(3, 4, 6, dtype=torch.uint8), None, "The labels are a NoneType; expected what streamseg.segment"),
+    ],
+)
+def test_what_is_no_picture_or_has_no_labels_is_told_in_a_sentence(picture, numbers, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        overlay(picture, numbers, RED_BLUE)
 
 
 def test_pixels_of_no_class_stay_as_they_are(grey):

@@ -17,6 +17,7 @@ from streamseg.images import (
     read_image,
     render_legend,
     to_frame,
+    write_grey,
     write_image,
     write_labels,
 )
@@ -245,23 +246,45 @@ def test_a_label_file_tells_who_wrote_it_and_keeps_its_palette(tmp_path):
         assert picture.getpalette() == colours + [0] * (768 - len(colours))
 
 
-def test_a_format_that_cannot_tell_is_written_all_the_same(tmp_path):
+def test_a_format_without_exif_tells_it_in_its_header(tmp_path):
     frame = torch.randint(0, 256, (3, 33, 47), dtype=torch.uint8)
-    write_image(tmp_path / "a.bmp", frame)
-    assert read_image(tmp_path / "a.bmp").equal(frame)
-    assert not made_by_streamseg(tmp_path / "a.bmp")
+    write_image(tmp_path / "a.BMP", frame)
+    assert read_image(tmp_path / "a.BMP").equal(frame)
+    assert made_by_streamseg(tmp_path / "a.BMP")
+
+
+def test_grey_is_written_as_grey(tmp_path):
+    values = torch.randint(0, 256, (33, 47), dtype=torch.uint8)
+    write_grey(tmp_path / "a.png", values)
+    assert made_by_streamseg(tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.mode == "L"
+        assert torch.from_numpy(numpy.array(picture)).equal(values)
 
 
 @pytest.mark.filterwarnings("error")
 def test_what_others_made_is_not_streamseg_s(photo, tmp_path):
     photo.save(tmp_path / "plain.png")
+    photo.save(tmp_path / "plain.bmp")
+    (tmp_path / "short.bmp").write_bytes(b"BM")
     other = Image.Exif()
     other[0x0131] = "a camera"
     photo.save(tmp_path / "camera.jpg", exif=other)
     photo.save(tmp_path / "damaged.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff")
     (tmp_path / "text.png").write_text("streamseg")
     (tmp_path / "empty.png").touch()
-    for name in ("plain.png", "camera.jpg", "damaged.jpg", "text.png", "empty.png", "nowhere.png", "."):
+    for name in (
+        "plain.png",
+        "plain.bmp",
+        "short.bmp",
+        "nowhere.bmp",
+        "camera.jpg",
+        "damaged.jpg",
+        "text.png",
+        "empty.png",
+        "nowhere.png",
+        ".",
+    ):
         assert not made_by_streamseg(tmp_path / name), name
 
 

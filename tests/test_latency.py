@@ -194,6 +194,17 @@ def test_a_live_source_whose_frames_are_dropped_is_not(meter, clock):
     assert bottleneck(run(meter, clock, dropped=150, network=0.098)).startswith("Bottleneck: network, busy 98 %")
 
 
+def test_a_live_source_that_was_silent_is_the_bottleneck_whatever_was_dropped(meter, clock):
+    meter.waited(9.0, "gate")  # until it was open
+    meter.read("gate")
+    meter.read("yard")
+    meter.waited(0.1, "gate")
+    assert bottleneck(run(meter, clock, dropped=150, network=0.098)).startswith("Bottleneck: network, busy 98 %")
+    meter.waited(5.5, "gate")
+    meter.waited(1.0, "yard")
+    assert bottleneck(meter.summary()) == "Bottleneck: the source gate, which gave no frame for 5.5 of 10.0 s."
+
+
 def test_a_run_without_frames_has_a_summary_too(meter):
     summary = meter.summary()
     assert bottleneck(summary) == "No frame was labelled."
@@ -244,13 +255,22 @@ def test_no_line_is_wider_than_a_terminal(meter, clock, scale):
     clock.now += 9.9 * scale
     summary = meter.summary()
     assert max(map(len, render(summary).splitlines())) <= 80
-    assert len(line(summary)) <= 79
-    assert line(summary).endswith("dropped 12345678")
+    for total in (None, 987_654_321):
+        assert len(line(summary, total)) <= 79
+        assert line(summary, total).endswith("dropped 12345678")
 
 
 def test_the_live_line_tells_where_a_run_stands(meter, clock):
     summary = run(meter, clock, frames=312, wall=12.58, dropped=12)
     assert line(summary) == "frame 312 · 24.8 fps · latency 38 ms (p95 38) · mask age 60 ms · dropped 12"
+
+
+@pytest.mark.parametrize(
+    ("total", "shown"), [(1500, "frame 312/1500 (20 %)"), (312, "frame 312/312 (100 %)"), (311, "frame 312")]
+)
+def test_the_live_line_tells_how_far_it_is_unless_a_video_was_wrong_about_its_length(meter, clock, total, shown):
+    summary = run(meter, clock, frames=312, wall=12.58)
+    assert line(summary, total) == f"{shown} · 24.8 fps · latency 38 ms (p95 38) · mask age 60 ms"
 
 
 def test_times_of_many_seconds_are_told_in_seconds(meter, clock):

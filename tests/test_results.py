@@ -95,6 +95,17 @@ def test_a_file_of_a_frame_has_its_name_and_number():
     assert Results(labels=Path("f%d.png")).of(capture) == Results(labels=Path("f12.png"))
 
 
+def test_what_is_missing_changes_nothing_about_where_the_others_go(here):
+    assert planned("a.png", out="r.png") == ["r.png"]
+    assert planned("a.png", missing=1) == ["segmented/{name}-overlay.png"]
+    assert planned("x", out="r_%d.png") == ["r_%d.png"]
+    for names, out in ((["a.png"], "r.png"), (["x"], "r_%d.png")):
+        with pytest.raises(ValueError, match="is one file, and there are several to write"):
+            planned(*names, out=out, missing=1)
+    with pytest.raises(ValueError, match="The labels of 2 sources cannot share standard output"):
+        planned("a.png", out="-", missing=1)
+
+
 @pytest.mark.parametrize(
     ("names", "out", "sentence"),
     [
@@ -137,12 +148,13 @@ def test_a_link_to_what_is_read_is_refused(here):
 
 
 def test_what_streamseg_wrote_is_replaced_and_labels_beside_it_are_looked_at_too(here):
-    write_image(Path("r.png"), picture(0))
+    for name in ("r.png", "r.bmp", "r.jpg"):
+        write_image(Path(name), picture(0))
+        assert planned("a.png", out=name) == [name]
     with write_video(Path("r.mp4"), (48, 64), Fraction(25)) as video:
         video.write(picture(0), 0.0)
     for i in range(3):
         write_image(Path(f"r_{i}.png"), picture(i))
-    assert planned("a.png", out="r.png") == ["r.png"]
     assert planned("v.mp4", out="r.mp4") == ["r.mp4"]
     assert planned("v.mp4", out="r_%d.png") == ["r_%d.png"]
     Path("r-labels.png").write_bytes(b"my own")
@@ -210,7 +222,8 @@ def test_pictures_appear_one_by_one(here):
             assert streamseg.read_image(f"y/p{i}.png").equal(picture(i))
             labels = Image.open(f"y/p{i}-labels.png")
             assert (labels.mode, labels.getextrema()) == ("P", (i, i))
-            assert streamseg.read_image(f"y/p{i}-confidence.png").unique().tolist() == [100 + i]
+            confidence = Image.open(f"y/p{i}-confidence.png")
+            assert (confidence.mode, confidence.getextrema()) == ("L", (100 + i, 100 + i))
             assert len(list(Path("y").iterdir())) == 3 * (i + 1)
 
 

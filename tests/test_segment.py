@@ -312,6 +312,32 @@ def test_label_videos_are_what_the_network_says_of_each_frame(here, segment, mod
     assert all(map(torch.equal, written, expected))
 
 
+def test_the_window_is_that_of_the_weights_unless_told_otherwise(here, segment, model, weights):
+    streamseg.save(model, streamseg.CAMVID, "video.safetensors", window=3)
+    make_clip(Path("a.mp4"), 6)
+    trained = ("--weights", "video.safetensors")
+    for name, window, options in (("a", 3, trained), ("b", 2, (*trained, "--window", "2")), ("c", 1, ())):
+        assert segment("a.mp4", f"{name}.mp4", "--no-overlay", "--labels", *options) == 0
+        expected = [labels for _, labels in streamseg.label_frames(model, streamseg.read_frames("a.mp4"), window)]
+        assert all(map(torch.equal, (labels for labels, _ in read_label_video(f"{name}-labels.mkv")), expected)), name
+    assert segment("a.mp4", "d.mp4", *trained, "--half-life", "1") == 0
+
+
+def test_names_may_stand_anywhere(here, segment, model):
+    paint("a.png", 4)
+    paint("b.png", 5)
+    for arguments in (
+        ["a.png", "--alpha", "0", "out.png"],
+        ["--alpha", "0", "a.png", "--labels", "out.png"],
+        ["--labels", "a.png", "--alpha=0", "out.png", "--no-confidence"],
+        ["--no-labels", "--alpha", "0", "a.png", "out.png"],
+    ):
+        assert segment(*arguments) == 0
+        assert streamseg.read_image("out.png").equal(picture(4))
+    assert segment("a.png", "--alpha", "0", "b.png", "--legend", "out") == 0
+    assert made(here / "out") == ["a-overlay.png", "b-overlay.png"]
+
+
 def test_several_videos_at_once_become_what_each_becomes_alone(here, segment, monkeypatch):
     step, batches = pipeline.step_batch, []
 
@@ -343,6 +369,7 @@ def test_confidence_is_written_exactly_for_pictures_and_videos(here, segment, mo
     make_clip(Path("v.mp4"), 2)
     assert segment("a.png", "v.mp4", "out", "--confidence") == 0
     frames = [picture(4), *streamseg.read_frames("v.mp4")]
+    assert Image.open("out/a-confidence.png").mode == "L"
     found = [streamseg.read_image("out/a-confidence.png")[0]]
     found += [confidence for confidence, _ in read_label_video("out/v-confidence.mkv")]
     for frame, confidence in zip(frames, found, strict=True):
@@ -403,6 +430,7 @@ def test_json_tells_of_each_frame_and_at_the_end_of_all(here, segment):
         assert 0 < record["latency_ms"] <= record["mask_age_ms"]
     summary = last["summary"]
     assert summary["frames"] == {"read": 8, "labelled": 8, "written": 8, "dropped": 0}
+    assert {tuple(record["size"]) for record in records} == {(48, 64)}
     assert set(summary["stages"]) == {"decode", "network", "draw", "encode"}
     assert 0 < summary["latency_ms"]["p50"] <= summary["latency_ms"]["max"]
 
@@ -430,7 +458,35 @@ def test_frames_are_seen_at_the_size_that_is_given(here, segment, model, capsys)
 def test_a_deadline_is_told_of(here, segment, capsys):
     make_clip(Path("v.mp4"), 4)
     assert segment("v.mp4", "--deadline", "60000") == 0
-    assert "deadline of 60000 ms held by 100.0 % of the frames\n" in capsys.readouterr().out
+    told = "deadline of 60000 ms held by 100.0 % of the frames, the smallest of them seen at 48 x 64\n"
+    assert told in capsys.readouterr().out
+
+
+def test_a_deadline_that_cannot_be_held_is_told_of_with_the_smallest_size(here, segment, capsys):
+    make_clip(Path("v.mp4"), 12, size=(192, 320))
+    assert segment("v.mp4", "--deadline", "0.001", "--json", "v.json") == 0
+    shown = capsys.readouterr()
+    assert "deadline of 0.001 ms could not be held: 100.0 % of the frames were late" in shown.out
+    assert "though seen as small as 32 x 64, the least" in shown.out
+    assert shown.err.startswith("streamseg: To hold the deadline frames are now seen at ")
+    assert shown.err.endswith("where labels get poor; the smallest is 32 x 64.\n")
+    assert shown.err.count("\n") == 1
+    *records, _ = map(json.loads, Path("v.json").read_text().splitlines())
+    assert (records[0]["size"], records[-1]["size"]) == ([192, 320], [32, 64])
+
+
+def test_the_line_while_it_runs_shows_how_far_it_is(here, segment, monkeypatch, capsys):
+    encode = streamseg.FANet.encode
+
+    def slowly(*arguments):
+        time.sleep(0.05)
+        return encode(*arguments)
+
+    make_clip(Path("v.mp4"), 15)
+    monkeypatch.setattr(streamseg.FANet, "encode", slowly)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert segment("v.mp4") == 0
+    assert re.search(r"\rframe \d+/15 \(\d+ %\) · ", capsys.readouterr().err.replace("\x1b[K", ""))
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
@@ -587,6 +643,35 @@ def test_a_source_without_a_frame_is_named_and_loses_no_other(here, segment, cap
     assert made(here / "out") == ["a-overlay.mp4"]
     assert "b.mp4 is not a video that can be read" in shown.err
     assert "b-overlay" not in shown.out
+
+
+def test_a_name_for_nothing_is_named_and_loses_no_other(here, segment, capsys):
+    paint("a.png")
+    make_clip(Path("v.mp4"), 3)
+    Path("list.txt").write_text("v.mp4\ngone.png\n")
+    assert segment("a.png", "nowhere.mp4", "list.txt", "out") == 1
+    shown = capsys.readouterr()
+    assert made(here / "out") == ["a-overlay.png", "v-overlay.mp4"]
+    assert shown.err.splitlines() == [
+        "streamseg: Nothing at nowhere.mp4: expected a picture, a video, a folder or a list of names.",
+        "streamseg: Line 2 of list.txt: Nothing at gone.png: expected a picture, a video, a folder or a list of names.",
+    ]
+
+
+def test_a_video_that_the_decoder_mended_is_damaged(here, segment, capsys):
+    wide = torch.randint(0, 256, (3, 12, 60), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    wide = wide.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)
+    streamseg.write_frames("a.mkv", [wide[:, :, 4 * i : 4 * i + 128] for i in range(30)], 25)
+    with av.open("a.mkv") as container:
+        packet = [packet for packet in container.demux(video=0) if packet.size][10]
+    data = bytearray(Path("a.mkv").read_bytes())
+    data[packet.pos + packet.size // 2 : packet.pos + packet.size] = bytes(packet.size - packet.size // 2)
+    Path("a.mkv").write_bytes(data)
+    assert segment("a.mkv", "out.mp4") == 1
+    assert re.fullmatch(
+        r"streamseg: a.mkv is damaged: \d+ frames could be read, \d+ of them with faults.*\n", capsys.readouterr().err
+    )
+    assert len(watch("out.mp4")) >= 28
 
 
 def failing(error):
@@ -746,7 +831,9 @@ def text(name, words="no video"):
     [
         (None, "", "Nothing to read: give a picture, a video"),
         (None, "nowhere.png", "Nothing at nowhere.png"),
-        (None, "a.png nowhere.mp4 out", "Nothing at nowhere.mp4"),
+        (None, "nowhere.mp4 *.gif out", "Nothing at nowhere.mp4"),
+        (None, "a.png nowhere.png out.png", "out.png is one file, and there are several to write"),
+        (None, "a.png v.mp4 out --show", "--show has one window, and there are 2 sources: give one, or leave it out."),
         (None, "nowhere", "Nothing at nowhere"),
         (empty_folder, "empty", "No picture and no video in empty"),
         (None, "*.gif", "No picture and no video matches *.gif"),
@@ -787,6 +874,7 @@ def text(name, words="no video"):
         (None, "v.mp4 out --half-life -1", "half_life is -1.0; expected a number above 0."),
         (None, "v.mp4 out --deadline 0", "deadline is 0.0; expected a number above 0."),
         (None, "v.mp4 out --cut nan", "cut is nan; expected a number above 0."),
+        (None, "v.mp4 out --window 1 --half-life 1", "Give --window or --half-life, not both."),
         (None, "v.mp4 out --rate 0", "A rate of 0.0 frames a second; expected 0.001 to 1000."),
         (None, "v.mp4 out --rate 1e300", "A rate of 1e+300 frames a second"),
         (None, "v.mp4 out --window 2 --half-life 1", "Give --window or --half-life, not both."),

@@ -1,12 +1,16 @@
+import gc
 import io
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from fractions import Fraction
 from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import numpy
@@ -15,8 +19,8 @@ import torch
 from PIL import Image
 from servers import RtspServer, file_server, motion_jpeg_server
 
-from streamseg import sources
-from streamseg.sources import Live, NumberedPictures, Pictures, VideoFile, find_sources, read_frames
+from streamseg import sources, web
+from streamseg.sources import Live, NumberedPictures, Pictures, VideoFile, find_sources, read_frames, search
 from streamseg.video import CutShort
 
 HEIGHT, WIDTH = 48, 64
@@ -54,10 +58,10 @@ def paint(path, i=0, size=(WIDTH, HEIGHT)):
     Image.fromarray(shade(i)).resize(size).save(path)
 
 
-def film(path, count=6, rate=25):
+def film(path, count=6, rate=25, movflags="faststart"):
     """A video of shades 0, 1, …, whose index comes first, so that it can be played as it arrives."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    options = {"movflags": "faststart"} if str(path).endswith(".mp4") else {}
+    options = {"movflags": movflags} if str(path).endswith(".mp4") else {}
     with av.open(str(path), "w", options=options) as container:
         stream = container.add_stream("mpeg4", rate=rate, width=WIDTH, height=HEIGHT, pix_fmt="yuv420p")
         stream.options = {"qscale": "2"}
@@ -99,7 +103,7 @@ def test_several_pictures_are_one_source_in_the_order_given(here):
     source = only("c.png", "a.png", "b.bmp")
     assert numbers(source) == [0, 1, 2]
     assert names(source) == ["c", "a", "b"]
-    assert [capture.index for capture in source.captures()] == [0, 1, 2]
+    assert [(capture.index, capture.total) for capture in source.captures()] == [(0, 3), (1, 3), (2, 3)]
 
 
 def test_what_is_named_twice_is_taken_once(here):
@@ -192,7 +196,7 @@ def test_a_video_becomes_its_frames(here, name):
     assert [number(capture.frame) for capture in captures] == list(range(6))
     assert [capture.seconds for capture in captures] == pytest.approx([i / 25 for i in range(6)], abs=1e-3)
     assert [capture.index for capture in captures] == list(range(6))
-    assert {capture.name for capture in captures} == {"a"}
+    assert {(capture.name, capture.total) for capture in captures} == {("a", 6)}
     assert captures[0].captured <= captures[-1].captured
     assert (source.rate, source.live, source.moving, source.audio_from) == (25, False, True, name)
     assert source.paths == (Path(name),)
@@ -242,6 +246,32 @@ def test_read_frames_gives_the_frames_of_anything(here):
         read_frames("nowhere.png")
 
 
+@pytest.mark.parametrize("source", [0.5, None, True, ["a.png"], b"a.png"])
+def test_what_is_no_name_is_told_so(source):
+    with pytest.raises(ValueError, match=f"^The source is {re.escape(repr(source))}, a .*; expected a path"):
+        read_frames(source)
+
+
+def test_a_number_is_a_camera(here):
+    with pytest.raises(OSError, match="amera 97"):
+        next(read_frames(97))
+
+
+def test_names_that_stand_for_nothing_lose_no_others(here):
+    paint("a.png", 3)
+    Path("list.txt").write_text("nowhere.png\na.png\n")
+    film("b.mp4")
+    (pictures, video), problems = search(["list.txt", "*.gif", "b.mp4", "7.png"])
+    assert (numbers(pictures), numbers(video)) == ([3], list(range(6)))
+    assert [str(problem).partition(":")[0] for problem in problems] == [
+        "Line 1 of list.txt",
+        "No picture and no video matches *.gif",
+        "Nothing at 7.png",
+    ]
+    with pytest.raises(FileNotFoundError, match="^Line 1 of list.txt: Nothing at nowhere.png"):
+        find_sources(["list.txt", "b.mp4"])
+
+
 def test_a_path_is_a_file_whatever_it_is_called(here):
     Image.fromarray(shade(5)).save("0", format="PNG")
     assert [number(frame) for frame in read_frames(Path("0"))] == [5]
@@ -264,6 +294,7 @@ def test_numbered_pictures_are_one_moving_source(here, pattern, first):
     assert isinstance(source, NumberedPictures)
     assert numbers(source) == [0, 1, 2, 3]
     assert [capture.seconds for capture in source.captures()] == pytest.approx([0, 0.04, 0.08, 0.12])
+    assert {capture.total for capture in source.captures()} == {4}
     assert (source.name, source.moving, source.live, source.rate) == ("f", True, False, 25)
 
 
@@ -284,15 +315,6 @@ def test_numbered_pictures_end_at_a_gap_and_say_so(here):
         "5.png is missing: frames end before it, without 2 later pictures.",
         "",
     ]
-
-
-def test_a_numbered_picture_of_another_size_is_named(here):
-    paint("1.png", 1)
-    paint("2.png", 2, size=(30, 40))
-    captures = only("%d.png").captures()
-    assert number(next(captures).frame) == 1
-    with pytest.raises(CutShort, match=r"after 1 frame: 2\.png is 30 x 40 pixels but those before it are 64 x 48"):
-        next(captures)
 
 
 def test_a_damaged_numbered_picture_ends_the_frames(here):
@@ -564,12 +586,104 @@ def test_a_video_comes_from_a_web_server(here, ranges):
         assert numbers(source) == list(range(6))
 
 
-def test_a_video_whose_length_is_not_told_is_no_live_stream_if_only_files_are_such(here):
-    film("a.mp4")
-    film("a.ts")
+def stream(path, format):
+    """A video that is written from its beginning to its end, and does not know how long it will be."""
+    options = {"movflags": "frag_keyframe+empty_moov"} if format == "mp4" else {}
+    with (
+        Path(path).open("wb") as file,
+        av.open(SimpleNamespace(write=file.write), "w", format=format, container_options=options) as container,
+    ):
+        stream = container.add_stream("mpeg4", rate=25, width=WIDTH, height=HEIGHT, pix_fmt="yuv420p")
+        stream.options = {"g": "5"}
+        for i in range(100):
+            noise = numpy.random.default_rng(i).integers(0, 256, (HEIGHT, WIDTH, 3), numpy.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(noise, format="rgb24")))
+        container.mux(stream.encode(None))
+
+
+def test_a_web_server_that_does_not_tell_the_length_of_a_file_makes_no_live_stream_of_it(here):
+    for name in ("a.mp4", "a.mkv", "a.ts"):
+        film(name)
+    Path("b").write_bytes(Path("a.mkv").read_bytes())
+    for name, format in (("live.mkv", "matroska"), ("live", "mp4")):
+        stream(name, format)
+    with file_server(here, length=False, ranges=False) as url:
+        assert {name: only(f"{url}/{name}").live for name in ("a.mp4", "a.mkv", "b", "live.mkv", "live", "a.ts")} == {
+            **dict.fromkeys(("a.mp4", "a.mkv", "b"), False),
+            **dict.fromkeys(("live.mkv", "live", "a.ts"), True),
+        }
     with file_server(here, length=False) as url:
-        assert not only(f"{url}/a.mp4").live
-        assert only(f"{url}/a.ts").live
+        assert not only(f"{url}/a.ts").live  # whose end FFmpeg has looked at
+
+
+@pytest.fixture
+def temporary(here, monkeypatch):
+    """A folder for temporary files."""
+    (here / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(here / "temporary"))
+    return here / "temporary"
+
+
+def shoot(path):
+    """A video whose index comes last, and that is too large for FFmpeg to keep in mind."""
+    film(path, movflags="-faststart")
+    data = Path(path).read_bytes()
+    place = data.index(b"mdat") - 4
+    size = int.from_bytes(data[place : place + 4])
+    # more behind the frames than the index knows of
+    end = place + size
+    longer = (size + 2**20).to_bytes(4)
+    Path(path).write_bytes(data[:place] + longer + data[place + 4 : end] + bytes(2**20) + data[end:])
+
+
+def test_a_video_whose_index_comes_last_is_copied_from_a_server_that_gives_no_parts(here, temporary):
+    shoot("a.mp4")
+    with file_server(here, ranges=False) as url:
+        source = only(f"{url}/a.mp4")
+        captures = list(source.captures())
+        assert [number(capture.frame) for capture in captures] == list(range(6))
+        (copy,) = temporary.iterdir()
+        assert copy.read_bytes() == Path("a.mp4").read_bytes()
+        assert (source.rate, source.audio_from) == (25, str(copy))
+        assert [capture.note for capture in captures if capture.note] == [
+            f"{url}/a.mp4 was downloaded first: its index comes last, and its server gives no parts."
+        ]
+    del source
+    gc.collect()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_video_that_can_be_read_as_it_comes_is_not_copied(here, temporary):
+    film("a.mp4")
+    shoot("b.mp4")
+    Path("c.mp4").write_text("no video")
+    with file_server(here) as url, file_server(here, ranges=False) as poor:
+        for address in (f"{poor}/a.mp4", f"{url}/b.mp4"):
+            source = only(address)
+            assert numbers(source)
+            assert source.audio_from == address
+        with pytest.raises(ValueError, match=f"{poor}/c.mp4 is not a video that can be read"):
+            numbers(only(f"{poor}/c.mp4"))
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "room", "sentence"),
+    [
+        ({}, 2**20, "has to be downloaded first, and its 1 MB have no room in .*temporary: set TMPDIR to a folder"),
+        ({"length": False}, 2**20, "has to be downloaded first, and its 1 MB have no room in .*temporary: set TMPDIR"),
+        ({"share": 0.9}, 2**30, r"is cut short: \d\d\d,\d\d\d bytes of it did not come\."),
+    ],
+)
+def test_what_cannot_be_copied_is_told_and_leaves_nothing(here, temporary, monkeypatch, options, room, sentence):
+    shoot("a.mp4")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=web.ROOM + room))
+    with (
+        file_server(here, ranges=False, **options) as url,
+        pytest.raises(ValueError, match=f"^{url}/a.mp4 {sentence}"),
+    ):
+        next(only(f"{url}/a.mp4").captures())
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_video_that_stops_in_its_middle_gives_what_came(here):

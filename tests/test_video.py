@@ -141,6 +141,14 @@ def test_uneven_times_are_kept(tmp_path):
     assert times == pytest.approx(UNEVEN, abs=1e-3)
 
 
+def test_a_video_tells_how_many_frames_it_has(tmp_path):
+    for name, codec in (("a.mp4", "libx264"), ("a.mkv", "libx264"), ("a.webm", "libvpx-vp9"), ("a.avi", "mpeg4")):
+        with open_video(make_clip(tmp_path / name, 37, codec=codec, rate=NTSC)) as video:
+            assert video.length == 37
+    with open_video(make_clip(tmp_path / "a.h264", 37)) as video:
+        assert video.length is None
+
+
 def test_without_timestamps_times_come_from_the_rate(tmp_path):
     _, times = read(make_clip(tmp_path / "a.h264"))
     assert times == pytest.approx(even(12, Fraction(25)))
@@ -199,6 +207,54 @@ def test_after_damage_in_the_middle_reading_goes_on(tmp_path):
             numbers.append(number(frame))
     assert {0, 1, 28, 29} < set(numbers)
     assert 20 < len(numbers) < 30
+
+
+def scenery(path, frames=60):
+    """A video with something in it, so that damage is seen."""
+    noise = torch.randint(0, 256, (3, 12, 100), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    wide = noise.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)
+    write_frames(path, [wide[:, :, 4 * i : 4 * i + 128] for i in range(frames)], 25)
+    return path
+
+
+def disturb(path, chosen):
+    """Destroy the second half of some of a file's packets."""
+    with av.open(str(path)) as container:
+        places = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
+    data = bytearray(path.read_bytes())
+    for start, size in places[chosen]:
+        data[start + size // 2 : start + size] = bytes(size - size // 2)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.mkv", "a.mp4"])
+@pytest.mark.parametrize("chosen", [slice(0, 1), slice(10, 30)])
+def test_frames_that_the_decoder_mended_are_counted(tmp_path, name, chosen):
+    path, seen = scenery(tmp_path / name), 0
+    assert len(read(path)[0]) == 60
+    with pytest.raises(CutShort, match=r"is damaged: \d+ frames could be read, \d+ of them with faults") as caught:
+        for _ in open_video(disturb(path, chosen)):
+            seen += 1
+    assert f": {seen} frames could" in str(caught.value)
+
+
+def test_frames_that_are_missing_at_the_beginning_are_counted(tmp_path):
+    path = make_clip(tmp_path / "a.mov", 30, codec="mjpeg", pixels="yuvj420p")
+    with av.open(str(path)) as container:
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+    data = bytearray(path.read_bytes())
+    data[packets[0].pos : packets[4].pos] = bytes(packets[4].pos - packets[0].pos)
+    path.write_bytes(data)
+    with pytest.raises(CutShort, match="is damaged: 26 frames could be read, at least 4 could not be decoded"):
+        list(open_video(path))
+
+
+def test_a_recording_that_begins_between_whole_pictures_is_not_damaged(tmp_path):
+    path = make_clip(tmp_path / "a.ts", 600)
+    packets = len(path.read_bytes()) // 188
+    path.write_bytes(path.read_bytes()[packets // 5 * 188 :])
+    assert 100 < len(read(path)[0]) < 600
 
 
 @pytest.mark.parametrize(
@@ -346,6 +402,22 @@ def test_frames_are_written_in_one_call(tmp_path):
     with pytest.raises(ValueError, match="does not fit a video"):
         write_frames(tmp_path / "c.mp4", [picture(0), picture(1, (32, 32))], 25)
     assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
+
+
+def test_frames_may_be_arrays_and_take_the_place_of_a_video_that_is_there(tmp_path):
+    path = make_clip(tmp_path / "a.mp4", 9)
+    write_frames(path, [picture(i).permute(1, 2, 0).numpy() for i in range(3)], 25)
+    assert read(path)[0] == [0, 1, 2]
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="The picture is a NoneType"):
+        write_frames(path, [picture(0), None], 25)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("rate", [0, -25, 1e9, float("nan"), "25", None])
+def test_a_rate_that_no_video_has_is_told(tmp_path, rate):
+    with pytest.raises(ValueError, match=f"^A rate of {rate!r} frames a second; expected 0.001 to 1000.$"):
+        write_frames(tmp_path / "a.mp4", [picture(0)], rate)
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.mkv", "a.webm"])

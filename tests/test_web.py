@@ -1,5 +1,8 @@
+import subprocess
+import sys
 import time
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 
 import pytest
 from servers import file_server, serving
@@ -56,6 +59,41 @@ def test_what_is_too_large_is_refused(here, monkeypatch):
     monkeypatch.setattr(web, "FETCH_BYTES", 100)
     with file_server(here) as url, pytest.raises(ValueError, match=f"^{url}/a is larger than 100 bytes: too large for"):
         web.fetch(f"{url}/a")
+
+
+def box(kind, size=8):
+    return size.to_bytes(4) + kind + bytes(max(0, size - 8))
+
+
+@pytest.mark.parametrize(
+    ("head", "last"),
+    [
+        (box(b"ftyp", 32) + box(b"free") + box(b"mdat", 4000), True),
+        (box(b"ftyp", 32) + box(b"moov", 900) + box(b"mdat"), False),
+        (box(b"ftyp", 32) + (1).to_bytes(4) + b"mdat" + (2**33).to_bytes(8), True),
+        (box(b"ftyp", 32) + (0).to_bytes(4) + b"mdat", True),
+        (box(b"ftyp", 32) + box(b"moof", 90) + box(b"mdat"), True),
+        (b"\x1aE\xdf\xa3\x01\0\0\0\0\0\0#B\x86\x81\x01mdat", False),
+        (b"short", False),
+        (b"", False),
+    ],
+)
+def test_an_mp4_whose_frames_come_before_its_index_is_known_by_its_beginning(head, last):
+    assert web.index_is_last(head) == last
+
+
+def test_a_copy_is_gone_with_what_it_belongs_to_and_with_its_process(tmp_path):
+    program = (
+        "from streamseg import web; copies = [web.Copy(), web.Copy()]; [print(c.path) for c in copies]; del copies[0]"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert len(done.stdout.split()) == 2
+    assert not any(Path(name).exists() for name in done.stdout.split())
+    copy = web.Copy()
+    path = copy.path
+    assert path.exists()
+    del copy
+    assert not path.exists()
 
 
 def open_playlist(address):
