@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
+from math import isnan
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -128,7 +129,9 @@ def draw(folder: Path, *files: Path) -> None:
 
 
 def spread(values: list[float]) -> str:
-    """The mean of the seeds, and their standard deviation where there are several."""
+    """The mean of the seeds, and their standard deviation where there are several; a dash for what was not measured."""
+    if any(map(isnan, values)):
+        return "–"
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
