@@ -34,7 +34,7 @@ from streamseg.results import Drawn, Results, writing
 from streamseg.show import Window
 from streamseg.sources import Capture, Source
 from streamseg.stream import PIXELS, Policy, State, fit, step_batch, working_size
-from streamseg.tiles import label_tiled, labels_and_confidence, labels_of
+from streamseg.tiles import label_tiled
 from streamseg.video import CutShort
 
 AHEAD = 3
@@ -431,20 +431,18 @@ class Pipeline:
                 job.labels, _ = label_tiled(labeller.model, job.frame)
             return [None for _ in jobs]
         size = self.choose_size((height, width), jobs[0].scale)
-        scores, states = step_batch(
+        looks, states = step_batch(
             labeller.model,
             torch.cat([fit(job.frame[None], size) for job in jobs]),
             [job.stream.state for job in jobs],
             labeller.window,
+            sizes=[(height, width) for _ in jobs],
+            confident=labeller.confident,
             times=[job.capture.seconds for job in jobs],
             cut=labeller.cut,
         )
-        for job, score in zip(jobs, scores, strict=True):
-            job.size = size
-            if labeller.confident:
-                job.labels, job.confidence = labels_and_confidence(score, (height, width))
-            else:
-                job.labels = labels_of(score, (height, width))
+        for job, look in zip(jobs, looks, strict=True):
+            job.size, (job.labels, job.confidence) = size, look
         return [state if job.stream.source.moving else None for job, state in zip(jobs, states, strict=True)]
 
     def choose_size(self, size: tuple[int, int], scale: float) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import repeat
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,9 +23,9 @@ from torch.nn import functional as F
 from streamseg import checkpoint
 from streamseg.images import Picture, to_frame
 from streamseg.layers import check_count
-from streamseg.model import SMALLEST, Context, FANet
+from streamseg.model import SMALLEST, FANet
 from streamseg.tensors import open_tensors, take_tensors, write_tensors
-from streamseg.tiles import check_frame, check_model, labels_of
+from streamseg.tiles import check_frame, check_model, labels_and_confidence, labels_of
 
 FRAME_TIME = 1 / 25
 """Seconds between frames that come without times."""
@@ -97,7 +98,7 @@ class State:
     """The time of the last frame."""
 
 
-def segment(image: Picture, model: FANet | None = None) -> Tensor:
+def segment(image: Picture, model: "FANet | Engine | None" = None) -> Tensor:
     """Labels (H, W), uint8, of a picture: a path, a PIL picture, an array (H, W, 3) or a frame (3, H, W).
 
     Args:
@@ -115,7 +116,7 @@ def shipped() -> FANet:
 
 
 def label_frames(
-    model: FANet,
+    model: "FANet | Engine",
     frames: Iterable[Tensor],
     window: int | Policy = 1,
     state: State | None = None,
@@ -146,7 +147,7 @@ def label_frames(
 
 
 def label_frame(
-    model: FANet,
+    model: "FANet | Engine",
     frame: Tensor,
     state: State | None = None,
     window: int | Policy = 1,
@@ -161,7 +162,7 @@ def label_frame(
 
 
 def label_batch(
-    model: FANet,
+    model: "FANet | Engine",
     frames: Sequence[Tensor],
     states: Sequence[State | None],
     window: int | Policy = 1,
@@ -174,7 +175,7 @@ def label_batch(
 
     The network sees them together, so at one size: frames of several sizes need one given.
     """
-    check_model(model)
+    engine = to_engine(model)
     for frame in frames:
         check_frame(frame)
     if size is None:
@@ -183,56 +184,126 @@ def label_batch(
             raise ValueError(f"A batch is seen at one size, but its frames have {len(sizes)}: give a size.")
         (size,) = sizes
     check_size(size)
-    device = model.mean.device
-    images = torch.cat([fit(frame[None].to(device, non_blocking=True), size) for frame in frames])
-    scores, after = step_batch(model, images, states, window, times=times, cut=cut)
-    labels = []
-    for frame, x in zip(frames, scores, strict=True):
-        _, height, width = frame.shape
-        labels.append(labels_of(x, (height, width)).to(frame.device))
-    return labels, after
+    images = torch.cat([fit(frame[None].to(engine.device, non_blocking=True), size) for frame in frames])
+    own = [(frame.shape[1], frame.shape[2]) for frame in frames]
+    looks, after = step_batch(engine, images, states, window, sizes=own, times=times, cut=cut)
+    return [labels.to(frame.device) for (labels, _), frame in zip(looks, frames, strict=True)], after
 
 
 def step_batch(
-    model: FANet,
+    model: "FANet | Engine",
     images: Tensor,
     states: Sequence[State | None],
     window: int | Policy = 1,
     *,
+    sizes: Sequence[tuple[int, int]],
+    confident: bool = False,
     times: Sequence[float | None] | None = None,
     cut: float | None = None,
-) -> tuple[Tensor, list[State]]:
-    """Scores (B, K, h, w) of the next images (B, 3, H, W) of as many streams, and their states; see label_frames.
+) -> tuple[list["Look"], list[State]]:
+    """What is seen in the next images (B, 3, H, W) of as many streams, and their states; see label_frames.
 
-    No stream sees another's state. Of the scores labels_of and labels_and_confidence make labels of any size.
+    No stream sees another's state.
+
+    Args:
+        sizes: Height and width of each one's labels.
+        confident: Whether the probability of each label is wanted too.
     """
-    check_model(model)
-    model.check(images, None)
-    policy, device = to_policy(window), model.mean.device
+    engine, policy = to_engine(model), to_policy(window)
     times = [None] * len(states) if times is None else times
-    if not len(images) == len(states) == len(times):
+    if not len(images) == len(states) == len(times) == len(sizes):
         raise ValueError(f"{len(images)} images, {len(states)} states and {len(times)} times are no batch of streams.")
     moments = [moment(*pair) for pair in zip(states, times, strict=True)]
-    with torch.inference_mode():
-        known = [state and replace(state, contexts=state.contexts.to(device)) for state in states]
+    with torch.no_grad():  # not inference_mode, whose tensors a caller could not change
+        known = [state and replace(state, contexts=state.contexts.to(engine.device)) for state in states]
         pasts = [past_of(*pair, policy) for pair in zip(known, moments, strict=True)]
-        for i, past in enumerate(pasts):
-            model.check(images[i : i + 1], None if past is None else apart(model, past))
+        for past in pasts:
+            check_past(past, engine.context_shape)
         weights = [weight_of(*pair, policy) for pair in zip(known, moments, strict=True)]
-        maps = model.encode(images.to(device))
-        attended, batch = model.attend(maps, together(model, pasts), model.mean.new_tensor(weights).view(-1, 1, 1))
-        # in fp32, in which sums of many frames do not drift
-        contexts = torch.cat(batch, dim=2).float().split(1)
+        looks, contexts = engine.look(images, together(pasts), weights, sizes, confident)
         if cut is not None:
-            far = [distance > cut for distance in distances(model, known, contexts)]
-            if any(far):
-                known = [None if begins else state for begins, state in zip(far, known, strict=True)]
-                pasts = [None if begins else past for begins, past in zip(far, pasts, strict=True)]
-                weights = [0.0 if begins else weight for begins, weight in zip(far, weights, strict=True)]
-                # the contexts stay as they are: no past reaches them
-                attended, _ = model.attend(maps, together(model, pasts), model.mean.new_tensor(weights).view(-1, 1, 1))
-        scores = model.score(model.merge(attended))
-        return scores, [advance(*entry, policy) for entry in zip(known, contexts, moments, strict=True)]
+            for i, distance in enumerate(distances(known, contexts, engine.widths)):
+                if distance > cut:  # a new scene is seen once more, without the past, which is rare
+                    known[i] = None
+                    looks[i : i + 1], _ = engine.look(images[i : i + 1], None, [0.0], sizes[i : i + 1], confident)
+        return looks, [advance(*entry, policy) for entry in zip(known, contexts.split(1), moments, strict=True)]
+
+
+Look = tuple[Tensor, Tensor | None]
+"""Labels (H, W), uint8, and, if wanted, the probability of each, uint8: 255 is 1."""
+
+
+class Engine(Protocol):
+    """What can label the frames of streams: a FANet, or another form of one."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels of the contexts of Res-1 … Res-4, which are side by side."""
+
+    @property
+    def context_shape(self) -> tuple[int, int]:
+        """D and C of a context."""
+
+    def look(
+        self,
+        images: Tensor,
+        past: Tensor | None,
+        weights: Sequence[float],
+        sizes: Sequence[tuple[int, int]],
+        confident: bool,
+    ) -> tuple[list[Look], Tensor]:
+        """What is seen in images (B, 3, H, W), and the context (B, D, C), fp32, that each leaves to later ones.
+
+        Args:
+            past: The sum of the contexts of the earlier frames in each one's window (B, D, C).
+            weights: How many frames each sum is of.
+            sizes: Height and width of each one's labels.
+            confident: Whether the probability of each label is wanted too.
+        """
+
+
+class Plain:
+    """A FANet as it is, operator by operator."""
+
+    def __init__(self, model: FANet):
+        check_model(model)
+        self.model = model
+        self.widths = tuple(attend.context_shape[1] for attend in model.attends)
+        self.context_shape = (model.attend1.context_shape[0], sum(self.widths))
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.mean.device
+
+    def look(
+        self,
+        images: Tensor,
+        past: Tensor | None,
+        weights: Sequence[float],
+        sizes: Sequence[tuple[int, int]],
+        confident: bool,
+    ) -> tuple[list[Look], Tensor]:
+        model = self.model
+        model.check(images, None)
+        # in the network's precision at once: each of its four stages would do it by itself
+        parts = None if past is None else past.to(model.mean.dtype).split(self.widths, dim=2)
+        maps, contexts = model.features(images.to(self.device), parts, model.mean.new_tensor(weights).view(-1, 1, 1))
+        make = labels_and_confidence if confident else labels_alone
+        looks = [make(scores, size) for scores, size in zip(model.score(maps), sizes, strict=True)]
+        # in fp32, in which sums of many frames do not drift
+        return looks, torch.cat(contexts, dim=2).float()
+
+
+def labels_alone(scores: Tensor, size: tuple[int, int]) -> Look:
+    return labels_of(scores, size), None
+
+
+def to_engine(model: "FANet | Engine") -> Engine:
+    """What labels frames by a network, or does so itself."""
+    return model if hasattr(model, "look") else Plain(model)  # type: ignore[arg-type,return-value] # Plain checks it
 
 
 def past_of(state: State | None, seconds: float, window: int | Policy) -> Tensor | None:
@@ -288,36 +359,29 @@ def weighted_sum(contexts: Tensor, weights: Sequence[float], scale: float) -> Te
     return total if share == 1 else share * total
 
 
-def apart(model: FANet, context: Tensor) -> Context:
-    """A context (B, D, C) as the four matrices that a network takes."""
-    widths = [attend.context_shape[1] for attend in model.attends]
-    if context.shape[2] != sum(widths):
+def check_past(past: Tensor | None, shape: tuple[int, int]) -> None:
+    """Raise a ValueError if a past is not of the network that is to look back to it."""
+    if past is not None and tuple(past.shape[1:]) != shape:
         raise ValueError(
-            f"The state has {context.shape[2]} channels, but the network {sum(widths)}: it is of another network."
+            f"The state is of another network: its contexts have {past.shape[1]} x {past.shape[2]} numbers, and those "
+            f"of this network {shape[0]} x {shape[1]}."
         )
-    return to_context(context.split(widths, dim=2))
 
 
-def to_context(matrices: Iterable[Tensor]) -> Context:
-    """The context of four matrices, of Res-1 … Res-4."""
-    x1, x2, x3, x4 = matrices
-    return x1, x2, x3, x4
-
-
-def context_distance(a: Context, b: Context) -> Tensor:
+def context_distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     """How far apart two contexts are, (B,), from 0 for the same scene to 2: one minus the cosine of Res-2's."""
     # of the four stages the one that tells best; docs/segment.md has distances that were measured
     return 1 - F.cosine_similarity(a[1].flatten(1), b[1].flatten(1))
 
 
-def distances(model: FANet, states: Sequence[State | None], contexts: Sequence[Tensor]) -> list[float]:
-    """How far each stream's next context is from those it has seen; 0 where it has seen none."""
+def distances(states: Sequence[State | None], contexts: Tensor, widths: Sequence[int]) -> list[float]:
+    """How far each stream's next context, of (B, D, C), is from those it has seen; 0 where it has seen none."""
     far = [0.0] * len(states)
     found = {}
     for i, state in enumerate(states):
         if state is not None and state.weights:
             seen = weighted_sum(state.contexts, state.weights, 1.0)
-            found[i] = context_distance(apart(model, contexts[i]), apart(model, seen))
+            found[i] = context_distance(contexts[i : i + 1].split(widths, dim=2), seen.split(widths, dim=2))
     if found:
         # one answer for all streams, for which the device is waited for
         for i, distance in zip(found, torch.cat([*found.values()]).tolist(), strict=True):
@@ -325,13 +389,12 @@ def distances(model: FANet, states: Sequence[State | None], contexts: Sequence[T
     return far
 
 
-def together(model: FANet, pasts: Sequence[Tensor | None]) -> Context | None:
-    """The pasts of several streams as that of a batch, in the network's precision; zeros, where there is none."""
-    if all(past is None for past in pasts):
+def together(pasts: Sequence[Tensor | None]) -> Tensor | None:
+    """The pasts of several streams as that of a batch; zeros, which change nothing, where there is none."""
+    some = next((past for past in pasts if past is not None), None)
+    if some is None:
         return None
-    shape = next(past.shape for past in pasts if past is not None)
-    joined = torch.cat([model.mean.new_zeros(shape) if past is None else past for past in pasts])
-    return apart(model, joined.to(model.mean.dtype))
+    return some if len(pasts) == 1 else torch.cat([torch.zeros_like(some) if past is None else past for past in pasts])
 
 
 def working_size(height: int, width: int, pixels: int = PIXELS) -> tuple[int, int]:

@@ -97,12 +97,10 @@ def noise(seed, count, size=(48, 64)):
     return list(torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8, generator=dice))
 
 
-def look(images, states):
-    """What a network might say that sees the colour of a frame, divided by 11."""
-    scores = torch.zeros(len(images), 11, 8, 8)
-    for score, image in zip(scores, images, strict=True):
-        score[int(image[0, 0, 0]) % 11] = 1
-    return scores, [None] * len(states)
+def look(images, sizes, confident=False, **options):
+    """What a network might say that sees the colour of a frame, divided by 11, and is never sure."""
+    labels = [torch.full(size, int(image[0, 0, 0]) % 11).byte() for image, size in zip(images, sizes, strict=True)]
+    return [(x, torch.full_like(x, 69) if confident else None) for x in labels], [None] * len(images)
 
 
 @pytest.fixture
@@ -110,9 +108,9 @@ def quick(monkeypatch):
     """The network takes no time, and its labels are the frame's number modulo 11; `seen` is what it saw."""
     seen = []
 
-    def step(model, images, states, window, *, times, cut):
+    def step(model, images, states, window, **options):
         seen.append([int(image[0, 0, 0]) for image in images])
-        return look(images, states)
+        return look(images, **options)
 
     monkeypatch.setattr(pipeline, "step_batch", step)
     return seen
@@ -282,9 +280,9 @@ def test_reading_labelling_drawing_and_writing_happen_at_the_same_time(model, mo
             meet(i, 3)
             yield shade(i)
 
-    def step(model, images, states, window, *, times, cut):
+    def step(model, images, states, window, **options):
         meet(int(images[0, 0, 0, 0]), 2)
-        return look(images, states)
+        return look(images, **options)
 
     def paint(frame, *style):
         meet(int(frame[0, 0, 0]), 1)
@@ -335,10 +333,10 @@ def live(monkeypatch, model, camera, passing, **options):
     """Label a camera's frames by a network in whose time so many others pass; returns what it saw, and the run."""
     seen = []
 
-    def step(model, images, states, window, *, times, cut):
+    def step(model, images, states, window, **options):
         seen.append((int(images[0, 0, 0, 0]), camera.came - 1))
         camera.let_through(passing)
-        return look(images, states)
+        return look(images, **options)
 
     monkeypatch.setattr(pipeline, "step_batch", step)
     return seen, run(model, camera, **options)
@@ -357,11 +355,11 @@ def test_of_a_live_source_that_the_network_keeps_up_with_nothing_is_dropped(monk
     camera = Camera(20)
     seen = []
 
-    def step(model, images, states, window, *, times, cut):
+    def step(model, images, states, window, **options):
         seen.append(int(images[0, 0, 0, 0]))
         if len(seen) > 1:  # the first pass labels nothing
             camera.let_through(1)
-        return look(images, states)
+        return look(images, **options)
 
     monkeypatch.setattr(pipeline, "step_batch", step)
     done = run(model, camera)
@@ -391,10 +389,10 @@ def test_a_live_source_that_is_written_slowly_does_not_fall_behind(model, quick)
 def test_a_live_source_and_a_file_go_through_one_network_in_turn(monkeypatch, model, size):
     camera, seen = Camera(31), []
 
-    def step(model, images, states, window, *, times, cut):
+    def step(model, images, states, window, **options):
         seen.append({int(image[0, 0, 0]) == 200 for image in images})
         camera.let_through(1)
-        return look(images, states)
+        return look(images, **options)
 
     monkeypatch.setattr(pipeline, "step_batch", step)
     done = run(model, camera, Clip([shade(200, size)] * 100, "file"))
@@ -448,10 +446,10 @@ def priced(monkeypatch):
     clock = SimpleNamespace(now=0.0, price=0.0, seen=[])
     clock.monotonic = clock.perf_counter = lambda: clock.now
 
-    def step(model, images, states, window, *, times, cut):
+    def step(model, images, states, window, **options):
         clock.seen.append(tuple(images.shape[2:]))
         clock.now += clock.price * images[0, 0].numel()
-        return look(images, states)
+        return look(images, **options)
 
     monkeypatch.setattr(pipeline, "step_batch", step)
     monkeypatch.setattr(pipeline, "time", clock)
@@ -704,9 +702,9 @@ def test_a_run_leaves_torchs_threads_as_they_were_and_none_of_its_own(model, qui
 def test_the_network_has_all_threads_and_the_others_one_each(model, monkeypatch):
     found = {}
 
-    def step(model, images, states, window, *, times, cut):
+    def step(model, images, states, window, **options):
         found["network"] = torch.get_num_threads()
-        return look(images, states)
+        return look(images, **options)
 
     def frames():
         found["reader"] = torch.get_num_threads()
