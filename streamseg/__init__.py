@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from streamseg.draw import overlay as overlay
     from streamseg.encoder import load_imagenet as load_imagenet
+    from streamseg.fast import accelerate as accelerate
     from streamseg.images import read_image as read_image
     from streamseg.model import FANet as FANet, fanet18 as fanet18, fanet34 as fanet34
     from streamseg.sources import read_frames as read_frames
@@ -62,6 +63,7 @@ MODULES = {
     "datasets": "ade20k camvid cityscapes coco_stuff folder",
     "draw": "overlay",
     "encoder": "load_imagenet",
+    "fast": "accelerate",
     "images": "read_image",
     "model": "FANet fanet18 fanet34",
     "sources": "read_frames",

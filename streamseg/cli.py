@@ -59,7 +59,7 @@ def segment(
     raw_size: Annotated[str, optional("HEIGHTxWIDTH", "none")] = "",
     rate: Annotated[float | None, optional("FPS", "25")] = None,
     device: Device = "",
-    precision: Annotated[str, optional("{fp32,fp16,bf16}", "fp16 on a GPU, fp32 on the CPU")] = "",
+    precision: Annotated[str, optional("{fp32,fp16,bf16,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
 ) -> None:
     """Label every pixel of pictures, videos, cameras and streams, and write them under the colours of their classes.
 
@@ -87,15 +87,13 @@ def segment(
         raw_size: The size of raw frames on standard input: RGB, 8 bits.
         rate: Frames a second of numbered pictures and raw frames.
         device: cuda or cpu.
-        precision: What the network computes in.
+        precision: What the network computes in; int8 is more than twice as fast on a CPU, with nearly the same labels.
     """
     from contextlib import ExitStack
     from json import dumps
     from time import monotonic
 
-    import torch
-
-    from streamseg import checkpoint, latency
+    from streamseg import checkpoint, fast, latency
     from streamseg.files import written_whole
     from streamseg.images import allow_large_pictures
     from streamseg.layers import check_choice
@@ -108,7 +106,7 @@ def segment(
     given, out = (names[:-1], names[-1]) if len(names) > 1 else (names, "")
     raw = out == "-"
     if precision:
-        check_choice("precision", precision, ("fp32", "fp16", "bf16"))
+        check_choice("precision", precision, ("fp32", "fp16", "bf16", "int8"))
     if tile and (confidence or (window or 1) > 1 or half_life or deadline or size):
         raise ValueError(
             "--tile sees single pictures at full size: leave out --confidence, --window, --half-life, --deadline and "
@@ -135,10 +133,8 @@ def segment(
     if policy is None:
         policy = LastFrames(1 if tile else checkpoint.describe(weights or checkpoint.SHIPPED).window)
     only = tuple(find_class(name, known.names) for name in classes.split(",") if name.strip())
-    half = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-    kind = half[precision or ("fp16" if place.type == "cuda" else "fp32")]
-    model = model.to(place, kind, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
-    labeller = Labeller(model, known, policy, cut, parse_size("--size", size), tile, confidence)
+    engine = fast.engine_for(model, place, precision, plain=tile)
+    labeller = Labeller(engine, known, policy, cut, parse_size("--size", size), tile, confidence)
 
     words = sys.stderr if raw else sys.stdout
     meter = latency.Meter()

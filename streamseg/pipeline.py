@@ -33,7 +33,7 @@ from streamseg.restart import stopping
 from streamseg.results import Drawn, Results, writing
 from streamseg.show import Window
 from streamseg.sources import Capture, Source
-from streamseg.stream import PIXELS, Policy, State, fit, step_batch, working_size
+from streamseg.stream import PIXELS, Engine, Plain, Policy, State, fit, step_batch, to_engine, working_size
 from streamseg.tiles import label_tiled
 from streamseg.video import CutShort
 
@@ -60,7 +60,7 @@ class Style:
 class Labeller:
     """A network, and how it sees frames."""
 
-    model: FANet
+    model: FANet | Engine
     classes: Classes
     window: Policy
     cut: float | None = None
@@ -68,13 +68,13 @@ class Labeller:
     size: tuple[int, int] | None = None
     """The height and width that frames are seen at; None for their own, up to a limit."""
     tiled: bool = False
-    """Whether frames beyond that limit are seen whole, tile by tile."""
+    """Whether frames beyond that limit are seen whole, tile by tile, for which the model must be a plain one."""
     confident: bool = False
     """Whether the probability of each label is wanted too."""
 
     @property
     def device(self) -> torch.device:
-        return self.model.mean.device
+        return to_engine(self.model).device
 
 
 @dataclass(eq=False)
@@ -425,14 +425,15 @@ class Pipeline:
         if labeller.device.type == "cuda":
             for job in jobs:  # or the reader's stream might take the memory of a frame that is still looked at
                 job.frame.record_stream(torch.cuda.current_stream())
-        if labeller.tiled and height * width > PIXELS:
+        engine = to_engine(labeller.model)
+        if labeller.tiled and height * width > PIXELS and isinstance(engine, Plain):
             for job in jobs:
                 job.size = (height, width)
-                job.labels, _ = label_tiled(labeller.model, job.frame)
+                job.labels, _ = label_tiled(engine.model, job.frame)
             return [None for _ in jobs]
         size = self.choose_size((height, width), jobs[0].scale)
         looks, states = step_batch(
-            labeller.model,
+            engine,
             torch.cat([fit(job.frame[None], size) for job in jobs]),
             [job.stream.state for job in jobs],
             labeller.window,

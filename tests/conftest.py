@@ -1,5 +1,6 @@
 """What several tests share: small random networks and pictures; nothing is downloaded."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import streamseg
 
 # the test processes share the cores
 torch.set_num_threads(1)
+# without a GPU Triton's kernels are tested in its interpreter, which it must know before it is imported
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")

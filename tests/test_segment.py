@@ -23,6 +23,7 @@ from servers import RtspServer, file_server
 
 import streamseg
 from streamseg import cli, pipeline, sources
+from streamseg.folded import Folded
 from streamseg.images import write_image
 from streamseg.video import open_video, read_label_video
 
@@ -476,20 +477,20 @@ def test_a_deadline_that_cannot_be_held_is_told_of_with_the_smallest_size(here, 
 
 
 def test_the_line_while_it_runs_shows_how_far_it_is(here, segment, monkeypatch, capsys):
-    encode = streamseg.FANet.encode
+    look = Folded.look
 
     def slowly(*arguments):
         time.sleep(0.05)
-        return encode(*arguments)
+        return look(*arguments)
 
     make_clip(Path("v.mp4"), 15)
-    monkeypatch.setattr(streamseg.FANet, "encode", slowly)
+    monkeypatch.setattr(Folded, "look", slowly)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert segment("v.mp4") == 0
     assert re.search(r"\rframe \d+/15 \(\d+ %\) · ", capsys.readouterr().err.replace("\x1b[K", ""))
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "int8"])
 def test_other_precisions_see_the_same(here, segment, precision):
     make_clip(Path("v.mp4"), 3)
     assert segment("v.mp4", "whole", "--labels", "--window", "3") == 0
@@ -697,7 +698,7 @@ NO_MEMORY = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("Defaul
 @pytest.mark.parametrize("error", [*NO_MEMORY, MemoryError()])
 def test_a_network_without_memory_is_a_sentence_and_leaves_nothing(here, segment, monkeypatch, capsys, error):
     make_clip(Path("a.mp4"), 5)
-    monkeypatch.setattr("streamseg.FANet.encode", failing(error))
+    monkeypatch.setattr(Folded, "look", failing(error))
     status = segment("a.mp4", "out", "--labels", "--json", "a.json")
     assert "There is not enough memory for pictures of this size" in complaint(capsys, status)
     assert made(here) == ["a.mp4"]
@@ -705,7 +706,7 @@ def test_a_network_without_memory_is_a_sentence_and_leaves_nothing(here, segment
 
 def test_a_fault_of_our_own_is_not_hidden_and_leaves_nothing(here, segment, monkeypatch):
     make_clip(Path("a.mp4"), 5)
-    monkeypatch.setattr("streamseg.FANet.encode", failing(RuntimeError("size mismatch")))
+    monkeypatch.setattr(Folded, "look", failing(RuntimeError("size mismatch")))
     with pytest.raises(RuntimeError, match="size mismatch"):
         segment("a.mp4", "out.mp4", "--labels", "--json", "a.json")
     assert made(here) == ["a.mp4"]

@@ -1,0 +1,262 @@
+"""The fast path: a FANet in fewer and larger steps, for whatever takes a network to label frames.
+
+On a GPU the folded network runs in half precision, with kernels.py between its convolutions, as one CUDA graph for each
+size of frames: nothing is allocated, and the host waits for nothing. On the CPU it runs in fp32, or with most of its
+convolutions in bytes (int8).
+
+Shapes: B batch, H x W the frame, D key channels, C channels of Res-1 … Res-4 side by side.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from streamseg import kernels
+from streamseg.attention import FastAttention
+from streamseg.folded import Folded, FoldedToBytes
+from streamseg.layers import check_choice
+from streamseg.model import FANet
+from streamseg.stream import Engine, Look, Plain, labels_alone
+from streamseg.tiles import check_frame, check_model, labels_and_confidence
+
+SIZES = 8
+"""How many sizes of frames are kept ready at a time."""
+
+LEARNED = 8
+"""How many frames are seen in fp32 to learn the ranges of bytes, where none were given for it."""
+
+PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.uint8}
+"""What numbers are computed with, by their names."""
+
+Size = tuple[int, int, int, bool]
+"""Batch, height, width, and whether confidence is wanted."""
+
+
+@dataclass(eq=False)
+class Ready:
+    """What a size of frames needs on a GPU: places for what goes in and comes out, and the graph between them."""
+
+    frame: Tensor
+    past: Tensor
+    scale: Tensor
+    context: Tensor
+    unfolded: Tensor
+    labels: Tensor
+    confidence: Tensor | None
+    scores: Tensor | None = None
+    graph: "torch.cuda.CUDAGraph | None" = None
+    weights: tuple[float, ...] = ()
+    """Those that `scale` was made from."""
+    has_past: bool = False
+
+
+class Fast:
+    """A FANet's fast form: a function from frames to labels, and an engine for streams.
+
+    `labels = fast(frame)`: of a frame (3, H, W) or frames (B, 3, H, W), bytes on the network's device.
+    """
+
+    def __init__(self, model: FANet, precision: torch.dtype, calibration: Sequence[Tensor] = ()):
+        self.model = model
+        self.averages = model.averages
+        self.widths = tuple(attend.context_shape[1] for attend in model.attends)
+        self.context_shape = (model.key_channels, sum(self.widths))
+        self.ready: OrderedDict[Size, Ready] = OrderedDict()
+        self.once: set[Size] = set()
+        in_bytes = precision == torch.uint8
+        self.folded = Folded(model, torch.float32 if in_bytes else precision)
+        self.learning, self.seen = in_bytes and not calibration, list[Tensor]()
+        if in_bytes and calibration:
+            self.folded = FoldedToBytes(self.folded, [frame[None] for frame in calibration])
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.mean.device
+
+    def __call__(self, frame: Tensor) -> Tensor:
+        """Labels (H, W) or (B, H, W), uint8. On a GPU they are good until the next call with frames of this size."""
+        frames = frame if frame.ndim == 4 else frame[None]
+        for one in frames:
+            check_frame(one)
+        if frame.device != self.device:
+            raise ValueError(f"The frame is on {frame.device}, and the network on {self.device}: move one of them.")
+        with torch.no_grad():
+            if self.device.type == "cuda":
+                labels = self.replay(frames, None, [0.0] * len(frames), False, at_once=True).labels
+            else:
+                sizes = [(frames.shape[2], frames.shape[3])] * len(frames)
+                looks, _ = self.look(frames, None, [0.0] * len(frames), sizes, False)
+                labels = torch.stack([labels for labels, _ in looks])
+        return labels if frame.ndim == 4 else labels[0]
+
+    def look(
+        self,
+        images: Tensor,
+        past: Tensor | None,
+        weights: Sequence[float],
+        sizes: Sequence[tuple[int, int]],
+        confident: bool,
+    ) -> tuple[list[Look], Tensor]:
+        if images.dtype != torch.uint8:
+            images = images.round().clamp(0, 255).to(torch.uint8)
+        if self.device.type == "cuda":
+            return self.look_on_gpu(images, past, weights, sizes, confident)
+        context = torch.empty(len(images), *self.context_shape)
+        past = torch.zeros_like(context) if past is None else past
+        scores = self.folded.scores(images, past, self.scale_of(weights), context)
+        if self.learning:
+            self.learn(images)
+        make = labels_and_confidence if confident else labels_alone
+        return [make(x, size) for x, size in zip(scores, sizes, strict=True)], context
+
+    def learn(self, images: Tensor) -> None:
+        """Keep frames to learn the ranges of bytes from, and go over to bytes when there are enough."""
+        self.seen.append(images)
+        if sum(map(len, self.seen)) >= LEARNED:
+            self.folded = FoldedToBytes(self.folded, self.seen)
+            self.learning, self.seen = False, []
+
+    def scale_of(self, weights: Sequence[float]) -> Tensor:
+        return torch.tensor([1 / (1 + weight) if self.averages else 1.0 for weight in weights])
+
+    # on a GPU
+
+    def look_on_gpu(
+        self,
+        images: Tensor,
+        past: Tensor | None,
+        weights: Sequence[float],
+        sizes: Sequence[tuple[int, int]],
+        confident: bool,
+    ) -> tuple[list[Look], Tensor]:
+        ready = self.replay(images, past, weights, confident)
+        looks: list[Look] = []
+        for i, (height, width) in enumerate(sizes):
+            if (height, width) == tuple(images.shape[2:]):
+                confidence = None if ready.confidence is None else ready.confidence[i].clone()
+                looks.append((ready.labels[i].clone(), confidence))
+                continue
+            labels = torch.empty(1, height, width, dtype=torch.uint8, device=images.device)
+            confidence = torch.empty_like(labels) if confident else None
+            assert ready.scores is not None
+            kernels.label(ready.scores[i : i + 1], (height, width), labels, confidence)
+            looks.append((labels[0], None if confidence is None else confidence[0]))
+        return looks, ready.context.clone()
+
+    def replay(
+        self, images: Tensor, past: Tensor | None, weights: Sequence[float], confident: bool, at_once: bool = False
+    ) -> Ready:
+        """See frames; what is found is in the places of their size.
+
+        Args:
+            at_once: Whether a graph is made for a size that comes for the first time; else, for the second.
+        """
+        key = (len(images), images.shape[2], images.shape[3], confident)
+        ready = self.ready.get(key) or self.prepare(key)
+        self.ready.move_to_end(key)
+        ready.frame.copy_(images, non_blocking=True)
+        if past is not None:
+            ready.past.copy_(past)
+        elif ready.has_past:
+            ready.past.zero_()
+        ready.has_past = past is not None
+        if ready.weights != tuple(weights):  # mostly they are what they were, and nothing has to go to the GPU
+            ready.weights = tuple(weights)
+            ready.scale.copy_(self.scale_of(weights))
+        if ready.graph is None and (at_once or key in self.once):
+            self.capture(ready)
+        if ready.graph is None:
+            self.once.add(key)
+            self.run(ready)
+        else:
+            ready.graph.replay()
+        return ready
+
+    def prepare(self, key: Size) -> Ready:
+        """Places for a size of frames; those of the size that has not been seen for longest go."""
+        batch, height, width, confident = key
+        device, half = self.device, self.folded.stem.weight.dtype
+        rows, columns = (height + 1) // 2 + 3, (width + 1) // 2 + 3
+        labels = torch.empty(batch, height, width, dtype=torch.uint8, device=device)
+        ready = Ready(
+            frame=torch.empty(batch, 3, height, width, dtype=torch.uint8, device=device),
+            past=torch.zeros(batch, *self.context_shape, device=device),
+            scale=torch.ones(batch, device=device),
+            context=torch.empty(batch, *self.context_shape, device=device),
+            unfolded=torch.zeros(batch, rows, columns, 16, dtype=half, device=device).permute(0, 3, 1, 2),
+            labels=labels,
+            confidence=torch.empty_like(labels) if confident else None,
+            weights=(0.0,) * batch,
+        )
+        self.ready[key] = ready
+        while len(self.ready) > SIZES:
+            self.ready.popitem(last=False)
+        return ready
+
+    def run(self, ready: Ready) -> None:
+        """From a size's frame to its labels."""
+        size = (ready.labels.shape[1], ready.labels.shape[2])
+        ready.scores = self.folded.scores(ready.frame, ready.past, ready.scale, ready.context, ready.unfolded)
+        kernels.label(ready.scores, size, ready.labels, ready.confidence)
+
+    def capture(self, ready: Ready) -> None:
+        """Record all steps of a size as one graph."""
+        with torch.cuda.device(self.device), torch.backends.cudnn.flags(benchmark=True):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(3):  # libraries choose their kernels, and Triton compiles ours
+                    self.run(ready)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            # other threads may talk to the GPU meanwhile
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self.run(ready)
+        ready.graph = graph
+
+
+def accelerate(model: FANet, precision: str | None = None, calibration: Sequence[Tensor] = ()) -> "Fast | Engine":
+    """The fast form of a network, for whatever takes a network to label frames; the labels are the same.
+
+    Args:
+        precision: fp16 or bf16 on a GPU; fp32 or int8 on the CPU. Without one, fp16 and fp32.
+        calibration: Frames that tell int8 the ranges of its numbers; without any, the first ones that it sees do.
+
+    Returns:
+        A network that has no fast form, such as one of self-attention, comes back as it is.
+    """
+    check_model(model)
+    known = fast_precisions(model.mean.device)
+    precision = precision or known[0]
+    check_choice("precision", precision, known)
+    plain_stem = model.encoder.conv1.stride[0] == 2 and isinstance(model.encoder.pool[0], nn.Identity)
+    if not plain_stem or any(type(attend) is not FastAttention for attend in model.attends):
+        return Plain(model)
+    return Fast(model, PRECISIONS[precision], calibration)
+
+
+def fast_precisions(device: torch.device) -> tuple[str, ...]:
+    """What a network's fast form can compute in on a device, the best first."""
+    if device.type == "cuda":
+        return ("fp16", "bf16")
+    return ("fp32", "int8") if hasattr(torch.ops.onednn, "qconv2d_pointwise") else ("fp32",)
+
+
+def engine_for(model: FANet, device: torch.device, precision: str = "", plain: bool = False) -> Engine:
+    """What labels frames best on a device, in a precision or in the best one.
+
+    Args:
+        precision: fp32, fp16, bf16 or, on the CPU, int8.
+        plain: Whether the network itself is needed, as for tiles.
+    """
+    check_choice("precision", precision, ("", *PRECISIONS))
+    precision = precision or ("fp16" if device.type == "cuda" else "fp32")
+    model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
+    if precision in fast_precisions(device) and not plain:
+        return accelerate(model, precision)
+    if precision == "int8":
+        raise ValueError("int8 is for frames on a CPU that torch's oneDNN knows, and not for tiles: choose fp32.")
+    return Plain(model.to(PRECISIONS[precision]))

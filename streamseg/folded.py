@@ -1,0 +1,227 @@
+"""FANet with batch norm and the pixels' statistics folded into its convolutions: the same scores in fewer steps.
+
+Shapes: B batch, K classes, H x W the frame, h x w the map of Res-1, D key channels, C channels of Res-1 … Res-4 side by
+side.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from streamseg import kernels
+from streamseg.attention import FastAttention
+from streamseg.convolutions import ByteConvolution, Bytes, Convolution, Map, Measured, to_float
+from streamseg.encoder import Block
+from streamseg.model import FANet
+
+
+class Residual(NamedTuple):
+    """A block of the encoder."""
+
+    first: Convolution
+    second: Convolution
+    shortcut: Convolution | None
+
+
+class Attention(NamedTuple):
+    """The weights of a fast attention module, as kernels.attend takes them."""
+
+    weight: Tensor
+    bias: Tensor
+    out_weight: Tensor
+    out_bias: Tensor
+
+
+class Folded:
+    """A FANet's convolutions and attentions, folded, in a precision."""
+
+    def __init__(self, model: FANet, precision: torch.dtype):
+        model = copy.deepcopy(model).double()
+
+        def ready(x: Tensor) -> Tensor:
+            layout = torch.channels_last if x.ndim == 4 else torch.contiguous_format
+            return x.detach().to(precision).contiguous(memory_format=layout)
+
+        def fold(convolution: nn.Module, norm: nn.Module, more_bias: Tensor | float = 0.0) -> Convolution:
+            fused, bias = fuse(convolution, norm)
+            return Convolution(ready(fused.weight), ready(bias + more_bias), fused.stride[0], int(fused.padding[0]))
+
+        def fold_block(block: nn.Module) -> Residual:
+            assert isinstance(block, Block)
+            first = fold(block.conv1, block.bn1)
+            if isinstance(block.downsample, nn.Identity):
+                return Residual(first, fold(block.conv2, block.bn2), None)
+            assert isinstance(block.downsample, nn.Sequential)
+            _, bias = fuse(*block.downsample)  # which the block's own sum adds
+            return Residual(first, fold(block.conv2, block.bn2, bias), fold(*block.downsample))
+
+        def fold_attention(module: nn.Module) -> Attention:
+            assert isinstance(module, FastAttention)
+            parts = [fuse(*pair(part)) for part in (module.query, module.key, module.value)]
+            weight = torch.cat([part.weight.flatten(1) for part, _ in parts]).T
+            out, out_bias = fuse(*pair(module.out))
+            bias = torch.cat([bias for _, bias in parts])
+            return Attention(ready(weight), ready(bias), ready(out.weight.flatten(1).T), ready(out_bias))
+
+        encoder, (mix, classify) = model.encoder, model.classify
+        assert isinstance(mix, nn.Sequential)
+        assert isinstance(classify, nn.Conv2d)
+        stem, bias = fuse(encoder.conv1, encoder.bn1)
+        weight = stem.weight / model.std
+        self.keys = model.key_channels
+        self.channels = sum(encoder.channels)
+        self.mean = model.mean.flatten().float()
+        self.stem = Convolution(ready(weight), ready(bias), 2, 3)
+        self.square_stem = Convolution(ready(over_squares(weight)), ready(bias))
+        self.pools = list(encoder.pool)[1:]
+        stages = (encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4)
+        self.stages = [[fold_block(block) for block in stage] for stage in stages]
+        self.attentions = [fold_attention(module) for module in model.attends]
+        self.narrow4, self.narrow3 = fold(*pair(model.narrow4)), fold(*pair(model.narrow3))
+        self.narrow2 = fold(*pair(model.narrow2))
+        self.smooth3, self.smooth1 = fold(*pair(model.smooth3)), fold(*pair(model.smooth1))
+        self.mix = fold(*pair(mix))
+        self.classify = Convolution(ready(classify.weight), ready(classify.weight.new_zeros(model.classes)))
+
+    def scores(
+        self, frame: Tensor, past: Tensor, scale: Tensor, context: Tensor, unfolded: Tensor | None = None
+    ) -> Tensor:
+        """Scores (B, K, h, w) of frames (B, 3, H, W), bytes.
+
+        Args:
+            past: The sum of the contexts of the earlier frames in the window (B, D, C), fp32; zeros for none.
+            scale: What past and own context together are multiplied by (B,), fp32.
+            context: (B, D, C), fp32: where the frames' own is written.
+            unfolded: On a GPU, the place for the stem's input; see kernels.unfold_frame.
+        """
+        x = self.look(frame, unfolded)
+        maps, place = [], 0
+        for pool, blocks, attention in zip(self.pools, self.stages, self.attentions, strict=True):
+            x = x if isinstance(pool, nn.Identity) else pool(to_float(x))
+            for block in blocks:
+                shortcut = x if block.shortcut is None else block.shortcut.plain(x)
+                x = block.second.add_relu(block.first.relu(x), shortcut)
+            seen = to_float(x)
+            part = slice(place, place := place + seen.shape[1])
+            weight, bias, *_ = attention
+            total = kernels.gather_context(seen, weight, bias, past[..., part], scale, context[..., part], self.keys)
+            maps.append(kernels.attend(seen, total, *attention, self.keys))
+        x1, x2, x3, x4 = maps
+        x3 = kernels.add_resized(x3, to_float(self.narrow4.relu(x4)))
+        x2 = kernels.add_resized(x2, to_float(self.narrow3.relu(x3)))
+        x1 = kernels.add_resized(x1, to_float(self.narrow2.relu(x2)))
+        x = kernels.join_resized(to_float(self.smooth3.relu(x3)), to_float(self.smooth1.relu(x1)))
+        return self.classify.plain(self.mix.relu(x))
+
+    def look(self, frame: Tensor, unfolded: Tensor | None) -> Map:
+        """Conv-0 and the pooling after it."""
+        if unfolded is not None:
+            kernels.unfold_frame(frame, self.mean, unfolded)
+            return kernels.pool(to_float(self.square_stem.relu(unfolded)))
+        pixels = frame.to(memory_format=torch.channels_last) - self.mean.view(1, 3, 1, 1)
+        return F.max_pool2d(to_float(self.stem.relu(pixels)), 3, stride=2, padding=1)
+
+
+class FoldedToBytes(Folded):
+    """The same with most convolutions in bytes."""
+
+    def __init__(self, original: Folded, frames: Sequence[Tensor]):
+        """
+        Args:
+            original: In fp32.
+            frames: (B, 3, H, W) each: what tells the ranges of the numbers.
+        """
+        vars(self).update(vars(original))
+        measured = measure(original, frames)
+
+        def convert(part: Convolution, given: bool) -> Convolution:
+            assert isinstance(part, Measured)
+            return ByteConvolution(part, part.taken, part.given if given else None)
+
+        self.stages = [
+            [
+                Residual(
+                    convert(block.first, True),
+                    convert(block.second, True),
+                    None if block.shortcut is None else convert(block.shortcut, False),
+                )
+                for block in blocks
+            ]
+            for blocks in measured.stages
+        ]
+        self.smooth3, self.smooth1 = convert(measured.smooth3, False), convert(measured.smooth1, False)
+        self.mix, self.classify = convert(measured.mix, True), convert(measured.classify, False)
+        assert isinstance(measured.stem, Measured)
+        bare = Convolution(original.square_stem.weight[:, :12], original.square_stem.bias)
+        stem = ByteConvolution(bare, 255.0, measured.stem.given)
+        # pixels come as they are, and the bias takes the mean off; by the weights in bytes, whose rounding then cancels
+        weight = stem.weight.float() * stem.scales.view(-1, 1, 1, 1)
+        stem.bias = stem.bias - (weight.sum(dim=(2, 3)) * self.mean.repeat(4)).sum(dim=1)
+        self.square_stem = stem
+
+    def look(self, frame: Tensor, unfolded: Tensor | None) -> Map:
+        squares = kernels.squares(frame)
+        batch, _, rows, columns = squares.shape
+        border = self.mean.round().to(torch.uint8).repeat(4).view(1, 12, 1, 1)
+        x = border.repeat(batch, 1, rows + 3, columns + 3).contiguous(memory_format=torch.channels_last)
+        x[:, :, 2 : 2 + rows, 2 : 2 + columns] = squares
+        found = self.square_stem.relu(Bytes(x, 1.0))
+        assert isinstance(found, Bytes)
+        return Bytes(pool_bytes(found.values), found.scale)
+
+
+def measure(folded: Folded, frames: Sequence[Tensor]) -> Folded:
+    """A twin whose convolutions have noted the largest numbers that they take and give for frames (B, 3, H, W)."""
+    twin = copy.copy(folded)
+    twin.stem, twin.mix, twin.classify = Measured(folded.stem), Measured(folded.mix), Measured(folded.classify)
+    twin.smooth3, twin.smooth1 = Measured(folded.smooth3), Measured(folded.smooth1)
+    twin.stages = [
+        [
+            Residual(
+                Measured(block.first),
+                Measured(block.second),
+                None if block.shortcut is None else Measured(block.shortcut),
+            )
+            for block in blocks
+        ]
+        for blocks in folded.stages
+    ]
+    with torch.no_grad():
+        for frame in frames:
+            nothing = torch.zeros(len(frame), folded.keys, folded.channels)
+            twin.scores(frame, nothing, torch.ones(len(frame)), torch.empty_like(nothing))
+    return twin
+
+
+def pair(layers: nn.Sequential) -> tuple[nn.Module, nn.Module]:
+    """The convolution and the batch norm that layers begin with."""
+    return layers[0], layers[1]
+
+
+def fuse(convolution: nn.Module, norm: nn.Module) -> tuple[nn.Conv2d, Tensor]:
+    """A convolution with batch norm folded into it, and its bias."""
+    assert isinstance(convolution, nn.Conv2d)
+    assert isinstance(norm, nn.BatchNorm2d)
+    fused = fuse_conv_bn_eval(convolution, norm)
+    assert fused.bias is not None
+    return fused, fused.bias
+
+
+def over_squares(weight: Tensor) -> Tensor:
+    """The weights (N, 3, 7, 7) of a convolution of stride 2 for squares of 2x2 pixels, (N, 16, 4, 4)."""
+    weight = F.pad(weight, (1, 0, 1, 0)).unflatten(3, (4, 2)).unflatten(2, (4, 2))
+    return F.pad(weight.permute(0, 3, 5, 1, 2, 4).flatten(1, 3), (0, 0, 0, 0, 0, 4))
+
+
+def pool_bytes(x: Tensor) -> Tensor:
+    """The largest of 3x3 bytes, every second pixel, which torch's own pooling does not do."""
+    height, width = x.shape[-2:]
+    x = F.pad(x.permute(0, 2, 3, 1), (0, 0, 1, width % 2, 1, height % 2))
+    x = torch.maximum(torch.maximum(x[:, :-2:2], x[:, 1:-1:2]), x[:, 2::2])
+    x = torch.maximum(torch.maximum(x[:, :, :-2:2], x[:, :, 1:-1:2]), x[:, :, 2::2])
+    return x.permute(0, 3, 1, 2)

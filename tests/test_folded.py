@@ -1,0 +1,67 @@
+import plain
+import pytest
+import torch
+from torch.nn import functional as F
+
+import streamseg
+from streamseg.folded import Folded, FoldedToBytes, pool_bytes
+
+
+def picture(height=70, width=101, seed=0):
+    coarse = 255 * torch.rand(1, 3, 6, 8, generator=torch.Generator().manual_seed(seed))
+    return F.interpolate(coarse, (height, width), mode="bilinear").byte()
+
+
+def look(folded, frame, past=None, scale=1.0):
+    past = torch.zeros(len(frame), folded.keys, folded.channels) if past is None else past
+    context = torch.empty_like(past)
+    with torch.no_grad():
+        return folded.scores(frame, past, torch.full((len(frame),), scale), context), context
+
+
+@pytest.mark.parametrize(
+    ("factory", "options"),
+    [
+        (streamseg.fanet18, {}),
+        (streamseg.fanet34, {}),
+        (streamseg.fanet18, {"key_channels": 8}),
+        (streamseg.fanet18, {"reduction": "None"}),
+        (streamseg.fanet18, {"reduction": "Res-3", "reduce_by": "max"}),
+    ],
+)
+def test_folding_changes_no_score(factory, options):
+    network = plain.randomise(factory(classes=5, **options)).float()
+    frame, keys = picture(), network.key_channels
+    past = 0.1 * torch.randn(1, keys, 960, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        maps, contexts = network.features(frame, past.split([64, 128, 256, 512], dim=2))
+        expected = network.score(maps)
+    scores, context = look(Folded(network, torch.float32), frame, past)
+    torch.testing.assert_close(context, torch.cat(contexts, dim=2), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(scores, expected, atol=1e-3 * expected.abs().max().item(), rtol=1e-3)
+
+
+def test_folding_leaves_the_network_as_it_was():
+    network = streamseg.fanet18(classes=3).eval()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    Folded(network, torch.float16)
+    assert all(
+        tensor.equal(before[name]) and tensor.dtype == before[name].dtype
+        for name, tensor in network.state_dict().items()
+    )
+
+
+@pytest.mark.parametrize("size", [(8, 12), (9, 12), (7, 5), (1, 1)])
+def test_bytes_are_pooled_as_floats_are(size):
+    x = torch.randint(0, 256, (2, 4, *size), generator=torch.Generator().manual_seed(0)).byte()
+    expected = F.max_pool2d(x.float(), 3, stride=2, padding=1)
+    assert pool_bytes(x.contiguous(memory_format=torch.channels_last)).float().equal(expected)
+
+
+def test_bytes_give_nearly_the_same_scores():
+    network, _ = streamseg.load()
+    folded = Folded(network, torch.float32)
+    frame = streamseg.read_image("samples/suburb-1.jpg")[None, :, 200:456, 300:701]
+    ours, theirs = look(FoldedToBytes(folded, [frame]), frame), look(folded, frame)
+    assert (ours[0].argmax(dim=1) == theirs[0].argmax(dim=1)).float().mean() > 0.97
+    assert (ours[1] - theirs[1]).norm() < 0.1 * theirs[1].norm()
