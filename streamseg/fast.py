@@ -8,8 +8,9 @@ Shapes: B batch, H x W the frame, D key channels, C channels of Res-1 … Res-4 
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -167,7 +168,7 @@ class Fast:
             ready.weights = tuple(weights)
             ready.scale.copy_(self.scale_of(weights))
         if ready.graph is None and (at_once or key in self.once):
-            self.capture(ready)
+            ready.graph = record(partial(self.run, ready), self.device)
         if ready.graph is None:
             self.once.add(key)
             self.run(ready)
@@ -202,20 +203,21 @@ class Fast:
         ready.scores = self.folded.scores(ready.frame, ready.past, ready.scale, ready.context, ready.unfolded)
         kernels.label(ready.scores, size, ready.labels, ready.confidence)
 
-    def capture(self, ready: Ready) -> None:
-        """Record all steps of a size as one graph."""
-        with torch.cuda.device(self.device), torch.backends.cudnn.flags(benchmark=True):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(3):  # libraries choose their kernels, and Triton compiles ours
-                    self.run(ready)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            # other threads may talk to the GPU meanwhile
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self.run(ready)
-        ready.graph = graph
+
+def record(run: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
+    """All that a function does on a GPU as one graph, which does it again, in the same places."""
+    with torch.cuda.device(device), torch.backends.cudnn.flags(benchmark=True):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # libraries choose their kernels, and Triton compiles ours
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # other threads may talk to the GPU meanwhile
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            run()
+    return graph
 
 
 def accelerate(model: FANet, precision: str | None = None, calibration: Sequence[Tensor] = ()) -> "Fast | Engine":

@@ -99,24 +99,8 @@ class Folded:
             context: (B, D, C), fp32: where the frames' own is written.
             unfolded: On a GPU, the place for the stem's input; see kernels.unfold_frame.
         """
-        x = self.look(frame, unfolded)
-        maps, place = [], 0
-        for pool, blocks, attention in zip(self.pools, self.stages, self.attentions, strict=True):
-            x = x if isinstance(pool, nn.Identity) else pool(to_float(x))
-            for block in blocks:
-                shortcut = x if block.shortcut is None else block.shortcut.plain(x)
-                x = block.second.add_relu(block.first.relu(x), shortcut)
-            seen = to_float(x)
-            part = slice(place, place := place + seen.shape[1])
-            weight, bias, *_ = attention
-            total = kernels.gather_context(seen, weight, bias, past[..., part], scale, context[..., part], self.keys)
-            maps.append(kernels.attend(seen, total, *attention, self.keys))
-        x1, x2, x3, x4 = maps
-        x3 = kernels.add_resized(x3, to_float(self.narrow4.relu(x4)))
-        x2 = kernels.add_resized(x2, to_float(self.narrow3.relu(x3)))
-        x1 = kernels.add_resized(x1, to_float(self.narrow2.relu(x2)))
-        x = kernels.join_resized(to_float(self.smooth3.relu(x3)), to_float(self.smooth1.relu(x1)))
-        return self.classify.plain(self.mix.relu(x))
+        maps = self.encode(self.look(frame, unfolded))
+        return self.decode(self.attend(maps, past, scale, context))
 
     def look(self, frame: Tensor, unfolded: Tensor | None) -> Map:
         """Conv-0 and the pooling after it."""
@@ -125,6 +109,36 @@ class Folded:
             return kernels.pool(to_float(self.square_stem.relu(unfolded)))
         pixels = frame.to(memory_format=torch.channels_last) - self.mean.view(1, 3, 1, 1)
         return F.max_pool2d(to_float(self.stem.relu(pixels)), 3, stride=2, padding=1)
+
+    def encode(self, x: Map) -> list[Tensor]:
+        """The encoder's maps of Res-1 … Res-4."""
+        maps = []
+        for pool, blocks in zip(self.pools, self.stages, strict=True):
+            x = x if isinstance(pool, nn.Identity) else pool(to_float(x))
+            for block in blocks:
+                shortcut = x if block.shortcut is None else block.shortcut.plain(x)
+                x = block.second.add_relu(block.first.relu(x), shortcut)
+            maps.append(to_float(x))
+        return maps
+
+    def attend(self, maps: Sequence[Tensor], past: Tensor, scale: Tensor, context: Tensor) -> list[Tensor]:
+        """The four maps after attention."""
+        attended, place = [], 0
+        for x, attention in zip(maps, self.attentions, strict=True):
+            part = slice(place, place := place + x.shape[1])
+            weight, bias, *_ = attention
+            total = kernels.gather_context(x, weight, bias, past[..., part], scale, context[..., part], self.keys)
+            attended.append(kernels.attend(x, total, *attention, self.keys))
+        return attended
+
+    def decode(self, maps: Sequence[Tensor]) -> Tensor:
+        """Scores of the four maps, merged from deep to shallow."""
+        x1, x2, x3, x4 = maps
+        x3 = kernels.add_resized(x3, to_float(self.narrow4.relu(x4)))
+        x2 = kernels.add_resized(x2, to_float(self.narrow3.relu(x3)))
+        x1 = kernels.add_resized(x1, to_float(self.narrow2.relu(x2)))
+        x = kernels.join_resized(to_float(self.smooth3.relu(x3)), to_float(self.smooth1.relu(x1)))
+        return self.classify.plain(self.mix.relu(x))
 
 
 class FoldedToBytes(Folded):

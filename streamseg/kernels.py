@@ -16,8 +16,9 @@ try:
     import triton
     import triton.language as tl
 
-    jit = triton.jit
+    jit, VERSION = triton.jit, triton.__version__
 except ImportError:  # no Triton: a machine without a GPU
+    VERSION = "none"
 
     def jit(kernel):
         return kernel
@@ -453,4 +454,4 @@ def label_kernel(
 
 def use_triton(x: Tensor) -> bool:
     """Whether Triton's kernels run where a tensor is."""
-    return x.is_cuda and "triton" in globals()
+    return x.is_cuda and VERSION != "none"

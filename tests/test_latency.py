@@ -228,8 +228,8 @@ def test_a_table_shows_a_run_in_few_aligned_lines(meter, clock):
         "network        36.0 ms        90 %  ████████████████████████████████████",
         "encode         12.0 ms        30 %  ████████████",
         "",
-        "Bottleneck: network, busy 90 % of the time; a smaller --size would help, or a",
-        "faster --device.",
+        "Bottleneck: network, busy 90 % of the time; a smaller --size would help, on a",
+        "CPU --precision int8, or a faster --device.",
     ]
 
 
