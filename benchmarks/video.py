@@ -114,10 +114,11 @@ def draw(folder: Path, *files: Path) -> None:
         for place, gap in enumerate(("1/15 s", "1 s"), start=1):
             axes = sheet.add_subplot(1, 2, place)
             for run in dict.fromkeys(run for run, _, _ in groups):
-                seeds = [[row[figure] for row in groups[run, gap, f"last {window}"]] for window in WINDOWS]
-                (line,) = axes.plot(WINDOWS, [*map(mean, seeds)], marker="o", markersize=4, label=run)
+                windows = [window for window in WINDOWS if (run, gap, f"last {window}") in groups]
+                seeds = [[row[figure] for row in groups[run, gap, f"last {window}"]] for window in windows]
+                (line,) = axes.plot(windows, [*map(mean, seeds)], marker="o", markersize=4, label=run)
                 lows, highs = [*map(min, seeds)], [*map(max, seeds)]
-                axes.fill_between(WINDOWS, lows, highs, alpha=0.15, color=line.get_color(), linewidth=0)
+                axes.fill_between(windows, lows, highs, alpha=0.15, color=line.get_color(), linewidth=0)
             axes.set_xscale("log", base=2)
             axes.set_xticks(WINDOWS, [str(window) for window in WINDOWS])
             axes.set_title(f"frames {gap} apart", fontsize=10)

@@ -8,6 +8,8 @@ channels_last, in half precision on a GPU.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -91,7 +93,7 @@ def gather_context(
     """
     batch, channels, height, width = x.shape
     pixels = height * width
-    if not use_triton(x):
+    if not (use_triton(x) and fits_tensor_cores(keys)):
         y = to_pixels(x) @ weight + bias
         key = F.normalize(y[..., keys : 2 * keys], dim=-1, eps=1e-6)
         context.copy_((key.float().transpose(1, 2) @ y[..., 2 * keys :].relu().float()) / pixels)
@@ -203,7 +205,7 @@ def attend(
     """
     batch, channels, height, width = x.shape
     pixels = height * width
-    if not use_triton(x):
+    if not (use_triton(x) and fits_tensor_cores(keys)):
         query = F.normalize(to_pixels(x) @ weight[:, :keys] + bias[:keys], dim=-1, eps=1e-6)
         found = (query @ total @ out_weight + out_bias).relu()
         return x + found.transpose(1, 2).unflatten(2, (height, width))
@@ -263,6 +265,11 @@ def attend_kernel(
     place = (image * pixels + rows[:, None]) * C + columns[None, :]
     own = tl.load(x + place, inside, 0.0).to(tl.float32)
     tl.store(out + place, (own + tl.maximum(found, 0.0)).to(half), inside)
+
+
+def fits_tensor_cores(side: int) -> bool:
+    """Whether Triton multiplies matrices of such a side: powers of two from 16 up."""
+    return side >= 16 and side & (side - 1) == 0
 
 
 def to_pixels(x: Tensor) -> Tensor:
@@ -332,7 +339,7 @@ def resize(small: Tensor, out: Tensor, first: int, add: Tensor | None = None) ->
     """Resize a map bilinearly into the channels of another from the first on, plus a third of that size, if given."""
     batch, channels, h, w = small.shape
     _, total, height, width = out.shape
-    block = 32
+    block = max(1, 2048 // channels)  # of four corners each, which must fit into the registers
     resize_kernel[triton.cdiv(width, block), height, batch](
         small,
         out,
@@ -454,4 +461,10 @@ def label_kernel(
 
 def use_triton(x: Tensor) -> bool:
     """Whether Triton's kernels run where a tensor is."""
-    return x.is_cuda and VERSION != "none"
+    return x.is_cuda and VERSION != "none" and is_recent(x.device)
+
+
+@cache
+def is_recent(device: torch.device) -> bool:
+    """Whether a GPU is one that Triton is made for: of 2020 or later."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -77,6 +77,13 @@ def test_gather_and_attend_are_fast_attention():
     torch.testing.assert_close(found, expected)
 
 
+def test_keys_that_tensor_cores_cannot_take_are_multiplied_the_plain_way(monkeypatch):
+    monkeypatch.setattr(kernels, "use_triton", lambda x: True)
+    total, context, found, _ = attention(kernels, noise(1, 64, 5, 7), keys=8)
+    assert total.shape == context.shape == (1, 8, 64)
+    assert found.shape == (1, 64, 5, 7)
+
+
 def test_labels_and_confidence_are_those_of_the_resized_scores():
     scores = noise(2, 11, 9, 13)
     labels, confidence = torch.zeros(2, 2, 70, 101, dtype=torch.uint8)
