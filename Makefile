@@ -30,6 +30,6 @@ clean:
 	@touch $@
 
 .venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/pip
-	@echo "Installing streamseg and its development tools into .venv (a minute or so; about 1.2 GB with torch)"
+	@echo "Installing streamseg and its development tools into .venv (a minute or so; about 1.5 GB with torch)"
 	@$(INSTALL) -e '.[dev]'
 	@touch $@ .venv/installed

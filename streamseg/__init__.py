@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     )
     from streamseg.draw import overlay as overlay
     from streamseg.encoder import load_imagenet as load_imagenet
+    from streamseg.export import export_model as export_model
     from streamseg.fast import accelerate as accelerate
     from streamseg.images import read_image as read_image
     from streamseg.model import FANet as FANet, fanet18 as fanet18, fanet34 as fanet34
+    from streamseg.runtime import open_exported as open_exported
     from streamseg.sources import read_frames as read_frames
     from streamseg.stream import (
         Fading as Fading,
@@ -63,9 +65,11 @@ MODULES = {
     "datasets": "ade20k camvid cityscapes coco_stuff folder",
     "draw": "overlay",
     "encoder": "load_imagenet",
+    "export": "export_model",
     "fast": "accelerate",
     "images": "read_image",
     "model": "FANet fanet18 fanet34",
+    "runtime": "open_exported",
     "sources": "read_frames",
     "stream": "Fading FadingInTime LastFrames State label_frame label_frames load_state save_state segment",
     "tiles": "label_tiled",

@@ -6,7 +6,7 @@ Heavy imports happen inside the verbs, so that help is instant.
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from io import TextIOWrapper
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from streamseg.pipeline import Outcome, Pipeline
+    from streamseg.runtime import Exported
     from streamseg.stream import Policy
 
 DataFolder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
@@ -60,6 +61,7 @@ def segment(
     rate: Annotated[float | None, optional("FPS", "25")] = None,
     device: Device = "",
     precision: Annotated[str, optional("{fp32,fp16,bf16,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
+    trust: bool = False,
 ) -> None:
     """Label every pixel of pictures, videos, cameras and streams, and write them under the colours of their classes.
 
@@ -68,7 +70,7 @@ def segment(
             (frame_%04d.png), an http or rtsp address, a camera (0), or - for raw frames on standard input. Behind it,
             where to write: a picture or a video, a folder, numbered pictures, or - for raw labels on standard output;
             without it, NAME-overlay.png or .mp4 in this folder.
-        weights: A checkpoint.
+        weights: A checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
         overlay: Write the overlay: a picture, or a video.
         labels: Write the labels too: NAME-labels.png, indexed, or NAME-labels.mkv, lossless; a pixel is its class.
         confidence: Write how sure the network is too, 0 to 255: NAME-confidence.png or .mkv, lossless.
@@ -88,12 +90,13 @@ def segment(
         rate: Frames a second of numbered pictures and raw frames.
         device: cuda or cpu.
         precision: What the network computes in; int8 is more than twice as fast on a CPU, with nearly the same labels.
+        trust: Open a .pt2 file, which is a program and can do whatever it likes.
     """
     from contextlib import ExitStack
     from json import dumps
     from time import monotonic
 
-    from streamseg import checkpoint, fast, latency
+    from streamseg import checkpoint, fast, latency, runtime
     from streamseg.files import written_whole
     from streamseg.images import allow_large_pictures
     from streamseg.layers import check_choice
@@ -101,7 +104,7 @@ def segment(
     from streamseg.results import Results, check_records, plan
     from streamseg.show import Window
     from streamseg.sources import Capture, search
-    from streamseg.stream import LastFrames, check_positive
+    from streamseg.stream import Engine, LastFrames, check_positive
 
     given, out = (names[:-1], names[-1]) if len(names) > 1 else (names, "")
     raw = out == "-"
@@ -128,13 +131,22 @@ def segment(
         raise ValueError(f"--show has one window, and there are {len(sources)} sources: give one, or leave it out.")
     if json:
         check_records(json, sources, results)
-    place = pick_device(device)
-    model, known = checkpoint.load(weights)
-    if policy is None:
-        policy = LastFrames(1 if tile else checkpoint.describe(weights or checkpoint.SHIPPED).window)
+    place = pick_device(device or runtime.usual_device(weights))
+    model, known, trained = runtime.open_weights(weights, place, trust=trust)
+    seen_at = parse_size("--size", size)
+    if isinstance(model, runtime.Exported):
+        check_exported(
+            model, policy, size=seen_at, tile=tile, deadline=deadline, precision=precision, confidence=confidence
+        )
+        trained = trained if model.manifest.state else 1
+    policy = policy or LastFrames(1 if tile else trained)
     only = tuple(find_class(name, known.names) for name in classes.split(",") if name.strip())
-    engine = fast.engine_for(model, place, precision, plain=tile)
-    labeller = Labeller(engine, known, policy, cut, parse_size("--size", size), tile, confidence)
+    if isinstance(model, runtime.Exported):
+        engine: Engine = model
+        seen_at = model.manifest.size or seen_at
+    else:
+        engine = fast.engine_for(checkpoint.only_fanet(model, "segment"), place, precision, plain=tile)
+    labeller = Labeller(engine, known, policy, cut, seen_at, tile, confidence)
 
     words = sys.stderr if raw else sys.stdout
     meter = latency.Meter()
@@ -190,6 +202,34 @@ def segment(
         screen.wait()  # pictures would be gone before anybody saw them
     if outcome.signal or problems:
         sys.exit(128 + outcome.signal if outcome.signal else 1)
+
+
+def check_exported(
+    file: "Exported",
+    policy: "Policy | None",
+    *,
+    size: tuple[int, int] | None = None,
+    tile: bool = False,
+    deadline: float | None = None,
+    precision: str = "",
+    confidence: bool = False,
+) -> None:
+    """Raise a ValueError that says what an exported file cannot do, if that is asked for."""
+    from streamseg.stream import LastFrames
+
+    path, fixed = file.path, file.manifest.size
+    if tile:
+        raise ValueError(f"--tile needs the network itself, and {path} is an exported file: give a checkpoint.")
+    if precision:
+        raise ValueError(f"{path} computes in what it was exported in: leave out --precision.")
+    if confidence and not file.manifest.confidence:
+        raise ValueError(f"{path} gives no confidence: leave out --confidence, or export it with --confidence.")
+    if fixed and size not in (None, fixed):
+        raise ValueError(f"{path} takes frames of {fixed[0]} x {fixed[1]} alone: leave out --size.")
+    if fixed and deadline is not None:
+        raise ValueError(f"{path} takes frames of one size: leave out --deadline, or export it without --size.")
+    if not file.manifest.state and policy not in (None, LastFrames(1)):
+        raise ValueError(f"{path} looks at single frames: leave out the window, or export it with --video.")
 
 
 def report(pipeline: "Pipeline", outcome: "Outcome", deadline: float | None) -> Iterator[str]:
@@ -363,11 +403,12 @@ def evaluate(
     json: Annotated[Path | None, optional("FILE", "none is written")] = None,
     plots: Annotated[Path | None, optional("DIR", "none are written")] = None,
     device: Device = "",
+    trust: bool = False,
 ) -> None:
     """Measure a network on a data set: mIoU and more, at full size.
 
     Args:
-        weights: A checkpoint.
+        weights: A checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
         data: The data set's folder.
         dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for one's own.
         split: The part of the data set to measure on.
@@ -380,13 +421,14 @@ def evaluate(
         json: A file for the figures.
         plots: A folder for confusion.png and worst.png.
         device: cuda or cpu.
+        trust: Open a .pt2 file, which is a program and can do whatever it likes.
     """
     from itertools import zip_longest
     from json import dumps
 
     import torch
 
-    from streamseg import checkpoint, evaluate as evaluation, plot
+    from streamseg import checkpoint, evaluate as evaluation, plot, runtime
     from streamseg.datasets import DATASETS
     from streamseg.files import check_place, written_whole
     from streamseg.layers import check_choice
@@ -401,17 +443,24 @@ def evaluate(
         plot.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
         if plots.exists() and not plots.is_dir():
             raise NotADirectoryError(f"{plots} is a file: give a folder for the plots.")
-    place = pick_device(device)
+    place = pick_device(device or runtime.usual_device(weights))
     frames = DATASETS[dataset](data, split)
     frames = replace(frames, pairs=tuple(pair for pair in frames.pairs if pair.image.name.startswith(only)))
-    model, classes = checkpoint.load(weights)
+    model, classes, _ = runtime.open_weights(weights, place, trust=trust)
     for number, (ours, theirs) in enumerate(zip_longest(classes.names, frames.classes.names, fillvalue="not there")):
         if ours != theirs:
             raise ValueError(
                 f"The network was trained for other classes than those of {data}: class {number} is {ours} in the one "
                 f"and {theirs} in the other."
             )
-    model = model.to(place, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
+    if isinstance(model, runtime.Exported):
+        check_exported(model, policy)
+        if flip or scales != (1.0,):
+            raise ValueError(f"{model.path} gives labels, and no shares to average: leave out --scales and --flip.")
+    else:
+        if policy:
+            checkpoint.only_fanet(model, "--window, or --half-life,")
+        model = model.to(place, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
     threads = torch.get_num_threads()
     if policy:
         video = evaluation.evaluate_video(model, frames, place, policy, threads=threads, progress=show_progress)
@@ -432,6 +481,199 @@ def evaluate(
         else:
             evaluation.write_plots(plots, result, model, frames, place, scales=scales, flip=flip)
         print(f"{plots / 'confusion.png'}  {plots / 'worst.png'}")
+
+
+def export(
+    names: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="[WEIGHTS] OUT")],
+    /,
+    *,
+    to: Annotated[str, optional("{onnx,openvino,torch,aotinductor}", "by the suffix")] = "",
+    size: Annotated[str, optional("HEIGHTxWIDTH", "any size")] = "",
+    confidence: bool = False,
+    video: bool = False,
+    int8: bool = False,
+    pictures: Annotated[str | None, optional("DIR", "the samples")] = None,
+    device: Device = "",
+) -> None:
+    """Write a network as a file for another runtime, which is then compared with it; one that disagrees is not kept.
+
+    Args:
+        names: A checkpoint, without which it is the one that ships; and the file to write: .onnx, .xml (OpenVINO),
+            .pt2 (torch.export, or with --to an AOTInductor package).
+        to: What to write.
+        size: The size of the frames that it takes, which makes it faster.
+        confidence: Give how sure the network is as well.
+        video: Carry the state of a stream: four matrices in, four out.
+        int8: Compute in bytes for the most part (ONNX), calibrated with half of the pictures, compared on the others.
+        pictures: A folder, a video or the like, to compare on; for --int8 like what is to come, to calibrate with too.
+        device: What aotinductor compiles for: cuda or cpu.
+    """
+    from streamseg import checkpoint, export as exporter
+
+    if len(names) > 2:
+        raise ValueError(f"{len(names)} names are too many: give a checkpoint, if not the one that ships, and OUT.")
+    *given, out = names
+    weights = given[0] if given else checkpoint.SHIPPED
+    kind = exporter.pick_kind(out, to)
+    if int8 and pictures is None:
+        raise ValueError("--int8 is calibrated with pictures like those to come: give them with --pictures DIR.")
+    network, classes = checkpoint.load(weights)
+    model = checkpoint.only_fanet(network, "export")
+    description = checkpoint.describe(weights)
+    agreement = exporter.export_model(
+        model.to(pick_device(device if kind == "aotinductor" else "cpu")),
+        classes,
+        out,
+        to=kind,
+        size=parse_size("--size", size),
+        confidence=confidence,
+        video=video,
+        int8=int8,
+        pictures=pictures,
+        window=description.window,
+        source=description.source,
+    )
+    print(exporter.render(out, agreement))
+
+
+def reproduce(
+    table: Annotated[str, tyro.conf.arg(metavar="TABLE")],
+    /,
+    *,
+    runs: Annotated[Path | None, optional("DIR", "no accuracy")] = None,
+    data: Annotated[Path | None, optional("DIR", "no accuracy")] = None,
+    dataset: str = "camvid",
+    split: str = "val",
+    only: str = "",
+    speed: Annotated[str, optional("{yes,no}", "yes on a GPU, no on the CPU")] = "",
+    compiled: bool = False,
+    out: Annotated[Path | None, optional("DIR", "none are written")] = None,
+    device: Device = "",
+) -> None:
+    """Measure again what the paper prints, and show both side by side.
+
+    Args:
+        table: I (cost of the attention), II (its key channels), III (its kinds), reduction (its place and kind; a
+            figure), IV (Cityscapes), V (CamVid, COCO-Stuff), VI (video), or all.
+        runs: A folder of trained networks, RUN/weights.safetensors, to measure the accuracy of; what each is, it says.
+        data: The data set's folder, to measure them on.
+        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for one's own.
+        split: The part of the data set to measure on.
+        only: Measure on the frames alone whose file name starts so: a recording that training left out.
+        speed: Whether to measure speed: the network alone as in the paper, and from frame to labels.
+        compiled: Compile each network for the way from frame to labels, which takes minutes.
+        out: A folder for each table as Markdown, JSON and a plot.
+        device: cuda or cpu.
+    """
+    import platform
+
+    import torch
+
+    from streamseg import paper, plot, reproduce as reproduction
+    from streamseg.datasets import DATASETS
+    from streamseg.layers import check_choice
+
+    check_choice("table", table, (*paper.TABLES, "all"))
+    check_choice("dataset", dataset, tuple(DATASETS))
+    if speed:
+        check_choice("speed", speed, ("yes", "no"))
+    if (runs is None) != (data is None):
+        raise ValueError("Accuracy needs both: --runs DIR, networks that were trained, and --data DIR, a data set.")
+    if out:
+        plot.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
+        if out.exists() and not out.is_dir():
+            raise NotADirectoryError(f"{out} is a file: give a folder for the tables.")
+    place = pick_device(device)
+    threads = torch.get_num_threads()
+    judge = None
+    if runs and data:
+        try:
+            frames = DATASETS[dataset](data, split)
+        except FileNotFoundError as error:
+            source = paper.DOWNLOADS.get(dataset)
+            raise FileNotFoundError(f"{error} It is {source}." if source else str(error)) from None
+        frames = replace(frames, pairs=tuple(pair for pair in frames.pairs if pair.image.name.startswith(only)))
+        judge = reproduction.Judge(reproduction.find_runs(runs), frames, place, threads)
+    timed = speed == "yes" or (not speed and place.type == "cuda")
+    name = torch.cuda.get_device_name(place) if place.type == "cuda" else f"{threads} cores of {platform.machine()}"
+    words = [f"Here: {name}, torch {torch.__version__}; the paper: a Titan X."] if timed else []
+    for part in [part for name, parts in paper.TABLES.items() if table in (name, "all") for part in parts]:
+        results = reproduction.reproduce(
+            part, place, timed=timed, compiled=compiled, judge=judge, progress=show_progress
+        )
+        judged = [judge.describe()] if judge and any("miou" in result.found for result in results) else []
+        print(reproduction.render(part, results, [*words, *judged]))
+        if out:
+            print("  ".join(map(str, reproduction.write(out, part, results, [*words, *judged]))), end="\n\n")
+
+
+def benchmark(
+    models: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[MODEL ...]")] = (
+        "fanet18",
+        "fanet34",
+    ),
+    /,
+    *,
+    size: Annotated[str, optional("HEIGHTxWIDTH", "1024x2048 on a GPU, 512x1024 on the CPU")] = "",
+    batch: int = 1,
+    compiled: bool = False,
+    seconds: float = 3.0,
+    profile: bool = False,
+    json: Annotated[Path | None, optional("FILE", "none is written")] = None,
+    plot: Annotated[Path | None, optional("FILE", "none is drawn")] = None,
+    device: Device = "",
+    precision: Annotated[str, optional("{fp16,bf16,fp32,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
+) -> None:
+    """Measure how long networks take from a frame to its labels, and what they cost.
+
+    Args:
+        models: Names of networks, with random weights and 19 classes, or checkpoints. fanet18, fanet34, and the rivals
+            segnet, enet, icnet, erfnet, bisenet18, shelfnet18, swiftnet18, fcn16s, fcn8s, deeplab.
+        size: Height and width of the frames.
+        batch: Frames at a time.
+        compiled: Measure torch.compile too, which takes a minute for each network.
+        seconds: How long to measure each network.
+        profile: Name the ten most expensive kernels or operators.
+        json: A file for the figures.
+        plot: A PNG for the median times.
+        device: cuda or cpu.
+        precision: What the fast and the plain way compute in.
+    """
+    from dataclasses import asdict
+    from json import dumps
+
+    from streamseg import benchmark as costs, plot as plots
+    from streamseg.files import check_place, written_whole
+    from streamseg.layers import check_count
+    from streamseg.stream import check_positive
+
+    check_count("batch", batch)
+    check_positive("seconds", seconds)
+    place = pick_device(device)
+    seen = parse_size("--size", size) or ((1024, 2048) if place.type == "cuda" else (512, 1024))
+    if json:
+        check_place(json)
+    if plot:
+        plots.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
+        check_place(plot)
+    found = []
+    for number, name in enumerate(models):
+        show_progress(number, len(models))
+        found.append(costs.measure(name, seen, batch, place, precision, compiled=compiled, seconds=seconds))
+    clear_line()
+    machine = costs.describe_machine(place)
+    print(costs.render(found, seen, batch, machine))
+    if profile:
+        for name in models:
+            print(f"\n{name}: the ten that take most, ms a frame")
+            for kernel, taken in costs.profile(name, seen, place, precision):
+                print(f"{taken:10.4f}  {kernel:.100}")
+    if json:
+        entry = {"machine": machine, "size": seen, "batch": batch, "networks": [asdict(cost) for cost in found]}
+        with written_whole(json) as temporary:
+            temporary.write_text(dumps(entry, indent=2) + "\n")
+    if plot:
+        costs.draw(plot, found, seen, machine)
 
 
 def pick_device(name: str) -> "torch.device":
@@ -478,11 +720,11 @@ def fail(sentence: str) -> None:
     sys.exit(2)
 
 
-def names_first(arguments: Sequence[str]) -> list[str]:
-    """The command line of segment with its names before its options; behind one of them tyro takes no name."""
+def names_first(arguments: Sequence[str], verb: Callable[..., None] = segment) -> list[str]:
+    """The command line of a verb with its names before its options; behind one of them tyro takes no name."""
     if "--" in arguments:
         return list(arguments)
-    switches = {name for name, parameter in signature(segment).parameters.items() if parameter.annotation is bool}
+    switches = {name for name, parameter in signature(verb).parameters.items() if parameter.annotation is bool}
     names, options = [], []
     left = iter(arguments)
     for argument in left:
@@ -506,14 +748,23 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     arguments = sys.argv[1:]
-    if arguments[:1] == ["segment"]:
-        arguments = ["segment", *names_first(arguments[1:])]
+    for verb in (segment, export):  # which take several names
+        if arguments[:1] == [verb.__name__]:
+            arguments = [verb.__name__, *names_first(arguments[1:], verb)]
     if arguments == ["--version"]:
         print(f"streamseg {streamseg.__version__}")
         return
     try:
         tyro.extras.subcommand_cli_from_dict(
-            {"segment": segment, "train": train, "evaluate": evaluate, "check": check},
+            {
+                "segment": segment,
+                "train": train,
+                "evaluate": evaluate,
+                "check": check,
+                "reproduce": reproduce,
+                "benchmark": benchmark,
+                "export": export,
+            },
             prog="streamseg",
             description="Real-time semantic segmentation of images and video. The version: streamseg --version",
             args=arguments,

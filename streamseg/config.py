@@ -1,8 +1,11 @@
 """How networks are trained: the settings of a run, and the recipes. Standard library only."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal, NamedTuple
+
+FANET_OPTIONS = ("window", "attention", "key_channels", "reduction", "reduce_by", "averages")
+"""The settings that rivals of FANet have no use for."""
 
 
 @dataclass(frozen=True)
@@ -11,8 +14,21 @@ class TrainConfig:
 
     dataset: Literal["cityscapes", "camvid", "coco-stuff", "ade20k", "folder"]
     """Which data set, and so which layout of the data folder."""
-    network: Literal["fanet18", "fanet34"]
-    """Which network."""
+    network: Literal[
+        "fanet18",
+        "fanet34",
+        "segnet",
+        "enet",
+        "icnet",
+        "erfnet",
+        "bisenet18",
+        "shelfnet18",
+        "swiftnet18",
+        "fcn16s",
+        "fcn8s",
+        "deeplab",
+    ]
+    """Which network: a FANet, or one of its rivals, which take none of the options of FANets."""
     crop: tuple[int, int]
     """Height and width of the training crops."""
     iterations: int
@@ -35,6 +51,14 @@ class TrainConfig:
     """Share of the images that get half of the classes from another one of the batch (ClassMix); none in clips."""
     window: int = 1
     """How many frames of a video a clip has; each clip looks at 1 to so many of them, so that any number works."""
+    attention: Literal["fast", "dot", "self", "channel", "none"] = "fast"
+    """Which attention a FANet has; dot is fast without the L2 normalisation, self has a softmax."""
+    key_channels: int = 32
+    """Channels of a FANet's query and key, the paper's c'."""
+    reduction: Literal["None", "Conv-0", "Res-1", "Res-2", "Res-3", "Res-4"] = "Res-1"
+    """Where a FANet has its extra spatial reduction."""
+    reduce_by: Literal["stride", "average", "max"] = "stride"
+    """How it reduces: by a doubled stride, or by a pooling."""
     averages: bool = False
     """Whether the network attends to the mean of the frames in the window, rather than to their sum."""
     optimiser: Literal["sgd", "adamw"] = "sgd"
@@ -50,7 +74,7 @@ class TrainConfig:
     clip: float = 0.0
     """Largest norm of the gradient; 0 for no limit."""
     auxiliary: float = 0.0
-    """Weight of the losses of two auxiliary heads, on Res-3 and Res-4."""
+    """Weight of the losses of auxiliary heads on the deep maps, in a FANet those of Res-3 and Res-4."""
     hard_pixels: float = 0.0
     """Count only pixels whose class has less than this probability (OHEM); 0 counts all."""
     class_weighting: float = 0.0
@@ -66,16 +90,29 @@ class TrainConfig:
 
     def check(self) -> None:
         """Raise a ValueError if no run can have such settings."""
+        fanet = self.network.startswith("fanet")
+        usual = {field.name: field.default for field in fields(self) if field.name in FANET_OPTIONS}
         for name, fine, expected in (
+            *(
+                (name, fanet or getattr(self, name) == value, f"{value}: only FANets have this option")
+                for name, value in usual.items()
+            ),
             ("crop", min(self.crop) >= 32, "32 pixels or more each way"),
             ("iterations", self.iterations >= 1, "1 or more"),
             ("validate_every", self.validate_every >= 1, "1 or more"),
             ("batch", self.batch >= 1, "1 or more"),
             ("batch", self.batch > 1 or max(self.crop) > 64, "2 or more with so small a crop, for batch norm"),
+            (
+                "batch",
+                self.batch > 1 or self.network not in ("bisenet18", "shelfnet18"),
+                f"2 or more for {self.network}, which has batch norm of one number an image",
+            ),
             ("scale", 0 < self.scale[0] <= self.scale[1] < math.inf, "two numbers above 0, the lower one first"),
             ("jitter", 0 <= self.jitter <= 1, "0 to 1"),
             ("mixing", 0 <= self.mixing <= 1, "0 to 1"),
             ("window", 1 <= self.window <= 1024, "1 to 1024"),
+            ("window", self.window == 1 or self.attention in ("fast", "dot"), "1: this attention has no past"),
+            ("key_channels", 1 <= self.key_channels <= 1024, "1 to 1024"),
             ("mixing", not self.mixing or self.window == 1, "0 with a window: frames of a video are not mixed"),
             ("rate", 0 < self.rate < math.inf, "more than 0"),
             ("encoder_rate", 0 <= self.encoder_rate < math.inf, "0 or more"),

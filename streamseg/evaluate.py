@@ -19,6 +19,7 @@ from streamseg import metrics, plot
 from streamseg.datasets import Dataset, Still, check_sizes, in_parallel, read_pairs
 from streamseg.layouts import VIDEOS
 from streamseg.model import FANet
+from streamseg.runtime import Exported
 from streamseg.stream import LastFrames, Policy, label_frame, to_policy
 
 WORST = 6
@@ -67,7 +68,7 @@ class VideoEvaluation(Evaluation):
     flip_rate_still: float
     """Of the pixels alone whose true label stays."""
     avg_rt_ms: float
-    """Milliseconds from a frame on the device to its labels there, the paper's Avg RT (Table V)."""
+    """Milliseconds from a frame on the device to its labels there, the paper's Avg RT (Table VI)."""
     max_latency_ms: float
     """Of the slowest frame, the paper's MaxLatency."""
     sequences: int
@@ -118,7 +119,7 @@ class Tally:
 
 
 def evaluate(
-    model: nn.Module,
+    model: nn.Module | Exported,
     dataset: Dataset,
     device: torch.device,
     *,
@@ -149,7 +150,7 @@ def evaluate(
 
 
 def evaluate_video(
-    model: FANet,
+    model: FANet | Exported,
     dataset: Dataset,
     device: torch.device,
     window: int | Policy,
@@ -237,7 +238,7 @@ def reach(window: int | Policy) -> int | None:
 
 
 def run_sequences(
-    model: FANet,
+    model: FANet | Exported,
     dataset: Dataset,
     sequences: Sequence[Sequence[Still]],
     device: torch.device,
@@ -278,7 +279,7 @@ def read_in_groups(
         yield from list(in_parallel(dataset.read_still, group, threads))
 
 
-def warm_up(model: FANet, frame: Tensor, window: int | Policy) -> None:
+def warm_up(model: FANet | Exported, frame: Tensor, window: int | Policy) -> None:
     """Label a frame with and without a past, so that a device has all that it needs for others of its size."""
     state = None
     for _ in range(WARM_UP):
@@ -315,7 +316,7 @@ def validate(
 
 
 def predictions(
-    model: nn.Module,
+    model: nn.Module | Exported,
     dataset: Dataset,
     device: torch.device,
     scales: Sequence[float],
@@ -331,14 +332,23 @@ def predictions(
     for pair, (frame, labels) in zip(dataset.pairs, frames, strict=True):
         try:
             with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-                scores = predict(model, frame[None].to(device), scales, flip)
+                predicted, classes = label(model, frame.to(device), scales, flip)
         except ValueError as error:
             raise ValueError(f"{pair.image}: {error}") from error
-        if scores.shape[1] != len(dataset.classes):
+        if classes != len(dataset.classes):
             raise ValueError(
-                f"The network tells {scores.shape[1]} classes apart, but {dataset.name} has {len(dataset.classes)}."
+                f"The network tells {classes} classes apart, but {dataset.name} has {len(dataset.classes)}."
             )
-        yield labels.to(device), scores[0].argmax(dim=0)
+        yield labels.to(device), predicted
+
+
+def label(model: nn.Module | Exported, frame: Tensor, scales: Sequence[float], flip: bool) -> tuple[Tensor, int]:
+    """Labels (H, W) of a frame (3, H, W), and how many classes are told apart; an exported file sees it as it is."""
+    if isinstance(model, Exported):
+        labels, _ = label_frame(model, frame, size=(frame.shape[1], frame.shape[2]))
+        return labels, model.classes
+    scores = predict(model, frame[None], scales, flip)
+    return scores[0].argmax(dim=0), scores.shape[1]
 
 
 def to_score(confusion: Tensor, dataset: Dataset) -> Score:
@@ -382,10 +392,12 @@ def probabilities(logits: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module | Exported) -> Iterator[None]:
     """Put a network into evaluation mode for a while; each of its parts then gets its own mode back."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    modules = [] if isinstance(model, Exported) else [*model.modules()]
+    training = [module for module in modules if module.training]
+    for module in training:
+        module.training = False
     try:
         yield
     finally:
@@ -465,7 +477,7 @@ def render_video(evaluation: VideoEvaluation) -> str:
 def write_plots(
     folder: Path,
     evaluation: Evaluation,
-    model: nn.Module,
+    model: nn.Module | Exported,
     dataset: Dataset,
     device: torch.device,
     *,
@@ -476,7 +488,8 @@ def write_plots(
 
     def predict_again(index: int) -> Tensor:
         frame, _ = dataset[index]
-        return predict(model, frame[None].to(device), scales, flip)[0].argmax(dim=0)
+        labels, _ = label(model, frame.to(device), scales, flip)
+        return labels
 
     with evaluating(model), torch.inference_mode():
         draw_plots(folder, evaluation, dataset, predict_again)
@@ -485,7 +498,7 @@ def write_plots(
 def write_video_plots(
     folder: Path,
     evaluation: VideoEvaluation,
-    model: FANet,
+    model: FANet | Exported,
     dataset: Dataset,
     device: torch.device,
     window: int | Policy,

@@ -66,6 +66,7 @@ class FANet(nn.Module):
         add_pixel_statistics(self)
 
         self.encoder = encoder
+        self.deep_channels = encoder.channels[2:]
         c1, c2, c3, c4 = encoder.channels
         self.attend1 = attention(c1, key_channels)
         self.attend2 = attention(c2, key_channels)
@@ -96,6 +97,13 @@ class FANet(nn.Module):
         self.check(image, past)
         maps, context = self.features(image, past, weight)
         return resize(self.score(maps), image), context
+
+    def outputs(
+        self, image: Tensor, past: Sequence[Tensor] | None = None, weight: Scale = 1.0
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Logits at the size of Res-1's map, and the maps of Res-3 and Res-4, on which auxiliary heads are trained."""
+        maps, _ = self.features(image, past, weight)
+        return self.score(maps), maps[2:]
 
     def features(
         self, image: Tensor, past: Sequence[Tensor] | None = None, weight: Scale = 1.0
@@ -159,6 +167,11 @@ class FANet(nn.Module):
                 f"The past's shapes are {given}; expected {expected}: "
                 "the context that step() of this same network returned for a batch of this size, or a sum of such."
             )
+
+    @property
+    def name(self) -> str:
+        """The function that builds it."""
+        return f"fanet{self.encoder.depth}"
 
     @property
     def attends(self) -> tuple[FastAttention | ChannelAttention | NoAttention, ...]:

@@ -4,7 +4,7 @@ import copy
 import sys
 import time
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -15,11 +15,19 @@ from streamseg import checkpoint, distributed, restart, runlog
 from streamseg.classes import Classes
 from streamseg.config import TrainConfig
 from streamseg.datasets import DATASETS
-from streamseg.encoder import load_imagenet
+from streamseg.encoder import ResNet, load_imagenet
 from streamseg.evaluate import validate
 from streamseg.feed import batches, hold, select, weigh_classes, wind
-from streamseg.model import FANet
 from streamseg.trainee import Trainee
+
+ATTENTIONS = {
+    "fast": "FastAttention",
+    "dot": "DotAttention",
+    "self": "SelfAttention",
+    "channel": "ChannelAttention",
+    "none": "NoAttention",
+}
+"""The classes of the attentions that a config names."""
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -62,9 +70,12 @@ def train(
 
     torch.manual_seed(config.seed)
     torch.backends.cudnn.benchmark = True
-    network = checkpoint.NETWORKS[config.network](classes=len(dataset.classes), averages=config.averages)
+    description = describe(config, dataset.classes)
+    network = checkpoint.build(description)
+    untrained = initial == "imagenet" and encoder_of(network) is None
+    initial = "nothing" if untrained else initial
     if not resume:
-        begin(network, dataset.classes, initial, encoder_weights)
+        begin(network, description, initial, encoder_weights)
     reel = wind(dataset, config.window)
     held = hold(dataset, reel, device, threads)
     trainee = Trainee(
@@ -85,6 +96,8 @@ def train(
     settings = {**asdict(config), "data": runlog.names_hash(dataset)}
     first = restart.restore(out, settings, parts) if resume else 0
     log = runlog.Log(out, first, tensorboard) if rank == 0 else None
+    if log and untrained:
+        log.say(f"There are no ImageNet weights for {config.network}: it starts from nothing.")
     if log:
         log.describe_run(config, dataset, device, data, initial, processes)
 
@@ -159,8 +172,7 @@ def train(
 
     weights = out / "weights.safetensors"
     if log:
-        words = f"trained on {config.dataset} {config.split}, {config.iterations} iterations, by streamseg"
-        checkpoint.save(halve(average), dataset.classes, weights, window=config.window, source=words)
+        checkpoint.save(halve(average), dataset.classes, weights, window=description.window, source=description.source)
         if not log.has_validation(config.iterations):
             measure(config.iterations)
         log.finish()
@@ -168,31 +180,71 @@ def train(
     return weights
 
 
-def begin(network: FANet, classes: Classes, initial: str, encoder_weights: Path | None) -> None:
+def describe(config: TrainConfig, classes: Classes) -> checkpoint.Description:
+    """What the checkpoint of a run will say of itself."""
+    variant = checkpoint.Variant(
+        attention=ATTENTIONS[config.attention],
+        key_channels=config.key_channels,
+        reduction=config.reduction,
+        reduce_by=config.reduce_by,
+        averages=config.averages,
+    )
+    return checkpoint.Description(
+        network=config.network,
+        variant=variant if config.network in checkpoint.FANETS else None,
+        classes=classes,
+        window=config.window,
+        source=f"trained on {config.dataset} {config.split}, {config.iterations} iterations, by streamseg",
+    )
+
+
+def encoder_of(network: checkpoint.Network) -> ResNet | None:
+    """A network's encoder, where it has one that ImageNet weights fit."""
+    return getattr(network, "encoder", None)
+
+
+def begin(
+    network: checkpoint.Network, description: checkpoint.Description, initial: str, encoder_weights: Path | None
+) -> None:
     """Give a network the weights that it starts from."""
+    encoder = encoder_of(network)
+    if encoder is None and encoder_weights:
+        raise ValueError(f"{network.name} has no ResNet to fill with {encoder_weights}: leave out --encoder-weights.")
     if initial == "nothing":
         return
-    if initial == "imagenet":
-        load_imagenet(network.encoder, encoder_weights)
+    if initial == "imagenet" and encoder is not None:
+        load_imagenet(encoder, encoder_weights)
         return
     other, their_classes = checkpoint.load(initial)
     ours, theirs = network.state_dict(), other.state_dict()
-    if their_classes.names != classes.names:  # all but the last layer, whose outputs are the classes
-        theirs["classify.1.weight"] = ours["classify.1.weight"]
+    if their_classes.names != description.classes.names:
+        theirs |= {name: ours[name] for name in class_layers(description)}
     if {name: x.shape for name, x in ours.items()} != {name: x.shape for name, x in theirs.items()}:
         raise ValueError(f"{initial} holds another kind of network: start from one of the same kind.")
     network.load_state_dict(theirs)
 
 
+def class_layers(description: checkpoint.Description) -> list[str]:
+    """The weights whose shapes follow from the number of classes: those of the last layers."""
+    with torch.device("meta"):
+        one, two = (
+            checkpoint.build(replace(description, classes=Classes(names, ((0, 0, 0),) * len(names)))).state_dict()
+            for names in (("a",), ("a", "b"))
+        )
+    return [name for name in one if one[name].shape != two[name].shape]
+
+
 def make_optimiser(trainee: Trainee, config: TrainConfig) -> torch.optim.Optimizer:
     """SGD or AdamW; convolutions decay, the rest does not; the encoder has a rate of its own."""
     groups = []
-    encoder = {id(parameter) for parameter in trainee.network.encoder.parameters()}
+    encoder = encoder_of(trainee.network)
+    inside = set() if encoder is None else {id(parameter) for parameter in encoder.parameters()}
     for share, members in ((config.encoder_rate, True), (1.0, False)):
-        chosen = [parameter for parameter in trainee.parameters() if (id(parameter) in encoder) == members]
+        chosen = [parameter for parameter in trainee.parameters() if (id(parameter) in inside) == members]
         for decay, deep in ((config.weight_decay, True), (0.0, False)):
             parameters = [parameter for parameter in chosen if (parameter.ndim > 1) == deep]
-            groups.append({"params": parameters, "weight_decay": decay, "share": share})
+            if parameters:
+                groups.append({"params": parameters, "weight_decay": decay, "share": share})
     fused = next(trainee.parameters()).is_cuda
     if config.optimiser == "sgd":
         return torch.optim.SGD(groups, lr=config.rate, momentum=0.9, fused=fused)
@@ -208,7 +260,7 @@ def set_rate(optimiser: torch.optim.Optimizer, config: TrainConfig, step: int) -
         group["lr"] = rate * group["share"]
 
 
-def floats_of(network: FANet) -> list[Tensor]:
+def floats_of(network: nn.Module) -> list[Tensor]:
     """All weights and statistics of a network; they stay its own."""
     return [tensor for tensor in network.state_dict().values() if tensor.is_floating_point()]
 
@@ -219,7 +271,7 @@ def follow(average: list[Tensor], current: list[Tensor], memory: float, step: in
     torch._foreach_lerp_(average, current, 1 - min(memory, (1 + step) / (10 + step)))
 
 
-def halve(network: FANet) -> FANet:
+def halve(network: checkpoint.Network) -> checkpoint.Network:
     """A network in fp16, half the size; as it is, if any of its numbers are too large for that."""
     half = copy.deepcopy(network).half()
     return half if all(tensor.isfinite().all() for tensor in half.state_dict().values()) else network

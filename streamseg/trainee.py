@@ -10,10 +10,11 @@ from streamseg import distributed
 from streamseg.layers import conv, resize
 from streamseg.losses import cross_entropy, hard_cross_entropy, overlap_counts, overlap_loss
 from streamseg.model import FANet
+from streamseg.peers import Peer
 
 
 class Trainee(nn.Module):
-    """A network with its losses and, in training alone, auxiliary heads on Res-3 and Res-4.
+    """A network with its losses and, in training alone, auxiliary heads on its deep maps.
 
     Args:
         class_weights: (K,).
@@ -29,7 +30,7 @@ class Trainee(nn.Module):
 
     def __init__(
         self,
-        network: FANet,
+        network: FANet | Peer,
         class_weights: Tensor,
         *,
         auxiliary: float = 0.0,
@@ -39,7 +40,7 @@ class Trainee(nn.Module):
     ):
         super().__init__()
         self.network = network
-        places = network.encoder.channels[2:] if auxiliary else ()
+        places = network.deep_channels if auxiliary else ()
         self.heads = nn.ModuleList(auxiliary_head(channels, network.classes) for channels in places)
         self.auxiliary = auxiliary
         self.hard_pixels = hard_pixels
@@ -52,32 +53,23 @@ class Trainee(nn.Module):
         """The loss of images (B, 3, h, w) with labels (B, h, w).
 
         Args:
-            past: The frames (B, P, 3, h, w) before each image, for clips.
+            past: The frames (B, P, 3, h, w) before each image, for clips; only a FANet takes them.
             seen: (B, P): 1 for those of them that are looked at, 0 for the others.
         """
-        if past is None or seen is None:
-            maps, _ = self.network.features(images)
+        if isinstance(self.network, FANet) and past is not None and seen is not None:
+            context = remember(self.network, past, seen)
+            logits, maps = self.network.outputs(images, context, seen.sum(dim=1).view(-1, 1, 1))
         else:
-            maps, _ = self.network.features(images, self.remember(past, seen), seen.sum(dim=1).view(-1, 1, 1))
-        loss = self.loss(self.network.score(maps), labels)
-        for head, deep_map in zip(self.heads, maps[2:], strict=False):
+            logits, maps = self.network.outputs(images)
+        loss = self.loss(logits, labels)
+        for head, deep_map in zip(self.heads, maps, strict=False):
             loss = loss + self.auxiliary * self.loss(head(deep_map), labels)
         return loss
 
-    @torch.no_grad()
-    def remember(self, past: Tensor, seen: Tensor) -> list[Tensor]:
-        """The sum of the contexts of the frames that are looked at, stage by stage.
-
-        They are given, not learned: own and past context are made by the same weights, and the own one teaches them. It
-        takes half of the time.
-        """
-        frames = past.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-        contexts = self.network.remember(self.network.encode(frames))
-        return [(x.unflatten(0, seen.shape) * seen[:, :, None, None]).sum(dim=1) for x in contexts]
-
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of logits of any size. Each process's gradient is averaged with the others', so it is a share."""
-        logits = resize(logits, labels)
+        if logits.shape[-2:] != labels.shape[-2:]:
+            logits = resize(logits, labels)
         if self.hard_pixels:
             loss, weight = hard_cross_entropy(logits, labels, self.class_weights, self.hard_pixels)
         else:
@@ -88,6 +80,18 @@ class Trainee(nn.Module):
         return mean + self.overlap * overlap_loss(distributed.add(overlap_counts(logits, labels)))
 
 
+@torch.no_grad()
+def remember(network: FANet, past: Tensor, seen: Tensor) -> list[Tensor]:
+    """The sum of the contexts of the frames that are looked at, stage by stage.
+
+    They are given, not learned: own and past context are made by the same weights, and the own one teaches them. It
+    takes half of the time.
+    """
+    frames = past.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+    contexts = network.remember(network.encode(frames))
+    return [(x.unflatten(0, seen.shape) * seen[:, :, None, None]).sum(dim=1) for x in contexts]
+
+
 def auxiliary_head(channels: int, classes: int) -> nn.Sequential:
-    """Logits from the middle of the decoder."""
+    """Logits from one of the deep maps."""
     return nn.Sequential(conv(channels, 128, 3), conv(128, 64, 3), nn.Conv2d(64, classes, 1))

@@ -10,7 +10,10 @@ from safetensors.torch import load_file, save_file
 
 import streamseg
 from streamseg import ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention
-from streamseg.encoder import ResNet
+from streamseg.checkpoint import only_fanet
+from streamseg.encoder import ResNet, resnet18, resnet34
+from streamseg.peers import PEERS
+from streamseg.peers.bisenet import BiSeNet
 
 
 @pytest.fixture
@@ -74,6 +77,54 @@ def test_fanet34_is_built_again(tmp_path, image):
     network = streamseg.fanet34(classes=11).eval()
     streamseg.save(network, streamseg.CAMVID, tmp_path / "34.safetensors")
     assert streamseg.load(str(tmp_path / "34.safetensors"))[0](image).equal(network(image))
+
+
+@pytest.mark.parametrize("name", ["enet", "icnet", "bisenet18"])
+def test_a_rival_is_saved_and_loaded_as_any_network(name, tmp_path, image):
+    network = PEERS[name](11).eval()
+    path = tmp_path / "rival.safetensors"
+    streamseg.save(network, streamseg.CAMVID, path, source="a test")
+    loaded, classes = streamseg.load(path)
+    assert classes == streamseg.CAMVID
+    assert loaded(image).equal(network(image))
+    described = streamseg.describe(path)
+    assert (described.network, described.variant, described.source) == (name, None, "a test")
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_rival_s_name_is_that_of_the_function_that_builds_it(name):
+    with torch.device("meta"):
+        assert PEERS[name](2).name == name
+
+
+@pytest.mark.parametrize("changes", [{"network": "enet"}, {"attention": None, "network": "enet"}])
+def test_a_rival_with_options_of_a_fanet_is_refused(saved, changes):
+    rewrite(saved, **changes)
+    with pytest.raises(ValueError, match="describes itself wrongly"):
+        streamseg.load(saved)
+
+
+def test_a_fanet_without_its_options_is_refused(tmp_path):
+    path = tmp_path / "rival.safetensors"
+    streamseg.save(PEERS["enet"](11), streamseg.CAMVID, path)
+    rewrite(path, network="fanet18")
+    with pytest.raises(ValueError, match="The options of a FANet are there, or not, but the network is fanet18"):
+        streamseg.load(path)
+
+
+def test_a_rival_that_load_would_build_otherwise_is_not_saved(tmp_path):
+    with pytest.raises(ValueError, match="A bisenet18 has no extra spatial reduction"):
+        streamseg.save(BiSeNet(resnet18("Res-2"), 11), streamseg.CAMVID, tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match="network is 'bisenet34'; choose one of"):
+        streamseg.save(BiSeNet(resnet34("None"), 11), streamseg.CAMVID, tmp_path / "a.safetensors")
+
+
+def test_what_only_a_fanet_can_do_says_so_of_a_rival(model):
+    assert only_fanet(model, "segment") is model
+    with pytest.raises(
+        ValueError, match="^segment needs a FANet, but these weights are of enet: give weights of a FAN"
+    ):
+        only_fanet(PEERS["enet"](3), "segment")
 
 
 def test_half_precision_is_saved_small_and_loaded_in_fp32(model, saved, tmp_path):

@@ -10,6 +10,7 @@ from test_layouts import make_camvid
 
 import streamseg
 from streamseg import cli, datasets
+from streamseg.peers import PEERS
 
 
 @pytest.fixture
@@ -162,6 +163,18 @@ def test_a_terminal_that_lacks_a_letter_gets_a_question_mark(toy):
     assert "????" in done.stdout
 
 
+def test_a_rival_is_evaluated_frame_by_frame_and_only_so(tmp_path, toy, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    streamseg.save(PEERS["enet"](3), folder_classes(toy), "enet.safetensors")
+    command = ("evaluate", "enet.safetensors", "--data", toy, "--dataset", "folder")
+    assert run(monkeypatch, *command, "--plots", "plots") == 0
+    assert "mean IoU" in capsys.readouterr().out
+    shown = complaint(monkeypatch, capsys, *command, "--window", "2")
+    assert "--window, or --half-life, needs a FANet, but these weights are of enet: give weights of a FANet" in shown
+    shown = complaint(monkeypatch, capsys, "segment", toy / "images" / "0.png", "--weights", "enet.safetensors")
+    assert "segment needs a FANet, but these weights are of enet: give weights of a FANet" in shown
+
+
 def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch, capsys):
     shown = complaint(monkeypatch, capsys, "evaluate", "camvid.safetensors", "--data", toy, "--dataset", "folder")
     assert f"other classes than those of {toy}: class 0 is Sky in the one and ground in the other." in shown
@@ -195,6 +208,11 @@ def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch
         ("train folder-18 --data nowhere --out run", "No folder data in nowhere"),
         ("train folder-18 --data TOY --out run --resume", "to resume from: start the run without --resume."),
         ("train folder-18 --data TOY --out run --batch 0", "batch is 0; expected 1 or more."),
+        (
+            "train folder-18 --data TOY --out run --network bisenet18 --batch 1",
+            "batch is 1; expected 2 or more for bise",
+        ),
+        ("train folder-18 --data TOY --out run --network enet --attention self", "only FANets have this option."),
         (
             "train folder-18 --data TOY --out run --initial camvid.safetensors --network fanet34",
             "another kind of network",

@@ -2,13 +2,17 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from typing import get_args, get_type_hints
 
 import pytest
 
-from streamseg.checkpoint import NETWORKS
-from streamseg.config import RECIPES
+from streamseg.attention import ATTENTIONS
+from streamseg.checkpoint import FANETS
+from streamseg.config import RECIPES, TrainConfig
 from streamseg.datasets import DATASETS
-from streamseg.train import PRECISIONS
+from streamseg.encoder import ReduceBy, Reduction
+from streamseg.peers import PEERS
+from streamseg.train import ATTENTIONS as NAMES, PRECISIONS
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -17,7 +21,7 @@ def test_a_recipe_can_be_run(name):
     config.check()
     assert config.dataset in DATASETS
     assert config.precision in PRECISIONS
-    assert config.network in NETWORKS
+    assert config.network in FANETS
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -65,12 +69,43 @@ def test_a_recipe_of_the_paper_has_the_papers_settings(name):
         ("encoder_rate", -1.0, "0 or more"),
         ("auxiliary", float("nan"), "0 or more"),
         ("rate", float("inf"), "more than 0"),
+        ("key_channels", 0, "1 to 1024"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused_by_name(setting, value, expected):
     config = replace(RECIPES["folder-18"].config, **{setting: value})
     with pytest.raises(ValueError, match=re.escape(f"{setting} is {value}; expected {expected}.")):
         config.check()
+
+
+def test_the_choices_of_a_config_are_all_that_can_be_built():
+    choices = {name: get_args(hint) for name, hint in get_type_hints(TrainConfig).items()}
+    assert choices["network"] == (*FANETS, *PEERS)
+    assert choices["attention"] == tuple(NAMES)
+    assert set(NAMES.values()) == set(ATTENTIONS)
+    assert choices["reduction"] == get_args(Reduction)
+    assert choices["reduce_by"] == get_args(ReduceBy)
+    assert choices["dataset"] == tuple(DATASETS)
+    assert choices["precision"] == tuple(PRECISIONS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"network": "erfnet", "window": 4, "mixing": 0.0}, "window is 4; expected 1: only FANets have this option."),
+        ({"network": "erfnet", "attention": "self"}, "attention is self; expected fast: only FANets have this option."),
+        ({"network": "icnet", "key_channels": 8}, "key_channels is 8; expected 32: only FANets have this option."),
+        ({"network": "icnet", "averages": True}, "averages is True; expected False: only FANets have this option."),
+        ({"attention": "none", "window": 4, "mixing": 0.0}, "window is 4; expected 1: this attention has no past."),
+        (
+            {"network": "bisenet18", "batch": 1},
+            "batch is 1; expected 2 or more for bisenet18, which has batch norm of one number an image.",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings, sentence):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        replace(RECIPES["camvid-18"].config, **settings).check()
 
 
 def test_the_settings_need_the_standard_library_only():

@@ -8,6 +8,7 @@ from clips import make_clip
 
 import streamseg
 from streamseg import cli
+from streamseg.paper import TABLES
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("samples/*.md")])
@@ -50,6 +51,19 @@ def test_the_options_on_the_page_on_segmenting_exist(capsys, monkeypatch):
     known = capsys.readouterr().out
     for option in re.findall(r"--[a-z-]+", (ROOT / "docs/segment.md").read_text()):
         assert option in known, option
+
+
+def test_the_options_and_tables_on_the_page_on_reproducing_exist(capsys, monkeypatch):
+    known = (ROOT / "benchmarks/ablations.py").read_text()
+    for verb in (("reproduce",), ("train", "camvid-18"), ("evaluate",)):
+        monkeypatch.setattr("sys.argv", ["streamseg", *verb, "--help"])
+        with pytest.raises(SystemExit):
+            cli.main()
+        known += capsys.readouterr().out
+    page = (ROOT / "docs/reproduce.md").read_text()
+    for option in re.findall(r"--[a-z-]+", page):
+        assert option in known, option
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(TABLES)
 
 
 def test_the_commands_of_the_readme_run(folder, monkeypatch, paint):

@@ -5,7 +5,7 @@ import torch
 
 from streamseg.classes import ADE20K, CAMVID
 from streamseg.images import read_image
-from streamseg.plot import confusion_plot, curves_plot, write_worst
+from streamseg.plot import confusion_plot, curves_plot, dots_plot, find_room, lines_plot, scatter_plot, write_worst
 
 
 @pytest.fixture
@@ -21,10 +21,13 @@ def write_any(path):
         "confusion": lambda: confusion_plot(path, torch.eye(11), CAMVID.names),
         "curves": lambda: curves_plot(path, {"loss": [(1, 2.0), (2, 1.5)]}),
         "worst": lambda: write_worst(path, [(frame, labels, labels, "frame")], CAMVID),
+        "lines": lambda: lines_plot(path, {"a": [(1, 2), (3, 4)], "a, paper": [(1, 2.1)]}, "x", "y"),
+        "scatter": lambda: scatter_plot(path, {"x": [("a", 1, 2), ("b", 1, 2)], "empty": []}, "y"),
+        "dots": lambda: dots_plot(path, {"a": [("b", 1, None), ("c", None, 2)], "empty": [("b", None, None)]}),
     }
 
 
-KINDS = ["confusion", "curves", "worst"]
+KINDS = ["confusion", "curves", "worst", "lines", "scatter", "dots"]
 
 
 @pytest.mark.parametrize("classes", [11, 19, 40])
@@ -85,10 +88,21 @@ def test_a_sign_that_starts_a_formula_is_only_a_sign(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_names_of_points_are_written_where_nothing_else_is():
+    alone, beside, under, at_the_end = (10, 100), (30, 100), (10, 92), (195, 20)
+    assert find_room(["a", "b"], [alone, at_the_end], 200) == [(True, False), (False, False)]
+    assert find_room(["a", "b"], [alone, under], 200) == [(True, False), (True, True)]
+    assert find_room(["a long name", "b"], [alone, beside], 200) == [(True, False), (True, True)]
+
+
 @pytest.mark.usefixtures("drawing")
 def test_nothing_to_draw_is_said(tmp_path):
     with pytest.raises(ValueError, match="^There are no curves to draw into .*: the run has logged nothing yet.$"):
         curves_plot(tmp_path / "curves.png", {"loss": []})
+    with pytest.raises(ValueError, match="^There are no points to draw into "):
+        scatter_plot(tmp_path / "scatter.png", {"x": []}, "y")
+    with pytest.raises(ValueError, match="^There are no numbers to draw into "):
+        dots_plot(tmp_path / "dots.png", {"a": [("b", None, None)]})
     with pytest.raises(ValueError, match="^There are no frames to draw into "):
         write_worst(tmp_path / "worst.png", [], CAMVID)
 

@@ -870,7 +870,7 @@ def text(name, words="no video"):
         (None, "a.png out --classes zebra", "No class is called 'zebra'; there are Sky, Building, "),
         (None, "a.png out --alpha 1.5", "alpha is 1.5; expected the share of the colours, from 0 to 1."),
         (None, "a.png out --alpha nan", "alpha is nan"),
-        (None, "a.png out --precision int4", "precision is 'int4'; choose one of: 'fp32', 'fp16', 'bf16'."),
+        (None, "a.png out --precision int4", "precision is 'int4'; choose one of: 'fp32', 'fp16', 'bf16', 'int8'."),
         (None, "v.mp4 out --window 0", "window is 0; expected a whole number, 1 or more."),
         (None, "v.mp4 out --half-life -1", "half_life is -1.0; expected a number above 0."),
         (None, "v.mp4 out --deadline 0", "deadline is 0.0; expected a number above 0."),

@@ -14,9 +14,12 @@ from torch import nn
 
 import streamseg
 from streamseg import runlog, train as training
+from streamseg.checkpoint import Variant, build, variant_of
 from streamseg.config import TrainConfig
 from streamseg.datasets import folder
+from streamseg.encoder import resnet18
 from streamseg.feed import batch_indices, hold, wind
+from streamseg.peers import PEERS
 from streamseg.train import floats_of, follow, make_optimiser, set_rate, train
 from streamseg.trainee import Trainee
 
@@ -192,10 +195,51 @@ def test_a_network_trains_on_clips_from_image_weights(drive, tmp_path):
     config = replace(image, window=3, averages=True, iterations=3)
     second = run(drive, tmp_path / "video", config, initial=str(first))
     described = streamseg.describe(second)
-    assert (described.window, described.averages) == (3, True)
-    assert not streamseg.describe(first).averages
+    assert (described.window, described.variant.averages) == (3, True)
+    assert not streamseg.describe(first).variant.averages
     model, _ = streamseg.load(second)
     assert model.averages
+
+
+def test_a_rival_trains_as_a_fanet_does_and_is_told_where_it_starts(toy, tmp_path, capsys):
+    config = replace(TINY, network="enet", iterations=3)
+    weights = run(toy, tmp_path / "out", config, initial="imagenet")
+    assert "There are no ImageNet weights for enet: it starts from nothing." in capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["initial"] == "nothing"
+    assert entries(tmp_path / "out", "val_miou")[-1]["val_miou"] > 0
+    assert streamseg.load(weights)[0].name == "enet"
+    with pytest.raises(ValueError, match="^enet has no ResNet to fill with a.pth: leave out --encoder-weights.$"):
+        run(toy, tmp_path / "other", config, initial="imagenet", encoder_weights=Path("a.pth"))
+
+
+def test_a_rival_with_a_resnet_starts_from_imagenet_and_gives_it_the_encoder_s_rate(toy, tmp_path):
+    imagenet = resnet18("None")
+    torch.save(imagenet.state_dict(), tmp_path / "resnet18.pth")
+    network = PEERS["bisenet18"](3)
+    description = training.describe(replace(TINY, network="bisenet18"), folder(toy, "train").classes)
+    training.begin(network, description, "imagenet", tmp_path / "resnet18.pth")
+    assert network.encoder.conv1.weight.equal(imagenet.conv1.weight)
+    optimiser = make_optimiser(Trainee(network, torch.ones(3)), replace(TINY, encoder_rate=0.1))
+    assert {group["share"] for group in optimiser.param_groups} == {0.1, 1.0}
+    alone = make_optimiser(Trainee(PEERS["enet"](3), torch.ones(3)), replace(TINY, encoder_rate=0.1))
+    assert {group["share"] for group in alone.param_groups} == {1.0}
+
+
+@pytest.mark.parametrize("name", ["fanet18", *PEERS])
+def test_only_the_last_layers_of_a_network_follow_from_its_classes(name):
+    layers = training.class_layers(training.describe(replace(TINY, network=name), streamseg.CAMVID))
+    assert all(layer.startswith(("classify.", "score.", "joins.", "up.", "branches.")) for layer in layers)
+    assert len(layers) == {"fanet18": 1, "bisenet18": 1, "shelfnet18": 1, "fcn16s": 6, "fcn8s": 9, "deeplab": 8}.get(
+        name, 2
+    )
+
+
+def test_a_variant_of_the_ablations_is_built_as_its_config_says():
+    config = replace(TINY, attention="dot", key_channels=8, reduction="Conv-0", reduce_by="average")
+    description = training.describe(config, streamseg.CAMVID)
+    assert description.variant == Variant("DotAttention", 8, "Conv-0", "average", False)
+    with torch.device("meta"):
+        assert variant_of(build(description)) == description.variant
 
 
 def test_clips_of_a_data_set_without_recordings_are_refused(toy, tmp_path):
@@ -309,7 +353,8 @@ def test_a_checkpoint_is_started_from_with_its_classes_or_with_new_ones(model, t
     new_names = streamseg.Classes(tuple("abcdefghijk"), streamseg.CAMVID.colours)
     three = streamseg.Classes(("a", "b", "c"), streamseg.CAMVID.colours[:3])
     for network, classes in ((same, streamseg.CAMVID), (other, three), (renamed, new_names)):
-        training.begin(network, classes, str(tmp_path / "start.safetensors"), None)
+        description = training.describe(TINY, classes)
+        training.begin(network, description, str(tmp_path / "start.safetensors"), None)
         assert network.encoder.conv1.weight.equal(model.encoder.conv1.weight)
     assert same.classify[1].weight.equal(model.classify[1].weight)
     assert other.classify[1].weight.equal(last)
@@ -320,7 +365,8 @@ def test_a_checkpoint_is_started_from_with_its_classes_or_with_new_ones(model, t
 def test_a_checkpoint_of_another_network_is_no_start(model, tmp_path, network):
     streamseg.save(model, streamseg.CAMVID, tmp_path / "start.safetensors")
     with pytest.raises(ValueError, match="start.safetensors holds another kind of network"):
-        training.begin(network(classes=11), streamseg.CAMVID, str(tmp_path / "start.safetensors"), None)
+        description = training.describe(TINY, streamseg.CAMVID)
+        training.begin(network(classes=11), description, str(tmp_path / "start.safetensors"), None)
 
 
 def test_without_a_network_it_says_how_to_get_the_imagenet_weights(toy, tmp_path, monkeypatch):

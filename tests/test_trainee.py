@@ -7,6 +7,7 @@ from streamseg.augment import augment, draw
 from streamseg.classes import IGNORE
 from streamseg.datasets import folder
 from streamseg.losses import overlap_counts, overlap_loss
+from streamseg.peers import PEERS
 from streamseg.trainee import Trainee
 
 
@@ -48,6 +49,24 @@ def test_auxiliary_heads_exist_only_where_they_are_used():
     network = streamseg.fanet18(classes=3)
     assert len(Trainee(network, torch.ones(3)).heads) == 0
     assert len(Trainee(network, torch.ones(3), auxiliary=0.4).heads) == 2
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_every_rival_is_trained_with_heads_on_its_own_deep_maps(name):
+    with torch.device("meta"):  # shapes alone: what they learn is tested where they are
+        network = PEERS[name](3)
+        trainee = Trainee(network, torch.ones(3), auxiliary=0.4, hard_pixels=0.7, overlap=1.0)
+        images, labels = torch.empty(2, 3, 64, 64), torch.zeros(2, 64, 64, dtype=torch.int64)
+        trainee(images, labels).backward()
+    assert len(trainee.heads) == len(network.deep_channels)
+    assert all(parameter.grad is not None for parameter in trainee.parameters() if parameter.requires_grad)
+
+
+def test_the_loss_of_a_rival_is_that_of_its_logits_at_full_size(views):
+    for name in ("enet", "icnet"):  # whose outputs have the image's size, and a quarter of it
+        network = PEERS[name](3).eval()
+        textbook = nn.functional.cross_entropy(network(views[0]), views[1], ignore_index=IGNORE).item()
+        assert Trainee(network, torch.ones(3)).eval()(*views).item() == pytest.approx(textbook, rel=1e-4)
 
 
 @pytest.mark.parametrize("averages", [False, True])

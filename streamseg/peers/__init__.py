@@ -1,25 +1,26 @@
 """The rivals that the FANet paper compares itself with: one network a file, with FANet's contract.
 
 Each takes RGB images (B, 3, H, W), bytes or floats in 0–255, of any size from 32 up, and returns logits (B, K, H, W).
+Its `name` is that of the function that builds it; its `encoder`, where it has one, takes ImageNet weights.
 For training, `outputs` gives the logits before the last resize, and the maps on which its authors hang auxiliary heads,
 from shallow to deep; `deep_channels` are the channels of those maps.
 """
 
 from collections.abc import Callable
 
-from torch import nn
+from streamseg.peers.bisenet import BiSeNet, bisenet18
+from streamseg.peers.deeplab import DeepLab, deeplab
+from streamseg.peers.enet import ENet, enet
+from streamseg.peers.erfnet import ERFNet, erfnet
+from streamseg.peers.fcn import FCN, fcn8s, fcn16s
+from streamseg.peers.icnet import ICNet, icnet
+from streamseg.peers.segnet import SegNet, segnet
+from streamseg.peers.shelfnet import ShelfNet, shelfnet18
+from streamseg.peers.swiftnet import SwiftNet, swiftnet18
 
-from streamseg.peers.bisenet import bisenet18
-from streamseg.peers.deeplab import deeplab
-from streamseg.peers.enet import enet
-from streamseg.peers.erfnet import erfnet
-from streamseg.peers.fcn import fcn8s, fcn16s
-from streamseg.peers.icnet import icnet
-from streamseg.peers.segnet import segnet
-from streamseg.peers.shelfnet import shelfnet18
-from streamseg.peers.swiftnet import swiftnet18
+Peer = SegNet | ENet | ICNet | ERFNet | BiSeNet | ShelfNet | SwiftNet | FCN | DeepLab
 
-PEERS: dict[str, Callable[[int], nn.Module]] = {
+PEERS: dict[str, Callable[[int], Peer]] = {
     "segnet": segnet,
     "enet": enet,
     "icnet": icnet,
@@ -33,4 +34,4 @@ PEERS: dict[str, Callable[[int], nn.Module]] = {
 }
 """Every rival's factory, by the name that it has on the command line."""
 
-__all__ = ["PEERS", *PEERS]
+__all__ = ["PEERS", "Peer", *PEERS]

@@ -39,6 +39,7 @@ class BiSeNet(nn.Module):
     def __init__(self, encoder: ResNet, classes: int):
         super().__init__()
         check_count("classes", classes)
+        self.name = f"bisenet{encoder.depth}"
         self.classes = classes
         add_pixel_statistics(self)
         self.spatial = nn.Sequential(

@@ -26,6 +26,7 @@ class DeepLab(nn.Module):
 
     mean: Tensor
     std: Tensor
+    name = "deeplab"
     deep_channels = ()
 
     def __init__(self, classes: int):

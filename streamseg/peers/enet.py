@@ -24,6 +24,7 @@ class ENet(nn.Module):
 
     mean: Tensor
     std: Tensor
+    name = "enet"
     deep_channels = (128,)
 
     def __init__(self, classes: int):

@@ -23,6 +23,7 @@ class ERFNet(nn.Module):
 
     mean: Tensor
     std: Tensor
+    name = "erfnet"
     deep_channels = (128,)
 
     def __init__(self, classes: int):

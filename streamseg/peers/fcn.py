@@ -21,57 +21,31 @@ from streamseg.layers import add_pixel_statistics, check_count, check_image, nor
 from streamseg.peers.vgg import start, vgg16
 
 
-class FCN16s(nn.Module):
-    """The scores of the last layer and of the fourth pooling, enlarged 16 times."""
+class FCN(nn.Module):
+    """The scores of the last layer, joined with those of the fourth pooling, and maybe the third, and enlarged.
+
+    Args:
+        offsets: Where the scores of the fourth pooling, and of the third, are cut, so that they lie on those below.
+        margin: Where the enlarged scores are cut, so that they lie on the image.
+    """
 
     mean: Tensor
     std: Tensor
     deep_channels = ()
 
-    def __init__(self, classes: int):
+    def __init__(self, classes: int, offsets: tuple[int, ...], margin: int):
         super().__init__()
         check_count("classes", classes)
+        stride = 2 ** (5 - len(offsets))
+        self.name = f"fcn{stride}s"
         self.classes = classes
+        self.margin = margin
         add_pixel_statistics(self)
         self.trunk = Trunk()
-        self.score7 = score(4096, classes)
-        self.score4 = score(512, classes)
-        self.up7 = enlarge(classes, 2)
-        self.up4 = enlarge(classes, 16)
-
-    def forward(self, image: Tensor) -> Tensor:
-        """Logits (B, K, H, W) of an RGB image (B, 3, H, W), bytes or floats in 0–255."""
-        logits, _ = self.outputs(image)
-        return logits
-
-    def outputs(self, image: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Logits (B, K, H, W), and no maps for auxiliary heads."""
-        check_image(image)
-        _, x4, x7 = self.trunk(normalise(image, self.mean, self.std))
-        x = self.up7(self.score7(x7))
-        x = x + crop(self.score4(x4), 5, x)
-        return crop(self.up4(x), 27, image), ()
-
-
-class FCN8s(nn.Module):
-    """The scores of the last layer and of the fourth and third pooling, enlarged 8 times."""
-
-    mean: Tensor
-    std: Tensor
-    deep_channels = ()
-
-    def __init__(self, classes: int):
-        super().__init__()
-        check_count("classes", classes)
-        self.classes = classes
-        add_pixel_statistics(self)
-        self.trunk = Trunk()
-        self.score7 = score(4096, classes)
-        self.score4 = score(512, classes)
-        self.score3 = score(256, classes)
-        self.up7 = enlarge(classes, 2)
-        self.up4 = enlarge(classes, 2)
-        self.up3 = enlarge(classes, 8)
+        self.score = score(4096, classes)
+        joins = zip((512, 256), offsets, strict=False)
+        self.joins = nn.ModuleList(Join(channels, classes, offset) for channels, offset in joins)
+        self.up = enlarge(classes, stride)
 
     def forward(self, image: Tensor) -> Tensor:
         """Logits (B, K, H, W) of an RGB image (B, 3, H, W), bytes or floats in 0–255."""
@@ -82,10 +56,24 @@ class FCN8s(nn.Module):
         """Logits (B, K, H, W), and no maps for auxiliary heads."""
         check_image(image)
         x3, x4, x7 = self.trunk(normalise(image, self.mean, self.std))
-        x = self.up7(self.score7(x7))
-        x = self.up4(x + crop(self.score4(x4), 5, x))
-        x = x + crop(self.score3(x3), 9, x)
-        return crop(self.up3(x), 31, image), ()
+        x = self.score(x7)
+        for join, shallow in zip(self.joins, (x4, x3), strict=False):
+            x = join(x, shallow)
+        return crop(self.up(x), self.margin, image), ()
+
+
+class Join(nn.Module):
+    """Scores, enlarged twice, and those of a shallower pooling."""
+
+    def __init__(self, channels: int, classes: int, offset: int):
+        super().__init__()
+        self.offset = offset
+        self.up = enlarge(classes, 2)
+        self.score = score(channels, classes)
+
+    def forward(self, x: Tensor, shallow: Tensor) -> Tensor:
+        x = self.up(x)
+        return x + crop(self.score(shallow), self.offset, x)
 
 
 class Trunk(nn.Module):
@@ -133,11 +121,11 @@ def crop(x: Tensor, offset: int, like: Tensor) -> Tensor:
     return x[..., offset : offset + height, offset : offset + width]
 
 
-def fcn16s(classes: int = 19) -> FCN16s:
+def fcn16s(classes: int = 19) -> FCN:
     """FCN-16s: 22.7 % mIoU on COCO-Stuff."""
-    return FCN16s(classes)
+    return FCN(classes, offsets=(5,), margin=27)
 
 
-def fcn8s(classes: int = 19) -> FCN8s:
+def fcn8s(classes: int = 19) -> FCN:
     """FCN-8s: 27.2 % mIoU on COCO-Stuff in that data set's own table."""
-    return FCN8s(classes)
+    return FCN(classes, offsets=(5, 9), margin=31)

@@ -24,6 +24,7 @@ class ICNet(nn.Module):
 
     mean: Tensor
     std: Tensor
+    name = "icnet"
     deep_channels = (128, 256)
 
     def __init__(self, classes: int):

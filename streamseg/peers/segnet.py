@@ -21,6 +21,7 @@ class SegNet(nn.Module):
 
     mean: Tensor
     std: Tensor
+    name = "segnet"
     deep_channels = ()
 
     def __init__(self, classes: int):

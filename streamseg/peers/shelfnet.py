@@ -39,6 +39,7 @@ class ShelfNet(nn.Module):
     def __init__(self, encoder: ResNet, classes: int):
         super().__init__()
         check_count("classes", classes)
+        self.name = f"shelfnet{encoder.depth}"
         self.classes = classes
         add_pixel_statistics(self)
         self.encoder = encoder

@@ -33,6 +33,7 @@ class SwiftNet(nn.Module):
     def __init__(self, encoder: ResNet, classes: int):
         super().__init__()
         check_count("classes", classes)
+        self.name = f"swiftnet{encoder.depth}"
         self.classes = classes
         add_pixel_statistics(self)
         self.encoder = encoder

