@@ -14,6 +14,9 @@ from torch.nn import functional as F
 
 from streamseg.classes import IGNORE
 
+ZOOM, SHIFT = 0.03, 0.04
+"""How far a camera moves from a frame to the next, at most: zoom, and shifts in halves of a side."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -31,6 +34,8 @@ class Choice:
     """(B, 256): which labels' pixels come from the neighbour in the batch."""
     memory: Tensor
     """How much of the window a clip looks at, from 0 to 1."""
+    motion: Tensor
+    """(B, 3): a small motion of the camera, a zoom, and shifts to the right and down in halves of the crop's sides."""
 
     def __getitem__(self, part: slice | Tensor) -> "Choice":
         return Choice(**{name: value[part] for name, value in vars(self).items()})
@@ -54,6 +59,7 @@ def draw(batch: int, scale: tuple[float, float], jitter: float, mixing: float, s
     pasted &= torch.rand(batch, 1, generator=generator) < mixing
     pasted[:, IGNORE] = False
     memory = torch.rand(batch, generator=generator)
+    wiggle = 2 * torch.rand(batch, 3, generator=generator) - 1
     return Choice(
         scale=(low + (high - low) * uniform[0]).exp(),
         flip=torch.where(uniform[1] < 0.5, -1.0, 1.0),
@@ -63,6 +69,7 @@ def draw(batch: int, scale: tuple[float, float], jitter: float, mixing: float, s
         saturation=factors[2],
         pasted=pasted,
         memory=memory,
+        motion=torch.tensor([1.0, 0.0, 0.0]) + torch.tensor([ZOOM, SHIFT, SHIFT]) * wiggle,
     )
 
 
@@ -111,6 +118,15 @@ def sampling_grid(size: torch.Size, crop: tuple[int, int], choice: Choice) -> Te
     x = axes[0] * choice.flip[:, None]
     y = axes[1]
     return torch.stack([x[:, None, :].expand(-1, *crop), y[:, :, None].expand(-1, *crop)], dim=-1)
+
+
+def move(x: Tensor, motion: Tensor, back: bool = False) -> Tensor:
+    """A map (B, C, h, w) after a motion of the camera (B, 3), or before it; beyond its border it goes on as there."""
+    zoom, shift = motion[:, :1], motion[:, 1:]
+    zoom, shift = (1 / zoom, -shift / zoom) if back else (zoom, shift)
+    theta = torch.cat([torch.diag_embed(zoom.expand(-1, 2)), shift[:, :, None]], dim=2)
+    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid.to(x.dtype), mode="bilinear", padding_mode="border", align_corners=False)
 
 
 def jitter_colours(images: Tensor, choice: Choice) -> Tensor:

@@ -81,6 +81,8 @@ class TrainConfig:
     """Weigh classes by their frequency to the power of minus this; 0 weighs all alike."""
     overlap: float = 0.0
     """Weight of a soft IoU loss."""
+    steadiness: float = 0.0
+    """Weight of a loss for probabilities that change when the camera moves a little."""
     ema: float = 0.0
     """Keep a moving average of the weights with this memory, and measure and save that; 0 for none."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
@@ -123,6 +125,7 @@ class TrainConfig:
             ("hard_pixels", 0 <= self.hard_pixels < 1, "0 to less than 1"),
             ("class_weighting", 0 <= self.class_weighting <= 1, "0 to 1"),
             ("overlap", 0 <= self.overlap < math.inf, "0 or more"),
+            ("steadiness", 0 <= self.steadiness < math.inf, "0 or more"),
             ("ema", 0 <= self.ema < 1, "0 to less than 1"),
         ):
             if not fine:

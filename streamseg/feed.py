@@ -126,6 +126,8 @@ class Batch(NamedTuple):
     """(B, P, 3, h, w): the frames before each, the latest first; None for images alone."""
     seen: Tensor | None
     """(B, P): 1 for those of them that are looked at, 0 for the others."""
+    motion: Tensor | None
+    """(B, 3): of the camera, for the loss of steadiness; None without that."""
 
 
 def batches(
@@ -154,6 +156,7 @@ def batches(
         seed = config.seed * 1_000_003 + step
         drawn = draw(config.batch, config.scale, config.jitter, config.mixing, seed)[mine]
         choice = drawn.to(device)
+        motion = choice.motion if config.steadiness else None
         if held:
             chosen = on_device(torch.tensor(indices), device)
             rows = on_device(torch.tensor([rows_before(i, reel, config.window) for i in indices]), device)
@@ -165,12 +168,12 @@ def batches(
         if config.mixing:
             images, labels = mix(images, labels, choice)
         if config.window == 1:
-            yield Batch(images, labels, None, None)
+            yield Batch(images, labels, None, None, motion)
             continue
         known = torch.tensor([len(reel.before[i]) for i in indices])
         count = (drawn.memory * config.window).long().minimum(known)
         seen = (torch.arange(config.window - 1) < count[:, None]).float()
-        yield Batch(images, labels, past, on_device(seen, device))
+        yield Batch(images, labels, past, on_device(seen, device), motion)
 
 
 def rows_before(i: int, reel: Reel, window: int) -> list[int]:

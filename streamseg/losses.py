@@ -57,6 +57,12 @@ def overlap_loss(counts: Tensor) -> Tensor:
     return 1 - (both / either.clamp(min=1) * occurs).sum() / occurs.sum().clamp(min=1)
 
 
+def divergence(logits: Tensor, wanted: Tensor) -> Tensor:
+    """How far the probabilities of logits (B, K, H, W) are from wanted ones: the KL divergence, a mean over pixels."""
+    log_wanted = wanted.float().log_softmax(dim=1)
+    return (log_wanted.exp() * (log_wanted - logits.float().log_softmax(dim=1))).sum(dim=1).mean()
+
+
 def class_weights(pixels: Tensor, strength: float) -> Tensor:
     """A weight for each class by its number of pixels (K,): frequency to the power -strength; on average 1 a pixel."""
     frequency = (pixels / pixels.sum()).clamp(min=1e-4)

@@ -84,6 +84,7 @@ def train(
         auxiliary=config.auxiliary,
         hard_pixels=config.hard_pixels,
         overlap=config.overlap,
+        steadiness=config.steadiness,
         processes=processes,
     )
     trainee = trainee.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
@@ -125,14 +126,14 @@ def train(
         source = batches(dataset, reel, held, config, first, share, device, threads)
         for step in range(first, config.iterations):
             try:
-                images, labels, past, seen = next(source)
+                images, labels, past, seen, motion = next(source)
             except (ValueError, OSError):  # a file that cannot be read; once it is mended, the run can go on
                 if log and step > first:
                     restart.save_state(out, step, settings, parts)
                 raise
             set_rate(optimiser, config, step)
             with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
-                loss = forward(images.contiguous(memory_format=torch.channels_last), labels, past, seen)
+                loss = forward(images.contiguous(memory_format=torch.channels_last), labels, past, seen, motion)
             scaler.scale(loss).backward()
             if config.clip:
                 scaler.unscale_(optimiser)

@@ -3,12 +3,16 @@
 Shapes: B batch, K classes, h x w the crops, P frames before each.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from streamseg import distributed
+from streamseg.augment import move
 from streamseg.layers import conv, resize
-from streamseg.losses import cross_entropy, hard_cross_entropy, overlap_counts, overlap_loss
+from streamseg.losses import cross_entropy, divergence, hard_cross_entropy, overlap_counts, overlap_loss
 from streamseg.model import FANet
 from streamseg.peers import Peer
 
@@ -21,6 +25,7 @@ class Trainee(nn.Module):
         auxiliary: Weight of the auxiliary heads' losses; 0 for no such heads.
         hard_pixels: Count only pixels whose class has less than this probability; 0 counts all.
         overlap: Weight of the soft IoU loss.
+        steadiness: Weight of the loss for probabilities that change when the camera moves a little.
         processes: How many share each batch.
     """
 
@@ -36,6 +41,7 @@ class Trainee(nn.Module):
         auxiliary: float = 0.0,
         hard_pixels: float = 0.0,
         overlap: float = 0.0,
+        steadiness: float = 0.0,
         processes: int = 1,
     ):
         super().__init__()
@@ -45,25 +51,39 @@ class Trainee(nn.Module):
         self.auxiliary = auxiliary
         self.hard_pixels = hard_pixels
         self.overlap = overlap
+        self.steadiness = steadiness
         self.processes = processes
         self.register_buffer("class_weights", class_weights, persistent=False)
         self.register_buffer("losses", torch.zeros(()))
 
-    def forward(self, images: Tensor, labels: Tensor, past: Tensor | None = None, seen: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        past: Tensor | None = None,
+        seen: Tensor | None = None,
+        motion: Tensor | None = None,
+    ) -> Tensor:
         """The loss of images (B, 3, h, w) with labels (B, h, w).
 
         Args:
             past: The frames (B, P, 3, h, w) before each image, for clips; only a FANet takes them.
             seen: (B, P): 1 for those of them that are looked at, 0 for the others.
+            motion: (B, 3): a motion of the camera for the loss of steadiness; see augment.Choice.
         """
+        see: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]] = self.network.outputs
         if isinstance(self.network, FANet) and past is not None and seen is not None:
-            context = remember(self.network, past, seen)
-            logits, maps = self.network.outputs(images, context, seen.sum(dim=1).view(-1, 1, 1))
-        else:
-            logits, maps = self.network.outputs(images)
+            context, weight = remember(self.network, past, seen), seen.sum(dim=1).view(-1, 1, 1)
+            see = partial(self.network.outputs, past=context, weight=weight)
+        logits, maps = see(images)
         loss = self.loss(logits, labels)
         for head, deep_map in zip(self.heads, maps, strict=False):
             loss = loss + self.auxiliary * self.loss(head(deep_map), labels)
+        if self.steadiness and motion is not None:
+            with torch.no_grad():  # what the moved camera says is given, not learned
+                moved = move(images, motion).contiguous(memory_format=torch.channels_last)
+                wanted = move(see(moved)[0], motion, back=True)
+            loss = loss + self.steadiness * divergence(logits, wanted)
         return loss
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:

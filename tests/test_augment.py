@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from streamseg.augment import Choice, augment, augment_past, draw, mix
+from streamseg.augment import SHIFT, ZOOM, Choice, augment, augment_past, draw, mix, move
 
 
 def choose(batch=1, scale=1.0, flip=1.0, place=(0.0, 0.0), brightness=1.0, contrast=1.0, saturation=1.0):
@@ -15,6 +15,7 @@ def choose(batch=1, scale=1.0, flip=1.0, place=(0.0, 0.0), brightness=1.0, contr
         saturation=torch.full((batch,), saturation),
         pasted=torch.zeros(batch, 256, dtype=torch.bool),
         memory=torch.zeros(batch),
+        motion=torch.tensor([1.0, 0.0, 0.0]).expand(batch, 3),
     )
 
 
@@ -122,3 +123,21 @@ def test_the_frames_of_a_clip_are_seen_as_its_last(batch):
     past = augment_past(torch.stack([images, images.flip(0)], dim=1), choice, (16, 24))
     assert past[:, 0].equal(views)
     assert not past[:, 1].equal(views)
+
+
+def test_a_motion_moves_a_map_and_back():
+    x = torch.arange(40.0).expand(1, 1, 24, 40)
+    right = move(x, torch.tensor([[1.0, 0.1, 0.0]]))  # two pixels of forty
+    torch.testing.assert_close(right[..., :38], x[..., 2:], atol=1e-3, rtol=0)
+    smooth = F.interpolate(torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)), (48, 60), mode="bicubic")
+    motion = torch.tensor([[1.03, 0.04, -0.02], [0.98, -0.04, 0.04]])
+    back = move(move(smooth, motion), motion, back=True)
+    torch.testing.assert_close(back[..., 4:-4, 4:-4], smooth[..., 4:-4, 4:-4], atol=0.02, rtol=0)
+    torch.testing.assert_close(move(smooth, torch.tensor([1.0, 0.0, 0.0]).expand(2, 3)), smooth)
+
+
+def test_motions_are_small_and_of_all_kinds():
+    motion = draw(1000, (1.0, 1.0), 0.5, 0.0, seed=0).motion
+    assert motion[:, 0].sub(1).abs().max() <= ZOOM
+    assert motion[:, 1:].abs().max() <= SHIFT
+    assert motion.std(dim=0).min() > 0.01

@@ -20,11 +20,11 @@ def test_held_and_streamed_data_give_the_same_batches(toy, mixing):
     for one, other in zip(held, streamed, strict=True):
         assert one.images.equal(other.images)
         assert one.labels.equal(other.labels)
-        assert one.past is other.past is None
+        assert one.past is other.past is one.motion is other.motion is None
 
 
 def test_batches_from_the_middle_and_in_shares_are_those_of_the_whole_run(toy):
-    config, dataset = replace(TINY, batch=4, iterations=5, mixing=0.5), folder(toy, "train")
+    config, dataset = replace(TINY, batch=4, iterations=5, mixing=0.5, steadiness=1.0), folder(toy, "train")
     held = hold(dataset, wind(dataset, 1), CPU, 2)
     whole = list(batches(dataset, wind(dataset, 1), held, config, 0, (0, 1), CPU, 2))
     shares = [list(batches(dataset, wind(dataset, 1), held, config, 3, (rank, 2), CPU, 2)) for rank in (0, 1)]
@@ -32,6 +32,7 @@ def test_batches_from_the_middle_and_in_shares_are_those_of_the_whole_run(toy):
     for batch, first, second in zip(whole[3:], *shares, strict=True):
         assert torch.cat([first.images, second.images]).equal(batch.images)
         assert torch.cat([first.labels, second.labels]).equal(batch.labels)
+        assert torch.cat([first.motion, second.motion]).equal(batch.motion)
 
 
 def test_data_is_held_only_where_it_takes_up_to_half_of_the_memory(toy, monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from streamseg.losses import class_weights, cross_entropy, hard_cross_entropy, overlap_counts, overlap_loss
+from streamseg.losses import class_weights, cross_entropy, divergence, hard_cross_entropy, overlap_counts, overlap_loss
 
 ONES = torch.ones(4)
 
@@ -77,3 +77,10 @@ def test_class_weights_favour_the_rare_and_leave_the_mean_pixel_alone():
     weights = class_weights(pixels, 0.5)
     assert weights[0] < weights[1] < weights[2]
     assert (weights * pixels).sum() / pixels.sum() == pytest.approx(1)
+
+
+def test_divergence_is_pytorchs_kl_divergence():
+    a, b = torch.randn(2, 2, 4, 5, 6, generator=torch.Generator().manual_seed(0))
+    expected = F.kl_div(a.log_softmax(dim=1), b.softmax(dim=1), reduction="none").sum(dim=1).mean()
+    torch.testing.assert_close(divergence(a, b), expected)
+    assert divergence(a, a).item() == pytest.approx(0, abs=1e-6)

@@ -83,3 +83,18 @@ def test_the_loss_of_a_clip_is_that_of_its_last_frame_with_the_past_in_view(view
     assert Trainee(network, torch.ones(3)).eval()(images, labels, past, seen).item() == pytest.approx(
         expected, rel=1e-4
     )
+
+
+def test_steadiness_is_how_far_a_moved_camera_says_otherwise(views):
+    network = streamseg.fanet18(classes=3).eval()
+    still, moved = torch.tensor([[1.0, 0.0, 0.0], [1.03, 0.04, -0.04]]).unsqueeze(1).expand(2, 2, 3)
+
+    def loss(motion, steadiness):
+        return Trainee(network, torch.ones(3), steadiness=steadiness).eval()(*views, motion=motion).item()
+
+    plain = loss(None, 1.0)
+    assert loss(moved, 0.0) == plain
+    assert loss(still, 1.0) == pytest.approx(plain, abs=1e-5)
+    once, twice = loss(moved, 1.0), loss(moved, 2.0)
+    assert once > plain + 1e-5
+    assert twice - plain == pytest.approx(2 * (once - plain), rel=1e-3)
