@@ -143,6 +143,12 @@ def export_model(
     kind = pick_kind(path, to)
     check_model(model)
     check_place(path)
+    if len(classes) != model.classes:
+        raise ValueError(f"The network tells {model.classes} classes apart, but {len(classes)} are named.")
+    if model.mean.dtype != torch.float32:
+        raise ValueError(
+            f"The network computes in {model.mean.dtype}; it is exported in fp32: call model.float() first."
+        )
     if size is not None:
         check_size(size)
     if int8 and (kind != "onnx" or pictures is None):
@@ -154,6 +160,8 @@ def export_model(
         raise ValueError("The network is on a GPU, but is exported from the CPU: call model.cpu() first.")
     check_libraries(kind)
     frames = list(sized(read_pictures(pictures), size))
+    if not frames:
+        raise ValueError(f"{pictures} holds no pictures to compare on: give some.")
     manifest = Manifest(
         classes=classes,
         size=size,
@@ -198,8 +206,8 @@ def check_libraries(kind: str) -> None:
         check_installed("ONNX files", "onnx", "onnxscript", "onnxruntime")
     if kind == "openvino":
         check_installed("OpenVINO files", "openvino")
-    if kind == "aotinductor" and not shutil.which("g++"):
-        raise ImportError("AOTInductor needs a C++ compiler, and there is no g++: install one.")
+    if kind == "aotinductor" and not any(map(shutil.which, ("g++", "clang++"))):
+        raise ImportError("AOTInductor needs a C++ compiler, and there is none: install g++.")
 
 
 def trace(model: FANet, manifest: Manifest) -> ExportedProgram:
@@ -268,7 +276,9 @@ def write_compiled(program: ExportedProgram, manifest: Manifest, path: Path) -> 
     try:
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
     except RuntimeError as error:
-        raise ValueError(f"AOTInductor could not compile the network ({brief(error)}): does g++ work?") from error
+        raise ValueError(
+            f"AOTInductor could not compile the network ({brief(error)}): see that the C++ compiler works."
+        ) from error
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(f"{path.stem}/extra/{ENTRY}.json", manifest.to_json())
 
@@ -394,13 +404,14 @@ def sized(frames: Iterator[Tensor], size: tuple[int, int] | None) -> Iterator[Te
 @contextmanager
 def quietly() -> Iterator[None]:
     """Keep exporters from telling of what is no concern of the user's; errors come through."""
+    before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)
 
 
 def render(path: Path, agreement: Agreement) -> str:

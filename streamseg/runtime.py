@@ -141,7 +141,7 @@ class Exported:
         if past is not None and not self.manifest.state:
             raise ValueError(f"{self.path} carries no state from frame to frame: export it again with --video.")
         height, width = images.shape[-2:]
-        frames = fit(images, self.manifest.size or (max(LEAST, height), max(LEAST, width))).to(torch.uint8)
+        frames = to_bytes(fit(images, self.manifest.size or (max(LEAST, height), max(LEAST, width))))
         pasts = images.new_zeros(len(images), *self.context_shape, dtype=torch.float32) if past is None else past
         looks, contexts = [], []
         for frame, before, weight, size in zip(frames, pasts.float(), weights, sizes, strict=True):
@@ -158,6 +158,11 @@ class Exported:
         given = {"frame": frame.permute(1, 2, 0)[None].contiguous()}
         given |= {f"past{stage}": part.contiguous() for stage, part in enumerate(parts, 1)}
         return given | ({"weight": past.new_tensor([weight])} if "weight" in self.manifest.inputs else {})
+
+
+def to_bytes(frames: Tensor) -> Tensor:
+    """Frames as bytes, which a GPU has resized as floats."""
+    return frames if frames.dtype == torch.uint8 else frames.round().to(torch.uint8)
 
 
 def resize_nearest(values: Tensor, size: tuple[int, int]) -> Tensor:
@@ -228,7 +233,7 @@ def open_openvino(path: Path, device: torch.device) -> Exported:
     import openvino
 
     if device.type != "cpu":
-        raise ValueError("OpenVINO runs on the CPU here: give --device cpu.")
+        raise ValueError("OpenVINO does not run on this GPU: give --device cpu.")
     weights = path.with_suffix(".bin")
     check_readable(weights)
     core = openvino.Core()
@@ -288,7 +293,7 @@ def load_program(path: Path, device: torch.device) -> Callable[..., tuple[Tensor
 
 def load_compiled(path: Path, device: torch.device) -> Callable[..., tuple[Tensor, ...]]:
     """An AOTInductor package, on the device that it was compiled for."""
-    return torch._inductor.aoti_load_package(str(path), device_index=device.index or 0)
+    return torch._inductor.aoti_load_package(str(path), device_index=-1 if device.index is None else device.index)
 
 
 def usual_device(path: Path | None) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from clips import make_clip
+from exports import exported as exported
 
 import streamseg
 from streamseg import cli
@@ -64,6 +65,26 @@ def test_the_options_and_tables_on_the_page_on_reproducing_exist(capsys, monkeyp
     for option in re.findall(r"--[a-z-]+", page):
         assert option in known, option
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(TABLES)
+
+
+def test_the_python_of_the_page_on_deploying_runs(folder, exported):
+    (folder / "model.onnx").symlink_to(exported / "any.onnx")
+    names: dict = {}
+    for block in blocks("docs/deploy.md", "python"):
+        exec(block, names)
+    assert names["picture"].shape == (3, 48, 64)
+
+
+def test_the_options_on_the_page_on_deploying_exist(capsys, monkeypatch):
+    for verb in ("export", "segment", "evaluate"):
+        monkeypatch.setattr("sys.argv", ["streamseg", verb, "--help"])
+        with pytest.raises(SystemExit):
+            cli.main()
+    known = capsys.readouterr().out + "--averages"  # of train
+    lines = (ROOT / "docs/deploy.md").read_text().splitlines()
+    ours = [line for line in lines if not line.startswith(("cmake", "trtexec"))]
+    for option in re.findall(r"--[a-z-]+", "\n".join(ours)):
+        assert option in known, option
 
 
 def test_the_commands_of_the_readme_run(folder, monkeypatch, paint):

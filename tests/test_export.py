@@ -248,10 +248,22 @@ def test_a_missing_library_is_named_with_the_line_that_installs_it(tmp_path, mon
     assert shown == "streamseg: ONNX files need onnx: pip install 'streamseg[export]'\n"
 
 
+def test_a_network_that_is_not_ready_is_one_sentence(network, tmp_path):
+    with pytest.raises(ValueError, match="tells 11 classes apart, but 19 are named"):
+        export_model(network, streamseg.CITYSCAPES, tmp_path / "a.onnx")
+    with pytest.raises(
+        ValueError, match=r"computes in torch\.float16; it is exported in fp32: call model\.float\(\) first"
+    ):
+        export_model(small().half(), streamseg.CAMVID, tmp_path / "a.onnx")
+    with pytest.raises(ValueError, match="is in training mode"):
+        export_model(small().train(), streamseg.CAMVID, tmp_path / "a.onnx")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_aotinductor_needs_a_compiler(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "which", lambda _: None)
     shown = complaint(monkeypatch, capsys, "export", tmp_path / "a.pt2", "--to", "aotinductor", "--device", "cpu")
-    assert "there is no g++: install one." in shown
+    assert "and there is none: install g++." in shown
 
 
 def test_the_kinds_on_the_command_line_are_those_that_there_are():
