@@ -1,6 +1,7 @@
 """A small network and files that it was exported to, for several tests: tracing takes long, whatever the network."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,29 +49,37 @@ def manifest(network, size, video):
     )
 
 
-@pytest.fixture(scope="session")
-def exported(tmp_path_factory) -> Path:
-    """A folder with files of small(), made once for all test processes.
+def make(folder, kind):
+    """Write the files of a kind into a folder, unless they are there: any, fixed or still; see exported."""
+    with FileLock(folder / f"{kind}.lock"), quietly():
+        if (folder / f"{kind}.done").exists():
+            return
+        network = small()
+        about = manifest(network, None if kind == "any" else SIZE, video=kind != "still")
+        program = trace(network, about)
+        if kind == "fixed":
+            write_torch(program, about, folder / "fixed.pt2")
+            write_openvino(program, about, folder / "fixed.xml")
+        else:
+            write_onnx(program, about, folder / f"{kind}.onnx")
+        (folder / f"{kind}.done").touch()
 
-    any.onnx takes frames of any size and carries the state of a stream; so do fixed.xml and fixed.pt2, for frames of
-    SIZE; still.onnx, of SIZE too, does not.
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory) -> Callable[[str], Path]:
+    """Gives the path of a file of small(), made once for all test processes, and when it is first asked for.
+
+    any.onnx takes frames of any size and carries the state of a stream; so do fixed.xml, with fixed.bin beside it, and
+    fixed.pt2, for frames of SIZE; still.onnx, of SIZE too, does not.
     """
     for library in ("onnx", "onnxscript", "onnxruntime", "openvino"):
         pytest.importorskip(library, reason=f"{library} is not installed: pip install 'streamseg[export]'")
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exported"
-    with FileLock(f"{folder}.lock"), quietly():
-        if folder.exists():
-            return folder
-        folder.mkdir()
-        network = small()
-        about = manifest(network, None, video=True)
-        program = trace(network, about)
-        write_onnx(program, about, folder / "any.onnx")
-        about = manifest(network, SIZE, video=True)
-        program = trace(network, about)
-        write_torch(program, about, folder / "fixed.pt2")
-        write_openvino(program, about, folder / "fixed.xml")
-        about = manifest(network, SIZE, video=False)
-        write_onnx(trace(network, about), about, folder / "still.onnx")
-    return folder
+    folder.mkdir(exist_ok=True)
+
+    def path_of(name: str) -> Path:
+        make(folder, Path(name).stem)
+        return folder / name
+
+    return path_of

@@ -68,7 +68,7 @@ def test_the_options_and_tables_on_the_page_on_reproducing_exist(capsys, monkeyp
 
 
 def test_the_python_of_the_page_on_deploying_runs(folder, exported):
-    (folder / "model.onnx").symlink_to(exported / "any.onnx")
+    (folder / "model.onnx").symlink_to(exported("any.onnx"))
     names: dict = {}
     for block in blocks("docs/deploy.md", "python"):
         exec(block, names)

@@ -49,7 +49,7 @@ def share_of_same(one, other):
     ],
 )
 def test_a_file_is_the_network(exported, network, name, size):
-    file = open_exported(exported / name, trust=True)
+    file = open_exported(exported(name), trust=True)
     image = moving(1, *size)[0][None]
     ((expected, sure),), context = see(network, image)
     ((labels, confidence),), found = see(file, image)
@@ -67,7 +67,7 @@ def see(model, image):
 
 @pytest.mark.parametrize("name", ["any.onnx", "fixed.xml", "fixed.pt2"])
 def test_over_50_frames_the_state_that_a_file_carries_is_the_network_s(exported, network, name):
-    file = open_exported(exported / name, trust=True)
+    file = open_exported(exported(name), trust=True)
     frames = moving(50)
     expected = labels_of(network, frames, LastFrames(3))
     assert share_of_same(labels_of(file, frames, LastFrames(3)), expected) > SAME
@@ -79,13 +79,13 @@ def test_over_50_frames_the_state_that_a_file_carries_is_the_network_s(exported,
 def test_a_file_without_state_is_the_network_for_images(exported, network):
     frames = moving(3)
     assert (
-        share_of_same(labels_of(open_exported(exported / "still.onnx"), frames, 1), labels_of(network, frames, 1)) == 1
+        share_of_same(labels_of(open_exported(exported("still.onnx")), frames, 1), labels_of(network, frames, 1)) == 1
     )
 
 
 def test_bytes_go_in_and_come_out_under_the_names_that_are_documented(exported):
     onnx = pytest.importorskip("onnx")
-    graph = onnx.load(exported / "any.onnx").graph
+    graph = onnx.load(exported("any.onnx")).graph
 
     def ports(values):
         for value in values:
@@ -109,7 +109,7 @@ def test_bytes_go_in_and_come_out_under_the_names_that_are_documented(exported):
 @pytest.mark.parametrize("name", ["any.onnx", "still.onnx"])
 def test_tensorrt_knows_the_operators_of_an_onnx_file(exported, name):
     onnx = pytest.importorskip("onnx")
-    model = onnx.load(exported / name)
+    model = onnx.load(exported(name))
     assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", export.OPSET)]
     assert {node.op_type for node in model.graph.node} <= {*TENSORRT.split()}
     constants = {tensor.name for tensor in model.graph.initializer}
@@ -124,7 +124,7 @@ def test_tensorrt_knows_the_operators_of_an_onnx_file(exported, name):
 
 def test_in_a_file_for_tensorrt_bytes_are_floats_behind_the_door(exported):
     onnx = pytest.importorskip("onnx")
-    nodes = onnx.load(exported / "still.onnx").graph.node
+    nodes = onnx.load(exported("still.onnx")).graph.node
     assert [node.op_type for node in nodes if "frame" in node.input] == ["Cast"]
     (last,) = [node for node in nodes if "labels" in node.output]
     (before,) = [node for node in nodes if last.input[0] in node.output]
@@ -133,12 +133,12 @@ def test_in_a_file_for_tensorrt_bytes_are_floats_behind_the_door(exported):
 
 @pytest.mark.parametrize("name", ["any.onnx", "fixed.xml", "fixed.pt2", "still.onnx"])
 def test_a_file_says_what_it_is_and_not_where_it_was_made(exported, name):
-    about = open_exported(exported / name, trust=True).manifest
+    about = open_exported(exported(name), trust=True).manifest
     assert about.classes == streamseg.CAMVID
     assert about.size == (None if name.startswith("any") else SIZE)
     assert (about.window, about.averages, about.source) == (3, True, "a test")
     assert bool(about.state) == about.confidence == (name != "still.onnx")
-    assert str(Path(streamseg.__file__).parent).encode() not in (exported / name).read_bytes()
+    assert str(Path(streamseg.__file__).parent).encode() not in exported(name).read_bytes()
 
 
 def test_the_verb_writes_an_int8_file_with_state_that_segment_takes(tmp_path, monkeypatch, capsys):
@@ -168,7 +168,7 @@ def test_the_verb_writes_an_int8_file_with_state_that_segment_takes(tmp_path, mo
 @pytest.mark.parametrize("before", [None, b"an older file"])
 def test_a_file_that_disagrees_is_not_left_behind(exported, tmp_path, monkeypatch, before):
     monkeypatch.setattr(export, "trace", lambda *_: None)
-    monkeypatch.setitem(export.WRITERS, "onnx", lambda _, __, path: shutil.copyfile(exported / "still.onnx", path))
+    monkeypatch.setitem(export.WRITERS, "onnx", lambda _, __, path: shutil.copyfile(exported("still.onnx"), path))
     path = tmp_path / "a.onnx"
     if before:
         path.write_bytes(before)
@@ -176,11 +176,11 @@ def test_a_file_that_disagrees_is_not_left_behind(exported, tmp_path, monkeypatc
         export_model(small(seed=1), streamseg.CAMVID, path, size=SIZE)
     assert [file.read_bytes() for file in tmp_path.iterdir()] == ([before] if before else [])
     export_model(small(), streamseg.CAMVID, path, size=SIZE)
-    assert path.read_bytes() == (exported / "still.onnx").read_bytes()
+    assert path.read_bytes() == exported("still.onnx").read_bytes()
 
 
 def test_int8_is_judged_by_the_mean_iou(exported, network):
-    file = open_exported(exported / "still.onnx")
+    file = open_exported(exported("still.onnx"))
     file.manifest = replace(file.manifest, precision="int8")
     assert compare(network, file, moving(2)).miou == 1
     with pytest.raises(
@@ -190,7 +190,7 @@ def test_int8_is_judged_by_the_mean_iou(exported, network):
 
 
 def test_a_file_that_drifts_over_a_clip_is_noticed(exported, network):
-    file = open_exported(exported / "fixed.xml")
+    file = open_exported(exported("fixed.xml"))
     assert compare(network, file, moving(1)).clip > SAME
     run = file.run
 

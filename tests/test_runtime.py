@@ -37,7 +37,7 @@ def network():
 
 
 def test_a_frame_of_another_size_is_resized_for_a_file_and_its_labels_back(exported):
-    file = open_exported(exported / "still.onnx")
+    file = open_exported(exported("still.onnx"))
     frame = moving(1, 150, 210)[0]
     labels, _ = label_frame(file, frame)
     seen, _ = label_frame(file, F.interpolate(frame[None], SIZE, mode="bilinear", antialias=True)[0])
@@ -47,13 +47,13 @@ def test_a_frame_of_another_size_is_resized_for_a_file_and_its_labels_back(expor
 
 @pytest.mark.parametrize("size", [(1, 1), (5, 200), (64, 64)])
 def test_frames_that_are_too_small_for_a_file_are_labelled_at_their_own_size(exported, size):
-    labels, _ = label_frame(open_exported(exported / "any.onnx"), torch.full((3, *size), 90, dtype=torch.uint8))
+    labels, _ = label_frame(open_exported(exported("any.onnx")), torch.full((3, *size), 90, dtype=torch.uint8))
     assert (labels.dtype, labels.shape) == (torch.uint8, size)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_streams_in_a_batch_do_not_see_each_other(exported, name):
-    file = open_exported(exported / name, trust=True)
+    file = open_exported(exported(name), trust=True)
     one, other = moving(4), [frame.flip(2) for frame in moving(4)]
     states = [None, None]
     for frames in zip(one, other, strict=True):
@@ -64,7 +64,7 @@ def test_streams_in_a_batch_do_not_see_each_other(exported, name):
 
 
 def test_what_a_file_cannot_do_is_a_sentence(exported):
-    file = open_exported(exported / "still.onnx")
+    file = open_exported(exported("still.onnx"))
     frame = moving(1)[0]
     with pytest.raises(ValueError, match="carries no state from frame to frame: export it again with --video."):
         list(streamseg.label_frames(file, [frame, frame], Fading(0.5)))
@@ -81,8 +81,8 @@ def test_what_a_file_cannot_do_is_a_sentence(exported):
 def folder(exported, tmp_path, monkeypatch):
     """A working folder with the files and a picture."""
     monkeypatch.chdir(tmp_path)
-    for file in exported.iterdir():
-        (tmp_path / file.name).symlink_to(file)
+    for name in (*FILES, "fixed.bin", "still.onnx"):
+        (tmp_path / name).symlink_to(exported(name))
     write_image(tmp_path / "a.png", moving(1, 100, 140)[0])
     return tmp_path
 
@@ -134,7 +134,7 @@ def test_an_option_that_contradicts_a_file_is_refused(folder, monkeypatch, capsy
 
 def test_a_file_s_window_is_that_of_the_network_if_it_carries_state(exported):
     cpu = torch.device("cpu")
-    file, classes, window = open_weights(exported / "any.onnx", cpu)
+    file, classes, window = open_weights(exported("any.onnx"), cpu)
     assert (file.manifest.window, window, classes) == (3, 3, streamseg.CAMVID)
     network, classes, window = open_weights(None, cpu)
     assert (type(network), classes, window) == (streamseg.FANet, streamseg.CAMVID, 1)
@@ -144,7 +144,7 @@ def test_a_file_is_measured_as_the_network_is(exported, network, drive, tmp_path
     monkeypatch.chdir(tmp_path)
     frames = datasets.camvid(drive, "val")
     cpu = torch.device("cpu")
-    command = ("evaluate", exported / "any.onnx", "--data", drive, "--dataset", "camvid", "--json", "a.json")
+    command = ("evaluate", exported("any.onnx"), "--data", drive, "--dataset", "camvid", "--json", "a.json")
     expected = {(): evaluate(network, frames, cpu), ("--window", "3"): evaluate_video(network, frames, cpu, 3)}
     for options, wanted in expected.items():
         assert run(monkeypatch, *command, *options, "--plots", "plots") == 0
@@ -154,7 +154,7 @@ def test_a_file_is_measured_as_the_network_is(exported, network, drive, tmp_path
     assert expected["--window", "3"].miou != pytest.approx(expected[()].miou, abs=0.01)
     shown = complaint(monkeypatch, capsys, *command, "--flip")
     assert "any.onnx gives labels, and no shares to average: leave out --scales and --flip." in shown
-    still = (command[0], exported / "still.onnx", *command[2:])
+    still = (command[0], exported("still.onnx"), *command[2:])
     assert "looks at single frames" in complaint(monkeypatch, capsys, *still, "--window", "3")
     assert run(monkeypatch, *still) == 0
 
@@ -167,9 +167,9 @@ def test_a_file_is_measured_as_the_network_is(exported, network, drive, tmp_path
 def test_a_file_of_another_kind_or_cut_short_is_one_sentence(exported, tmp_path, monkeypatch, capsys, suffix, content):
     whole = {".onnx": "still.onnx", ".xml": "fixed.xml", ".pt2": "fixed.pt2"}[suffix]
     path = tmp_path / f"a{suffix}"
-    path.write_bytes((exported / whole).read_bytes()[:5000] if content is None else content)
+    path.write_bytes(exported(whole).read_bytes()[:5000] if content is None else content)
     if suffix == ".xml":
-        shutil.copyfile(exported / "fixed.bin", tmp_path / "a.bin")
+        shutil.copyfile(exported("fixed.bin"), tmp_path / "a.bin")
     shown = complaint(monkeypatch, capsys, "segment", "a.png", "--weights", path, "--trust", "--device", "cpu")
     assert "No such" not in shown
     with pytest.raises(ValueError, match=r"(is no .* file, or is cut short|was not exported by streamseg)"):
@@ -177,10 +177,10 @@ def test_a_file_of_another_kind_or_cut_short_is_one_sentence(exported, tmp_path,
 
 
 def test_openvino_s_weights_must_be_there_and_whole(exported, tmp_path):
-    shutil.copyfile(exported / "fixed.xml", tmp_path / "a.xml")
+    shutil.copyfile(exported("fixed.xml"), tmp_path / "a.xml")
     with pytest.raises(FileNotFoundError, match=r"No weights at .*a\.bin"):
         open_exported(tmp_path / "a.xml")
-    (tmp_path / "a.bin").write_bytes((exported / "fixed.bin").read_bytes()[:1000])
+    (tmp_path / "a.bin").write_bytes(exported("fixed.bin").read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"a\.xml is no OpenVINO file, or is cut short or damaged"):
         open_exported(tmp_path / "a.xml")
 
@@ -200,7 +200,7 @@ def rewrite(source, path, text, ports=None):
 
 def test_a_network_that_streamseg_did_not_export_is_refused(exported, tmp_path):
     with pytest.raises(ValueError, match="was not exported by streamseg: make such a file with streamseg export."):
-        open_exported(rewrite(exported / "still.onnx", tmp_path / "a.onnx", None))
+        open_exported(rewrite(exported("still.onnx"), tmp_path / "a.onnx", None))
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ def test_a_network_that_streamseg_did_not_export_is_refused(exported, tmp_path):
     ],
 )
 def test_a_file_that_describes_itself_wrongly_is_refused(exported, tmp_path, change):
-    about = json.loads(open_exported(exported / "still.onnx").manifest.to_json())
-    path = rewrite(exported / "still.onnx", tmp_path / "a.onnx", json.dumps({**about, **change}))
+    about = json.loads(open_exported(exported("still.onnx")).manifest.to_json())
+    path = rewrite(exported("still.onnx"), tmp_path / "a.onnx", json.dumps({**about, **change}))
     with pytest.raises(ValueError, match="describes itself wrongly"):
         open_exported(path)
 
@@ -238,7 +238,7 @@ def test_a_file_that_describes_itself_wrongly_is_refused(exported, tmp_path, cha
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000])
 def test_what_is_no_description_at_all_is_refused(exported, tmp_path, text):
     with pytest.raises(ValueError, match="describes itself wrongly"):
-        open_exported(rewrite(exported / "still.onnx", tmp_path / "a.onnx", text))
+        open_exported(rewrite(exported("still.onnx"), tmp_path / "a.onnx", text))
 
 
 class Malice:
@@ -257,7 +257,7 @@ def test_no_program_runs_unless_it_is_trusted(tmp_path, monkeypatch):
 
 
 def test_a_package_for_another_device_is_told_apart_and_refused(exported, tmp_path):
-    about = replace(open_exported(exported / "still.onnx").manifest, device="cuda")
+    about = replace(open_exported(exported("still.onnx")).manifest, device="cuda")
     with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
         archive.writestr("a/extra/streamseg.json", about.to_json())
         archive.writestr("a/data/aotinductor/model/a.wrapper.so", b"")
@@ -269,7 +269,7 @@ def test_a_package_for_another_device_is_told_apart_and_refused(exported, tmp_pa
 def test_a_missing_runtime_is_named_with_the_line_that_installs_it(exported, monkeypatch, name, library):
     monkeypatch.setattr(runtime, "find_spec", lambda _: None)
     with pytest.raises(ImportError, match=rf"need {library}: pip install 'streamseg\[export\]'$"):
-        open_exported(exported / name)
+        open_exported(exported(name))
 
 
 # the examples
@@ -280,12 +280,12 @@ def test_the_python_example_carries_the_state_without_torch(exported, tmp_path, 
     for i, frame in enumerate(frames):
         write_image(tmp_path / f"{i}.png", frame)
     names = [str(tmp_path / f"{i}.png") for i in range(len(frames))]
-    monkeypatch.setattr(sys, "argv", ["label_frames.py", str(exported / "any.onnx"), str(tmp_path), *names])
+    monkeypatch.setattr(sys, "argv", ["label_frames.py", str(exported("any.onnx")), str(tmp_path), *names])
     for hidden in ("torch", "streamseg"):
         monkeypatch.setitem(sys.modules, hidden, None)
     runpy.run_path(str(EXAMPLES / "label_frames.py"), run_name="__main__")
     monkeypatch.undo()
-    expected = streamseg.label_frames(open_exported(exported / "any.onnx"), frames, 3)
+    expected = streamseg.label_frames(open_exported(exported("any.onnx")), frames, 3)
     for i, (_, labels) in enumerate(expected):
         with Image.open(tmp_path / f"{i}-labels.png") as written:
             assert numpy.array_equal(numpy.asarray(written), labels.numpy())
@@ -305,9 +305,9 @@ def test_the_c_plus_plus_example_carries_the_state(exported, tmp_path):
     subprocess.run(["g++", "-std=c++17", "-Wall", "-Wextra", source, "-o", program, *includes, *libraries], check=True)
     frames = moving(6)
     raw = b"".join(frame.permute(1, 2, 0).contiguous().numpy().tobytes() for frame in frames)
-    command = [program, exported / "any.onnx", *map(str, SIZE), "3"]
+    command = [program, exported("any.onnx"), *map(str, SIZE), "3"]
     done = subprocess.run(command, input=raw, capture_output=True, check=True)
     found = numpy.frombuffer(done.stdout, numpy.uint8).reshape(len(frames), *SIZE)
-    expected = streamseg.label_frames(open_exported(exported / "any.onnx"), frames, 3)
+    expected = streamseg.label_frames(open_exported(exported("any.onnx")), frames, 3)
     for labels, (_, own) in zip(found, expected, strict=True):
         assert numpy.array_equal(labels, own.numpy())
