@@ -18,6 +18,12 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+@pytest.fixture(autouse=True)
+def limit_of_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--tile raises it for the whole process."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
+
+
 @pytest.fixture(scope="session")
 def model() -> streamseg.FANet:
     """FANet-18 for CamVid's classes: random, but with batch norm statistics of its own, as after training."""
