@@ -257,7 +257,8 @@ def engine_for(model: FANet, device: torch.device, precision: str = "", plain: b
     check_choice("precision", precision, ("", *PRECISIONS))
     precision = precision or ("fp16" if device.type == "cuda" else "fp32")
     model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
-    if precision in fast_precisions(device) and not plain:
+    # a GPU's fast form has to be asked for, by accelerate, until it has been measured on one
+    if precision in fast_precisions(device) and not plain and device.type != "cuda":
         return accelerate(model, precision)
     if precision == "int8":
         raise ValueError("int8 is for frames on a CPU that torch's oneDNN knows, and not for tiles: choose fp32.")
