@@ -20,7 +20,7 @@ from streamseg.attention import FastAttention
 from streamseg.folded import Folded, FoldedToBytes
 from streamseg.layers import check_choice
 from streamseg.model import FANet
-from streamseg.stream import Engine, Look, Plain, labels_alone
+from streamseg.stream import Engine, Look, Plain, labels_alone, to_bytes
 from streamseg.tiles import check_frame, check_model, labels_and_confidence
 
 SIZES = 8
@@ -62,11 +62,9 @@ class Fast:
 
     def __init__(self, model: FANet, precision: torch.dtype, calibration: Sequence[Tensor] = ()):
         self.model = model
-        self.averages = model.averages
         self.widths = tuple(attend.context_shape[1] for attend in model.attends)
         self.context_shape = (model.key_channels, sum(self.widths))
         self.ready: OrderedDict[Size, Ready] = OrderedDict()
-        self.once: set[Size] = set()
         in_bytes = precision == torch.uint8
         self.folded = Folded(model, torch.float32 if in_bytes else precision)
         self.learning, self.seen = in_bytes and not calibration, list[Tensor]()
@@ -101,8 +99,7 @@ class Fast:
         sizes: Sequence[tuple[int, int]],
         confident: bool,
     ) -> tuple[list[Look], Tensor]:
-        if images.dtype != torch.uint8:
-            images = images.round().clamp(0, 255).to(torch.uint8)
+        images = to_bytes(images)
         if self.device.type == "cuda":
             return self.look_on_gpu(images, past, weights, sizes, confident)
         context = torch.empty(len(images), *self.context_shape)
@@ -121,7 +118,7 @@ class Fast:
             self.learning, self.seen = False, []
 
     def scale_of(self, weights: Sequence[float]) -> Tensor:
-        return torch.tensor([1 / (1 + weight) if self.averages else 1.0 for weight in weights])
+        return torch.tensor([1 / (1 + weight) if self.model.averages else 1.0 for weight in weights])
 
     # on a GPU
 
@@ -156,7 +153,8 @@ class Fast:
             at_once: Whether a graph is made for a size that comes for the first time; else, for the second.
         """
         key = (len(images), images.shape[2], images.shape[3], confident)
-        ready = self.ready.get(key) or self.prepare(key)
+        again = key in self.ready
+        ready = self.ready[key] if again else self.prepare(key)
         self.ready.move_to_end(key)
         ready.frame.copy_(images, non_blocking=True)
         if past is not None:
@@ -167,10 +165,9 @@ class Fast:
         if ready.weights != tuple(weights):  # mostly they are what they were, and nothing has to go to the GPU
             ready.weights = tuple(weights)
             ready.scale.copy_(self.scale_of(weights))
-        if ready.graph is None and (at_once or key in self.once):
+        if ready.graph is None and (at_once or again):
             ready.graph = record(partial(self.run, ready), self.device)
         if ready.graph is None:
-            self.once.add(key)
             self.run(ready)
         else:
             ready.graph.replay()

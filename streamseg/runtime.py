@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from streamseg import checkpoint
 from streamseg.classes import Classes
 from streamseg.layers import check_choice, check_count
-from streamseg.stream import Look, fit
+from streamseg.stream import Look, fit, to_bytes
 from streamseg.tensors import brief, check_readable
 
 ENTRY = "streamseg"
@@ -158,11 +158,6 @@ class Exported:
         given = {"frame": frame.permute(1, 2, 0)[None].contiguous()}
         given |= {f"past{stage}": part.contiguous() for stage, part in enumerate(parts, 1)}
         return given | ({"weight": past.new_tensor([weight])} if "weight" in self.manifest.inputs else {})
-
-
-def to_bytes(frames: Tensor) -> Tensor:
-    """Frames as bytes, which a GPU has resized as floats."""
-    return frames if frames.dtype == torch.uint8 else frames.round().to(torch.uint8)
 
 
 def resize_nearest(values: Tensor, size: tuple[int, int]) -> Tensor:

@@ -418,6 +418,11 @@ def fit(images: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(images, size, mode="bilinear", antialias=True)
 
 
+def to_bytes(images: Tensor) -> Tensor:
+    """Images as bytes, which a GPU has resized as floats."""
+    return images if images.dtype == torch.uint8 else images.round().clamp(0, 255).to(torch.uint8)
+
+
 def moment(state: State | None, seconds: float | None) -> float:
     """The time of the next frame; one without a time comes a 25th of a second after the last."""
     if seconds is None:
