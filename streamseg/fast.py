@@ -20,8 +20,8 @@ from streamseg.attention import FastAttention
 from streamseg.folded import Folded, FoldedToBytes
 from streamseg.layers import check_choice
 from streamseg.model import FANet
-from streamseg.stream import Engine, Look, Plain, labels_alone, to_bytes
-from streamseg.tiles import check_frame, check_model, labels_and_confidence
+from streamseg.stream import Engine, Look, Plain, Views, label_scores, to_bytes
+from streamseg.tiles import check_frame, check_model
 
 SIZES = 8
 """How many sizes of frames are kept ready at a time."""
@@ -82,33 +82,25 @@ class Fast:
             check_frame(one)
         if frame.device != self.device:
             raise ValueError(f"The frame is on {frame.device}, and the network on {self.device}: move one of them.")
+        views = Views(frames, None, [0.0] * len(frames), [(frames.shape[2], frames.shape[3])] * len(frames))
         with torch.no_grad():
             if self.device.type == "cuda":
-                labels = self.replay(frames, None, [0.0] * len(frames), False, at_once=True).labels
+                labels = self.replay(views, at_once=True).labels
             else:
-                sizes = [(frames.shape[2], frames.shape[3])] * len(frames)
-                looks, _ = self.look(frames, None, [0.0] * len(frames), sizes, False)
+                looks, _ = self.look(views)
                 labels = torch.stack([labels for labels, _ in looks])
         return labels if frame.ndim == 4 else labels[0]
 
-    def look(
-        self,
-        images: Tensor,
-        past: Tensor | None,
-        weights: Sequence[float],
-        sizes: Sequence[tuple[int, int]],
-        confident: bool,
-    ) -> tuple[list[Look], Tensor]:
-        images = to_bytes(images)
+    def look(self, views: Views) -> tuple[list[Look], Tensor]:
+        views = views._replace(images=to_bytes(views.images))
         if self.device.type == "cuda":
-            return self.look_on_gpu(images, past, weights, sizes, confident)
-        context = torch.empty(len(images), *self.context_shape)
-        past = torch.zeros_like(context) if past is None else past
-        scores = self.folded.scores(images, past, self.scale_of(weights), context)
+            return self.look_on_gpu(views)
+        context = torch.empty(len(views.images), *self.context_shape)
+        past = torch.zeros_like(context) if views.past is None else views.past
+        scores = self.folded.scores(views.images, past, self.scale_of(views.weights), context)
         if self.learning:
-            self.learn(images)
-        make = labels_and_confidence if confident else labels_alone
-        return [make(x, size) for x, size in zip(scores, sizes, strict=True)], context
+            self.learn(views.images)
+        return label_scores(scores, views), context
 
     def learn(self, images: Tensor) -> None:
         """Keep frames to learn the ranges of bytes from, and go over to bytes when there are enough."""
@@ -122,49 +114,42 @@ class Fast:
 
     # on a GPU
 
-    def look_on_gpu(
-        self,
-        images: Tensor,
-        past: Tensor | None,
-        weights: Sequence[float],
-        sizes: Sequence[tuple[int, int]],
-        confident: bool,
-    ) -> tuple[list[Look], Tensor]:
-        ready = self.replay(images, past, weights, confident)
+    def look_on_gpu(self, views: Views) -> tuple[list[Look], Tensor]:
+        """See look; labels of another size than the frames were seen at are made from the scores once more."""
+        ready = self.replay(views)
         looks: list[Look] = []
-        for i, (height, width) in enumerate(sizes):
-            if (height, width) == tuple(images.shape[2:]):
+        for i, size in enumerate(views.sizes):
+            if size == tuple(views.images.shape[2:]):
                 confidence = None if ready.confidence is None else ready.confidence[i].clone()
                 looks.append((ready.labels[i].clone(), confidence))
                 continue
-            labels = torch.empty(1, height, width, dtype=torch.uint8, device=images.device)
-            confidence = torch.empty_like(labels) if confident else None
+            labels = torch.empty(1, *size, dtype=torch.uint8, device=self.device)
+            confidence = torch.empty_like(labels) if views.confident else None
             assert ready.scores is not None
-            kernels.label(ready.scores[i : i + 1], (height, width), labels, confidence)
+            kernels.label(ready.scores[i : i + 1], size, labels, confidence)
             looks.append((labels[0], None if confidence is None else confidence[0]))
         return looks, ready.context.clone()
 
-    def replay(
-        self, images: Tensor, past: Tensor | None, weights: Sequence[float], confident: bool, at_once: bool = False
-    ) -> Ready:
+    def replay(self, views: Views, at_once: bool = False) -> Ready:
         """See frames; what is found is in the places of their size.
 
         Args:
             at_once: Whether a graph is made for a size that comes for the first time; else, for the second.
         """
-        key = (len(images), images.shape[2], images.shape[3], confident)
+        batch, _, height, width = views.images.shape
+        key = (batch, height, width, views.confident)
         again = key in self.ready
         ready = self.ready[key] if again else self.prepare(key)
         self.ready.move_to_end(key)
-        ready.frame.copy_(images, non_blocking=True)
-        if past is not None:
-            ready.past.copy_(past)
+        ready.frame.copy_(views.images, non_blocking=True)
+        if views.past is not None:
+            ready.past.copy_(views.past)
         elif ready.has_past:
             ready.past.zero_()
-        ready.has_past = past is not None
-        if ready.weights != tuple(weights):  # mostly they are what they were, and nothing has to go to the GPU
-            ready.weights = tuple(weights)
-            ready.scale.copy_(self.scale_of(weights))
+        ready.has_past = views.past is not None
+        if ready.weights != tuple(views.weights):  # mostly they are what they were, and nothing has to go to the GPU
+            ready.weights = tuple(views.weights)
+            ready.scale.copy_(self.scale_of(views.weights))
         if ready.graph is None and (at_once or again):
             ready.graph = record(partial(self.run, ready), self.device)
         if ready.graph is None:

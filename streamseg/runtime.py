@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from streamseg import checkpoint
 from streamseg.classes import Classes
 from streamseg.layers import check_choice, check_count
-from streamseg.stream import Look, fit, to_bytes
+from streamseg.stream import Look, Views, fit, to_bytes
 from streamseg.tensors import brief, check_readable
 
 ENTRY = "streamseg"
@@ -127,15 +127,9 @@ class Exported:
         self.widths = tuple(channels for _, channels in manifest.state) or (0, 0, 0, 0)
         self.context_shape = (manifest.state[0][0] if manifest.state else 0, sum(self.widths))
 
-    def look(
-        self,
-        images: Tensor,
-        past: Tensor | None,
-        weights: Sequence[float],
-        sizes: Sequence[tuple[int, int]],
-        confident: bool,
-    ) -> tuple[list[Look], Tensor]:
+    def look(self, views: Views) -> tuple[list[Look], Tensor]:
         """See Engine; labels of another size than the frames were seen at are taken from the nearest pixel."""
+        images, past, weights, sizes, confident = views
         if confident and not self.manifest.confidence:
             raise ValueError(f"{self.path} gives no confidence: export it again with --confidence.")
         if past is not None and not self.manifest.state:

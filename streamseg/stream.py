@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import repeat
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -220,17 +220,33 @@ def step_batch(
         for past in pasts:
             check_past(past, engine.context_shape)
         weights = [weight_of(*pair, policy) for pair in zip(known, moments, strict=True)]
-        looks, contexts = engine.look(images, together(pasts), weights, sizes, confident)
+        looks, contexts = engine.look(Views(images, together(pasts), weights, sizes, confident))
         if cut is not None:
             for i, distance in enumerate(distances(known, contexts, engine.widths)):
                 if distance > cut:  # a new scene is seen once more, without the past, which is rare
                     known[i] = None
-                    looks[i : i + 1], _ = engine.look(images[i : i + 1], None, [0.0], sizes[i : i + 1], confident)
+                    alone = Views(images[i : i + 1], None, [0.0], sizes[i : i + 1], confident)
+                    looks[i : i + 1], _ = engine.look(alone)
         return looks, [advance(*entry, policy) for entry in zip(known, contexts.split(1), moments, strict=True)]
 
 
 Look = tuple[Tensor, Tensor | None]
 """Labels (H, W), uint8, and, if wanted, the probability of each, uint8: 255 is 1."""
+
+
+class Views(NamedTuple):
+    """Images of as many streams, and what is wanted of them."""
+
+    images: Tensor
+    """(B, 3, H, W), bytes or floats in 0–255."""
+    past: Tensor | None
+    """The sum of the contexts of the earlier frames in each one's window (B, D, C); None if all are the first."""
+    weights: Sequence[float]
+    """How many frames each sum is of."""
+    sizes: Sequence[tuple[int, int]]
+    """Height and width of each one's labels."""
+    confident: bool = False
+    """Whether the probability of each label is wanted too."""
 
 
 class Engine(Protocol):
@@ -247,22 +263,8 @@ class Engine(Protocol):
     def context_shape(self) -> tuple[int, int]:
         """D and C of a context."""
 
-    def look(
-        self,
-        images: Tensor,
-        past: Tensor | None,
-        weights: Sequence[float],
-        sizes: Sequence[tuple[int, int]],
-        confident: bool,
-    ) -> tuple[list[Look], Tensor]:
-        """What is seen in images (B, 3, H, W), and the context (B, D, C), fp32, that each leaves to later ones.
-
-        Args:
-            past: The sum of the contexts of the earlier frames in each one's window (B, D, C).
-            weights: How many frames each sum is of.
-            sizes: Height and width of each one's labels.
-            confident: Whether the probability of each label is wanted too.
-        """
+    def look(self, views: Views) -> tuple[list[Look], Tensor]:
+        """What is seen in each image, and the context (B, D, C), fp32, that it leaves to later ones."""
 
 
 class Plain:
@@ -278,27 +280,23 @@ class Plain:
     def device(self) -> torch.device:
         return self.model.mean.device
 
-    def look(
-        self,
-        images: Tensor,
-        past: Tensor | None,
-        weights: Sequence[float],
-        sizes: Sequence[tuple[int, int]],
-        confident: bool,
-    ) -> tuple[list[Look], Tensor]:
-        model = self.model
-        model.check(images, None)
+    def look(self, views: Views) -> tuple[list[Look], Tensor]:
+        model, past = self.model, views.past
+        model.check(views.images, None)
         # in the network's precision at once: each of its four stages would do it by itself
         parts = None if past is None else past.to(model.mean.dtype).split(self.widths, dim=2)
-        maps, contexts = model.features(images.to(self.device), parts, model.mean.new_tensor(weights).view(-1, 1, 1))
-        make = labels_and_confidence if confident else labels_alone
-        looks = [make(scores, size) for scores, size in zip(model.score(maps), sizes, strict=True)]
+        weights = model.mean.new_tensor(views.weights).view(-1, 1, 1)
+        maps, contexts = model.features(views.images.to(self.device), parts, weights)
+        looks = label_scores(model.score(maps), views)
         # in fp32, in which sums of many frames do not drift
         return looks, torch.cat(contexts, dim=2).float()
 
 
-def labels_alone(scores: Tensor, size: tuple[int, int]) -> Look:
-    return labels_of(scores, size), None
+def label_scores(scores: Tensor, views: Views) -> list[Look]:
+    """What scores (B, K, h, w) say of the images that they are of."""
+    if views.confident:
+        return [labels_and_confidence(x, size) for x, size in zip(scores, views.sizes, strict=True)]
+    return [(labels_of(x, size), None) for x, size in zip(scores, views.sizes, strict=True)]
 
 
 def to_engine(model: "FANet | Engine") -> Engine:

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 import streamseg
 from streamseg import fast
 from streamseg.fast import accelerate
-from streamseg.stream import Fading, Plain, label_batch, label_frame, label_frames, segment, step_batch
+from streamseg.stream import Fading, Plain, Views, label_batch, label_frame, label_frames, segment, step_batch
 
 CUDA = torch.cuda.is_available()
 
@@ -168,5 +168,5 @@ def test_a_gpu_s_memory_does_not_grow_with_calls_or_sizes(gpu):
 def test_the_same_frame_has_the_same_labels_and_context_every_time(gpu, frames):
     quick = accelerate(gpu)
     frame = frames[0].cuda()[None]
-    looks = [quick.look(frame, None, [0.0], [(160, 240)], False) for _ in range(5)]
+    looks = [quick.look(Views(frame, None, [0.0], [(160, 240)])) for _ in range(5)]
     assert all(labels[0][0].equal(looks[-1][0][0][0]) and context.equal(looks[-1][1]) for labels, context in looks[2:])

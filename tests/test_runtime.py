@@ -22,7 +22,7 @@ from streamseg import Fading, datasets, runtime
 from streamseg.evaluate import evaluate, evaluate_video
 from streamseg.images import write_image
 from streamseg.runtime import open_exported, open_weights
-from streamseg.stream import label_batch, label_frame
+from streamseg.stream import Views, label_batch, label_frame
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FILES = ["any.onnx", "fixed.xml", "fixed.pt2"]
@@ -69,7 +69,7 @@ def test_what_a_file_cannot_do_is_a_sentence(exported):
     with pytest.raises(ValueError, match="carries no state from frame to frame: export it again with --video."):
         list(streamseg.label_frames(file, [frame, frame], Fading(0.5)))
     with pytest.raises(ValueError, match="gives no confidence: export it again with --confidence."):
-        file.look(frame[None], None, [0.0], [SIZE], True)
+        file.look(Views(frame[None], None, [0.0], [SIZE], confident=True))
     with pytest.raises(ValueError, match="failed on a frame"):
         file.run({"frame": torch.zeros(1, 3, 3, 3, dtype=torch.uint8)})
 
