@@ -322,5 +322,5 @@ def draw(path: Path, costs: Sequence[Cost], size: tuple[int, int], machine: dict
     axes.margins(x=0.12)
     axes.set_xlabel("milliseconds from frame to labels (median)")
     axes.set_title(f"{machine['device']}, {size[0]} x {size[1]}", fontsize=10)
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=len(ways_), frameon=False, fontsize=8)
     plot.save(figure, path)
