@@ -6,6 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from streamseg import kernels
+
+LARGE = 5e9
+"""From so many products on, a convolution is cuDNN's."""
+
 
 class Bytes(NamedTuple):
     """A map that is nowhere below zero: bytes times a scale."""
@@ -28,30 +33,67 @@ def to_bytes(x: Tensor, scale: float) -> Bytes:
 
 
 class Convolution:
-    """A convolution whose ReLU and shortcut are done with it; on a GPU, in one step (cuDNN)."""
+    """A convolution whose ReLU and shortcut are done with it; on a GPU, in one step."""
 
     def __init__(self, weight: Tensor, bias: Tensor, stride: int = 1, padding: int = 0):
         self.weight, self.bias = weight, bias
         self.stride, self.padding = [stride, stride], [padding, padding]
+        self.turns = torch.zeros(kernels.TILES, dtype=torch.int32, device=weight.device) if weight.is_cuda else None
 
     def plain(self, x: Map) -> Tensor:
-        """Without the bias."""
-        return F.conv2d(to_float(x), self.weight, None, self.stride, self.padding)
+        """Without a ReLU."""
+        x = to_float(x)
+        if x.is_cuda and self.weight.shape[2:] == (1, 1) and self.stride == [1, 1]:  # a product of matrices
+            return F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+        if self.is_ours(x):
+            return self.into(x, self.place(x), relu=False)
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
 
     def relu(self, x: Map) -> Map:
         x = to_float(x)
+        if self.is_ours(x):
+            return self.into(x, self.place(x))
         if x.is_cuda:
             return torch.cudnn_convolution_relu(x, self.weight, self.bias, self.stride, self.padding, [1, 1], 1)
         return F.conv2d(x, self.weight, self.bias, self.stride, self.padding).relu_()
 
+    def relu_into(self, x: Map, out: Tensor) -> None:
+        """The ReLU, into some channels of a wider map."""
+        if not isinstance(x, Bytes) and self.is_ours(x):
+            self.into(x, out)
+        else:
+            out.copy_(to_float(self.relu(x)))
+
     def add_relu(self, x: Map, shortcut: Map) -> Map:
         """The ReLU of a sum with a shortcut."""
         x, shortcut = to_float(x), to_float(shortcut)
+        if self.is_ours(x):
+            return self.into(x, torch.empty_like(shortcut), shortcut)
         if x.is_cuda:
             return torch.cudnn_convolution_add_relu(
                 x, self.weight, shortcut, 1.0, self.bias, self.stride, self.padding, [1, 1], 1
             )
         return F.conv2d(x, self.weight, self.bias, self.stride, self.padding).add_(shortcut).relu_()
+
+    def is_ours(self, x: Tensor) -> bool:
+        """Whether our own kernel does it: on a GPU cuDNN is faster with large ones alone."""
+        work = x[:, 0].numel() // self.stride[0] ** 2 * self.weight.numel()
+        return kernels.use_triton(x) and work < LARGE
+
+    def into(self, x: Tensor, out: Tensor, shortcut: Tensor | None = None, relu: bool = True) -> Tensor:
+        """By our own kernel, into a place."""
+        stride, padding = self.stride[0], self.padding[0]
+        assert self.turns is not None
+        kernels.convolve(
+            x, self.weight, self.bias, self.turns, out, stride=stride, padding=padding, shortcut=shortcut, relu=relu
+        )
+        return out
+
+    def place(self, x: Tensor) -> Tensor:
+        """Where what it makes of a map goes."""
+        side, stride, padding = self.weight.shape[2], self.stride[0], self.padding[0]
+        tall, wide = ((length + 2 * padding - side) // stride + 1 for length in x.shape[2:])
+        return torch.empty(len(x), tall, wide, len(self.weight), dtype=x.dtype, device=x.device).permute(0, 3, 1, 2)
 
 
 class Measured(Convolution):
@@ -94,7 +136,7 @@ class ByteConvolution(Convolution):
         self.packed: tuple[torch.Size, Tensor] | None = None
 
     def plain(self, x: Map) -> Tensor:
-        return self.run(x, None, "none", None)
+        return self.run(x, self.bias, "none", None)
 
     def relu(self, x: Map) -> Map:
         found = self.run(x, self.bias, "relu", self.given)

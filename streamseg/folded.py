@@ -5,8 +5,9 @@ side.
 """
 
 import copy
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from streamseg.attention import FastAttention
 from streamseg.convolutions import ByteConvolution, Bytes, Convolution, Map, Measured, to_float
 from streamseg.encoder import Block
 from streamseg.model import FANet
+
+T = TypeVar("T")
 
 
 class Residual(NamedTuple):
@@ -37,6 +40,26 @@ class Attention(NamedTuple):
     out_bias: Tensor
 
 
+class Side:
+    """A second queue of a GPU's, for work beside what follows it; on the CPU all work is done in order."""
+
+    def __init__(self, device: torch.device):
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Begin work now; it must not be used before it has been joined."""
+        if self.stream is None:
+            return work()
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        with torch.cuda.stream(self.stream):
+            return work()
+
+    def join(self) -> None:
+        """Let what follows wait for all that has begun."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+
+
 class Folded:
     """A FANet's convolutions and attentions, folded, in a precision."""
 
@@ -47,18 +70,14 @@ class Folded:
             layout = torch.channels_last if x.ndim == 4 else torch.contiguous_format
             return x.detach().to(precision).contiguous(memory_format=layout)
 
-        def fold(convolution: nn.Module, norm: nn.Module, more_bias: Tensor | float = 0.0) -> Convolution:
+        def fold(convolution: nn.Module, norm: nn.Module) -> Convolution:
             fused, bias = fuse(convolution, norm)
-            return Convolution(ready(fused.weight), ready(bias + more_bias), fused.stride[0], int(fused.padding[0]))
+            return Convolution(ready(fused.weight), ready(bias), fused.stride[0], int(fused.padding[0]))
 
         def fold_block(block: nn.Module) -> Residual:
             assert isinstance(block, Block)
-            first = fold(block.conv1, block.bn1)
-            if isinstance(block.downsample, nn.Identity):
-                return Residual(first, fold(block.conv2, block.bn2), None)
-            assert isinstance(block.downsample, nn.Sequential)
-            _, bias = fuse(*block.downsample)  # which the block's own sum adds
-            return Residual(first, fold(block.conv2, block.bn2, bias), fold(*block.downsample))
+            shortcut = fold(*block.downsample) if isinstance(block.downsample, nn.Sequential) else None
+            return Residual(fold(block.conv1, block.bn1), fold(block.conv2, block.bn2), shortcut)
 
         def fold_attention(module: nn.Module) -> Attention:
             assert isinstance(module, FastAttention)
@@ -86,7 +105,11 @@ class Folded:
         self.narrow2 = fold(*pair(model.narrow2))
         self.smooth3, self.smooth1 = fold(*pair(model.smooth3)), fold(*pair(model.smooth1))
         self.mix = fold(*pair(mix))
-        self.classify = Convolution(ready(classify.weight), ready(classify.weight.new_zeros(model.classes)))
+        # tensor cores like channels in eights; the rest are scores of no class
+        weight = F.pad(classify.weight, (0, 0, 0, 0, 0, 0, 0, -model.classes % 8))
+        self.classes = model.classes
+        self.classify = Convolution(ready(weight), ready(weight.new_zeros(len(weight))))
+        self.side, self.attention_side = Side(model.mean.device), Side(model.mean.device)
 
     def scores(
         self, frame: Tensor, past: Tensor, scale: Tensor, context: Tensor, unfolded: Tensor | None = None
@@ -106,39 +129,53 @@ class Folded:
         """Conv-0 and the pooling after it."""
         if unfolded is not None:
             kernels.unfold_frame(frame, self.mean, unfolded)
-            return kernels.pool(to_float(self.square_stem.relu(unfolded)))
+            return kernels.look(unfolded, self.square_stem.weight, self.square_stem.bias)
         pixels = frame.to(memory_format=torch.channels_last) - self.mean.view(1, 3, 1, 1)
         return F.max_pool2d(to_float(self.stem.relu(pixels)), 3, stride=2, padding=1)
 
-    def encode(self, x: Map) -> list[Tensor]:
-        """The encoder's maps of Res-1 … Res-4."""
-        maps = []
+    def encode(self, x: Map) -> Iterator[Tensor]:
+        """The encoder's maps of Res-1 … Res-4, one after the other."""
         for pool, blocks in zip(self.pools, self.stages, strict=True):
             x = x if isinstance(pool, nn.Identity) else pool(to_float(x))
             for block in blocks:
-                shortcut = x if block.shortcut is None else block.shortcut.plain(x)
-                x = block.second.add_relu(block.first.relu(x), shortcut)
-            maps.append(to_float(x))
-        return maps
+                shortcut = x if block.shortcut is None else self.side.run(partial(block.shortcut.plain, x))
+                y = block.first.relu(x)
+                if block.shortcut is not None:
+                    self.side.join()
+                x = block.second.add_relu(y, shortcut)
+            yield to_float(x)
 
-    def attend(self, maps: Sequence[Tensor], past: Tensor, scale: Tensor, context: Tensor) -> list[Tensor]:
-        """The four maps after attention."""
-        attended, place = [], 0
+    def attend(self, maps: Iterable[Tensor], past: Tensor, scale: Tensor, context: Tensor) -> list[Tensor]:
+        """The four maps after attention, which begins when a map is there, beside the making of the next."""
+        given, attended, place = list[Tensor](), list[Tensor](), 0
         for x, attention in zip(maps, self.attentions, strict=True):
             part = slice(place, place := place + x.shape[1])
-            weight, bias, *_ = attention
-            total = kernels.gather_context(x, weight, bias, past[..., part], scale, context[..., part], self.keys)
-            attended.append(kernels.attend(x, total, *attention, self.keys))
+            work = partial(self.attend_one, x, attention, past[..., part], scale, context[..., part])
+            # the last one is waited for at once
+            attended.append(work() if len(attended) == 3 else self.attention_side.run(work))
+            given.append(x)  # it is still being read when the next one is made
+        self.attention_side.join()
         return attended
+
+    def attend_one(self, x: Tensor, attention: Attention, past: Tensor, scale: Tensor, context: Tensor) -> Tensor:
+        weight, bias, *_ = attention
+        total = kernels.gather_context(x, weight, bias, past, scale, context, self.keys)
+        return kernels.attend(x, total, *attention, self.keys)
 
     def decode(self, maps: Sequence[Tensor]) -> Tensor:
         """Scores of the four maps, merged from deep to shallow."""
         x1, x2, x3, x4 = maps
         x3 = kernels.add_resized(x3, to_float(self.narrow4.relu(x4)))
+        smooth3 = self.side.run(partial(self.smooth3.relu, x3))
         x2 = kernels.add_resized(x2, to_float(self.narrow3.relu(x3)))
         x1 = kernels.add_resized(x1, to_float(self.narrow2.relu(x2)))
-        x = kernels.join_resized(to_float(self.smooth3.relu(x3)), to_float(self.smooth1.relu(x1)))
-        return self.classify.plain(self.mix.relu(x))
+        batch, _, height, width = x1.shape
+        own, other = len(self.smooth1.weight), len(self.smooth3.weight)
+        x = torch.empty(batch, height, width, other + own, dtype=x1.dtype, device=x1.device).permute(0, 3, 1, 2)
+        self.smooth1.relu_into(x1, x[:, other:])
+        self.side.join()
+        kernels.resize_into(x, to_float(smooth3))
+        return self.classify.plain(self.mix.relu(x))[:, : self.classes]
 
 
 class FoldedToBytes(Folded):
