@@ -23,7 +23,7 @@ import torch
 import streamseg
 from streamseg import metrics, plot
 from streamseg.datasets import Dataset
-from streamseg.evaluate import evaluate_video
+from streamseg.evaluate_video import evaluate_video
 from streamseg.model import FANet
 from streamseg.stream import Fading, FadingInTime, LastFrames, Policy, State, label_frame
 
@@ -64,8 +64,7 @@ def measure(data: Path, out: Path, *weights: Path) -> None:
         for name, model in networks(path):
             for gap, frames in (("1/15 s", dataset), ("1 s", spaced(dataset, 15))):
                 for remembers, policy in POLICIES.items():
-                    device = model.mean.device
-                    result = evaluate_video(model, frames, device, policy, threads=torch.get_num_threads())
+                    result = evaluate_video(model, frames, policy, threads=torch.get_num_threads())
                     figures = {figure: getattr(result, figure) for figure in FIGURES}
                     rows.append({"run": name, "gap": gap, "remembers": remembers, **figures, "iou": result.iou})
                     print(name, gap, remembers, *(f"{value:.3f}" for value in figures.values()), sep="\t", flush=True)

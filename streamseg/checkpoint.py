@@ -184,8 +184,5 @@ def build(description: Description) -> Network:
 def only_fanet(model: Network, use: str) -> FANet:
     """A network, if it is a FANet; a ValueError says what use needs one."""
     if not isinstance(model, FANet):
-        raise ValueError(
-            f"{use} needs a FANet, but these weights are of {model.name}: give weights of a FANet; a rival is measured "
-            "frame by frame, by streamseg evaluate."
-        )
+        raise ValueError(f"{use} needs a FANet, but these weights are of {model.name}: give weights of a FANet.")
     return model

@@ -1,32 +1,25 @@
-"""The accuracy of a network on a data set, of single frames or of sequences in order.
+"""The accuracy of a network on the frames of a data set, one by one.
 
 Shapes: B batch, K classes, H height, W width.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import chain, islice
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from streamseg import metrics, plot
-from streamseg.datasets import Dataset, Still, check_sizes, in_parallel, read_pairs
-from streamseg.layouts import VIDEOS
-from streamseg.model import FANet
-from streamseg.runtime import Exported
-from streamseg.stream import LastFrames, Policy, label_frame, to_policy
+from streamseg.checkpoint import Network
+from streamseg.datasets import Dataset, read_pairs
+from streamseg.stream import Engine, FrameByFrame, label_frame, to_engine
 
 WORST = 6
 """How many of the worst frames an evaluation names."""
-
-WARM_UP = 3
-"""How many frames of a size are labelled before the first one is timed."""
 
 
 @dataclass(frozen=True)
@@ -51,41 +44,6 @@ class Evaluation(Score):
     images: int
     worst: tuple[tuple[int, float], ...]
     """Index and mIoU of the worst frames, worst first."""
-
-
-@dataclass(frozen=True)
-class VideoEvaluation(Evaluation):
-    """How well a network does on sequences of frames, which it sees in order; NaN is what these are too short for."""
-
-    mvc8: float
-    """Video consistency of VSPW in windows of 8 frames; see metrics.mvc."""
-    mvc16: float
-    strict_mvc8: float
-    """As mvc8, but the labels must be right as well."""
-    strict_mvc16: float
-    flip_rate: float
-    """The share of pixels whose predicted label changes from the frame before a labelled one to it."""
-    flip_rate_still: float
-    """Of the pixels alone whose true label stays."""
-    avg_rt_ms: float
-    """Milliseconds from a frame on the device to its labels there, the paper's Avg RT (Table VI)."""
-    max_latency_ms: float
-    """Of the slowest frame, the paper's MaxLatency."""
-    sequences: int
-    device: str
-    """What was timed."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A frame of a sequence, and what the network made of it; labels (H, W) on the device."""
-
-    still: Still
-    first: bool
-    """Whether a sequence begins."""
-    labels: Tensor
-    predicted: Tensor
-    milliseconds: float
 
 
 class Tally:
@@ -119,236 +77,62 @@ class Tally:
 
 
 def evaluate(
-    model: nn.Module | Exported,
+    model: Network | Engine,
     dataset: Dataset,
-    device: torch.device,
     *,
-    scales: Sequence[float] = (1.0,),
-    flip: bool = False,
-    precision: torch.dtype = torch.float32,
     threads: int = 2,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """Measure a network on every frame of a data set, one by one, at full size.
+    """Measure a network, or whatever else labels frames, on every frame of a data set, one by one, at full size.
 
     Args:
-        device: Where the network is.
-        scales: Sizes at which the network sees each frame; of several, the probabilities are averaged.
-        flip: Whether it sees each frame mirrored as well.
-        precision: float32, or the half precision to run the network in by autocast.
+        model: For several sizes, or mirrored frames, one that averages them.
         threads: How many frames to decode at a time.
         progress: Called after each frame with the number of frames done and of all.
     """
-    tally = Tally(len(dataset.classes), device)
-    with evaluating(model), torch.inference_mode():
-        results = predictions(model, dataset, device, scales, flip, precision, threads)
-        for index, (labels, predicted) in enumerate(results):
-            tally.add(index, labels, predicted)
-            if progress is not None:
-                progress(index + 1, len(dataset))
+    engine = to_engine(model)
+    tally = Tally(len(dataset.classes), engine.device)
+    for index, (labels, predicted) in enumerate(predictions(engine, dataset, threads)):
+        tally.add(index, labels, predicted)
+        if progress is not None:
+            progress(index + 1, len(dataset))
     return tally.result(dataset)
 
 
-def evaluate_video(
-    model: FANet | Exported,
-    dataset: Dataset,
-    device: torch.device,
-    window: int | Policy,
-    *,
-    precision: torch.dtype = torch.float32,
-    threads: int = 2,
-    progress: Callable[[int, int], None] | None = None,
-) -> VideoEvaluation:
-    """Measure a network on every sequence of a data set, whose frames it sees in order, at full size.
-
-    Frames without labels are seen too, where they come before a labelled one and in its window.
-
-    Args:
-        device: Where the network is.
-        window: How many frames to look at, the present one among them; or another policy, such as FadingInTime.
-        precision: float32, or the half precision to run the network in by autocast.
-        threads: How many frames to decode at a time.
-        progress: Called after each frame with the number of frames done and of all.
-    """
-    if model.classes != len(dataset.classes):
-        raise ValueError(
-            f"The network tells {model.classes} classes apart, but {dataset.name} has {len(dataset.classes)}."
-        )
-    sequences = list_sequences(dataset, window)
-    total = sum(map(len, sequences))
-    place_of = {pair.image: index for index, pair in enumerate(dataset.pairs)}
-    tally = Tally(len(dataset.classes), device)
-    flips = torch.zeros(4, dtype=torch.int64, device=device)
-    consistent: dict[int, list[list[Tensor]]] = {8: [], 16: []}
-    times = []
-    runs = None
-    with evaluating(model), torch.inference_mode():
-        for step in run_sequences(model, dataset, sequences, device, window, precision, threads):
-            runs = metrics.extend(None if step.first else runs, step.labels, step.predicted)
-            for frames, videos in consistent.items():
-                if step.first:
-                    videos.append([])
-                videos[-1].append(metrics.consistency(runs, frames))
-            if step.still.labels is not None:
-                tally.add(place_of[step.still.image], step.labels, step.predicted)
-                flips += metrics.flip_counts(runs)
-            times.append(step.milliseconds)
-            if progress is not None:
-                progress(len(times), total)
-
-    (mvc8, strict_mvc8), (mvc16, strict_mvc16) = (metrics.mvc(videos).tolist() for videos in consistent.values())
-    flip_rate, flip_rate_still = metrics.flip_rates(flips).tolist()
-    return VideoEvaluation(
-        **vars(tally.result(dataset)),
-        mvc8=100 * mvc8,
-        mvc16=100 * mvc16,
-        strict_mvc8=100 * strict_mvc8,
-        strict_mvc16=100 * strict_mvc16,
-        flip_rate=100 * flip_rate,
-        flip_rate_still=100 * flip_rate_still,
-        avg_rt_ms=sum(times) / len(times),
-        max_latency_ms=max(times),
-        sequences=len(sequences),
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-    )
-
-
-def list_sequences(dataset: Dataset, window: int | Policy) -> list[tuple[Still, ...]]:
-    """The sequences of a data set with what comes before labelled frames; a ValueError says if they are none."""
-    if len(dataset) == 0:
-        raise ValueError(f"{dataset.name} {dataset.split} holds no frames to evaluate on.")
-    sequences = dataset.stills(reach(window))
-    needed = VIDEOS.get(dataset.name, "a data set of videos")
-    if all(len(sequence) == 1 for sequence in sequences):
-        raise ValueError(
-            f"{dataset.name} {dataset.split} has no sequences of frames to look at in order: a window needs {needed}."
-        )
-    placed = {still.image for sequence in sequences for still in sequence}
-    for pair in dataset.pairs:
-        if pair.image not in placed:
-            raise ValueError(f"{pair.image} is in no sequence of frames: a window needs {needed}.")
-    return sequences
-
-
-def reach(window: int | Policy) -> int | None:
-    """How many frames are seen before a labelled one, if there are so many; None for all."""
-    policy = to_policy(window)
-    # one more than it looks back to: the frame that it is compared with has a whole window too
-    return policy.frames if isinstance(policy, LastFrames) else None
-
-
-def run_sequences(
-    model: FANet | Exported,
-    dataset: Dataset,
-    sequences: Sequence[Sequence[Still]],
-    device: torch.device,
-    window: int | Policy,
-    precision: torch.dtype,
-    threads: int,
-) -> Iterator[Step]:
-    """Every frame of the sequences with its labels; each sequence begins without a past."""
-    warm: set[tuple[int, int]] = set()
-    frames = read_in_groups(dataset, chain.from_iterable(sequences), 4 * threads, threads)
-    for sequence in sequences:
-        state, opening = None, None
-        for still, (frame, labels) in zip(sequence, islice(frames, len(sequence)), strict=True):
-            first = opening is None
-            opening = opening or (frame, still.image)
-            check_sizes(*opening, frame, still.image)
-            size, frame = (frame.shape[1], frame.shape[2]), frame.to(device)
-            try:
-                with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-                    if size not in warm:
-                        warm.add(size)
-                        warm_up(model, frame, window)
-                    wait_for(device)
-                    start = perf_counter()
-                    predicted, state = label_frame(model, frame, state, window, seconds=still.seconds, size=size)
-                    wait_for(device)
-                    seconds = perf_counter() - start
-            except ValueError as error:
-                raise ValueError(f"{still.image}: {error}") from error
-            yield Step(still, first, labels.to(device), predicted, 1000 * seconds)
-
-
-def read_in_groups(
-    dataset: Dataset, stills: Iterator[Still], count: int, threads: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Frames and labels, so many decoded at a time and then none until these are used: what is timed has no rival."""
-    while group := list(islice(stills, count)):
-        yield from list(in_parallel(dataset.read_still, group, threads))
-
-
-def warm_up(model: FANet | Exported, frame: Tensor, window: int | Policy) -> None:
-    """Label a frame with and without a past, so that a device has all that it needs for others of its size."""
-    state = None
-    for _ in range(WARM_UP):
-        _, state = label_frame(model, frame, state, window, size=(frame.shape[1], frame.shape[2]))
-
-
-def wait_for(device: torch.device) -> None:
-    """Wait until a device has done all that it was told to."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def validate(
-    model: nn.Module,
-    dataset: Dataset,
-    device: torch.device,
-    *,
-    precision: torch.dtype = torch.float32,
-    threads: int = 2,
-) -> Score:
-    """Measure a network on every frame of a data set as evaluate does, but the mIoU alone, which is far faster.
-
-    Args:
-        device: Where the network is.
-        precision: float32, or the half precision to run the network in by autocast.
-        threads: How many frames to decode at a time.
-    """
-    classes = len(dataset.classes)
-    confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)
-    with evaluating(model), torch.inference_mode():
-        for labels, predicted in predictions(model, dataset, device, (1.0,), False, precision, threads):
-            confusion += metrics.confusion_matrix(labels, predicted, classes)
+def validate(model: Network | Engine, dataset: Dataset, *, threads: int = 2) -> Score:
+    """Measure a network on every frame of a data set as evaluate does, but the mIoU alone, which is far faster."""
+    engine, classes = to_engine(model), len(dataset.classes)
+    confusion = torch.zeros(classes, classes, dtype=torch.int64, device=engine.device)
+    for labels, predicted in predictions(engine, dataset, threads):
+        confusion += metrics.confusion_matrix(labels, predicted, classes)
     return to_score(confusion.cpu(), dataset)
 
 
-def predictions(
-    model: nn.Module | Exported,
-    dataset: Dataset,
-    device: torch.device,
-    scales: Sequence[float],
-    flip: bool,
-    precision: torch.dtype,
-    threads: int,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """True and predicted labels (H, W) of each frame of a data set, on the device."""
-    check_scales(scales)
-    if len(dataset) == 0:
-        raise ValueError(f"{dataset.name} {dataset.split} holds no frames to evaluate on.")
+def predictions(engine: Engine, dataset: Dataset, threads: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """True and predicted labels (H, W) of each frame of a data set, on the engine's device."""
+    check_dataset(engine, dataset)
     frames = read_pairs(dataset, range(len(dataset)), threads)
     for pair, (frame, labels) in zip(dataset.pairs, frames, strict=True):
         try:
-            with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-                predicted, classes = label(model, frame.to(device), scales, flip)
+            predicted, _ = label_frame(engine, frame.to(engine.device), size=(frame.shape[1], frame.shape[2]))
         except ValueError as error:
             raise ValueError(f"{pair.image}: {error}") from error
-        if classes != len(dataset.classes):
-            raise ValueError(
-                f"The network tells {classes} classes apart, but {dataset.name} has {len(dataset.classes)}."
-            )
-        yield labels.to(device), predicted
+        yield labels.to(engine.device), predicted
 
 
-def label(model: nn.Module | Exported, frame: Tensor, scales: Sequence[float], flip: bool) -> tuple[Tensor, int]:
-    """Labels (H, W) of a frame (3, H, W), and how many classes are told apart; an exported file sees it as it is."""
-    if isinstance(model, Exported):
-        labels, _ = label_frame(model, frame, size=(frame.shape[1], frame.shape[2]))
-        return labels, model.classes
-    scores = predict(model, frame[None], scales, flip)
-    return scores[0].argmax(dim=0), scores.shape[1]
+def check_dataset(engine: Engine, dataset: Dataset) -> None:
+    """Raise a ValueError if a data set has other classes than a network, or no frames."""
+    # of the network in an engine, or of an exported file
+    classes = getattr(getattr(engine, "model", engine), "classes", len(dataset.classes))
+    if classes != len(dataset.classes):
+        raise ValueError(f"The network tells {classes} classes apart, but {dataset.name} has {len(dataset.classes)}.")
+    if len(dataset) == 0:
+        raise ValueError(f"{dataset.name} {dataset.split} holds no frames to evaluate on.")
+
+
+def sample_frames(dataset: Dataset, count: int) -> list[Tensor]:
+    """Frames from all over a data set, as many or fewer."""
+    return [dataset[i][0] for i in range(0, len(dataset), max(1, -(-len(dataset) // count)))]
 
 
 def to_score(confusion: Tensor, dataset: Dataset) -> Score:
@@ -358,6 +142,17 @@ def to_score(confusion: Tensor, dataset: Dataset) -> Score:
     shares = zip(dataset.classes.names, metrics.iou(confusion).tolist(), strict=True)
     iou = {name: None if math.isnan(share) else 100 * share for name, share in shares}
     return Score(100 * metrics.miou(confusion), iou)
+
+
+def averaging(model: nn.Module, scales: Sequence[float] = (1.0,), flip: bool = False) -> Engine:
+    """What labels each frame by a network that sees it at several sizes and, if wanted, mirrored as well; see predict.
+
+    Args:
+        scales: The sizes, in those of the frame.
+        flip: Whether it sees each frame mirrored as well.
+    """
+    check_scales(scales)
+    return FrameByFrame(model, partial(predict, model, scales=scales, flip=flip))
 
 
 def predict(model: nn.Module, frames: Tensor, scales: Sequence[float] = (1.0,), flip: bool = False) -> Tensor:
@@ -389,33 +184,6 @@ def check_scales(scales: Sequence[float]) -> None:
 def probabilities(logits: Tensor, size: tuple[int, int]) -> Tensor:
     """The probability of each class, from logits resized to a height and width."""
     return F.interpolate(logits.float(), size, mode="bilinear", align_corners=False).softmax(dim=1)
-
-
-@contextmanager
-def evaluating(model: nn.Module | Exported) -> Iterator[None]:
-    """Put a network into evaluation mode for a while; each of its parts then gets its own mode back."""
-    modules = [] if isinstance(model, Exported) else [*model.modules()]
-    training = [module for module in modules if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def video_to_json(evaluation: VideoEvaluation) -> dict:
-    """An evaluation on sequences as JSON can hold it: percent, milliseconds, and null for what does not exist."""
-    shares = ("mvc8", "mvc16", "strict_mvc8", "strict_mvc16", "flip_rate", "flip_rate_still")
-    measured = {name: getattr(evaluation, name) for name in shares}
-    return to_json(evaluation) | {
-        **{name: None if math.isnan(share) else share for name, share in measured.items()},
-        "avg_rt_ms": evaluation.avg_rt_ms,
-        "max_latency_ms": evaluation.max_latency_ms,
-        "sequences": evaluation.sequences,
-        "device": evaluation.device,
-    }
 
 
 def to_json(evaluation: Evaluation) -> dict:
@@ -458,60 +226,15 @@ def percent(share: float, digits: int = 1) -> str:
     return "-" if math.isnan(share) else f"{share:.{digits}f}"
 
 
-def render_video(evaluation: VideoEvaluation) -> str:
-    """An evaluation on sequences as a table for the terminal, with its times below."""
-    shares = {
-        "mVC8": evaluation.mvc8,
-        "mVC16": evaluation.mvc16,
-        "strict mVC8": evaluation.strict_mvc8,
-        "strict mVC16": evaluation.strict_mvc16,
-        "flip rate": evaluation.flip_rate,
-        "flip rate, still": evaluation.flip_rate_still,
-    }
-    return (
-        f"{render_shares(evaluation, shares)}\n\nAvg RT {evaluation.avg_rt_ms:.1f} ms, "
-        f"MaxLatency {evaluation.max_latency_ms:.1f} ms a frame on {evaluation.device}"
-    )
-
-
-def write_plots(
-    folder: Path,
-    evaluation: Evaluation,
-    model: nn.Module | Exported,
-    dataset: Dataset,
-    device: torch.device,
-    *,
-    scales: Sequence[float] = (1.0,),
-    flip: bool = False,
-) -> None:
+def write_plots(folder: Path, evaluation: Evaluation, model: Network | Engine, dataset: Dataset) -> None:
     """Draw an evaluation into a folder: confusion.png, and worst.png with the worst frames, predicted once more."""
 
     def predict_again(index: int) -> Tensor:
         frame, _ = dataset[index]
-        labels, _ = label(model, frame.to(device), scales, flip)
+        labels, _ = label_frame(model, frame, size=(frame.shape[1], frame.shape[2]))
         return labels
 
-    with evaluating(model), torch.inference_mode():
-        draw_plots(folder, evaluation, dataset, predict_again)
-
-
-def write_video_plots(
-    folder: Path,
-    evaluation: VideoEvaluation,
-    model: FANet | Exported,
-    dataset: Dataset,
-    device: torch.device,
-    window: int | Policy,
-) -> None:
-    """Draw an evaluation on sequences as write_plots does; the worst frames come after those before them once more."""
-
-    def predict_again(index: int) -> Tensor:
-        alone = replace(dataset, pairs=(dataset.pairs[index],))
-        *_, last = run_sequences(model, alone, alone.stills(reach(window)), device, window, torch.float32, 1)
-        return last.predicted
-
-    with evaluating(model), torch.inference_mode():
-        draw_plots(folder, evaluation, dataset, predict_again)
+    draw_plots(folder, evaluation, dataset, predict_again)
 
 
 def draw_plots(folder: Path, evaluation: Evaluation, dataset: Dataset, predict_again: Callable[[int], Tensor]) -> None:

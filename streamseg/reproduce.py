@@ -22,7 +22,8 @@ from streamseg.attention import ATTENTIONS
 from streamseg.benchmark import Call, count_macs, graphed, label, label_whole, time_call
 from streamseg.classes import Classes
 from streamseg.datasets import Dataset
-from streamseg.evaluate import evaluate_video, validate
+from streamseg.evaluate import validate
+from streamseg.evaluate_video import evaluate_video
 from streamseg.files import written_whole
 from streamseg.paper import Row, Table
 
@@ -88,9 +89,9 @@ class Judge:
             network, _ = checkpoint.load(run.weights)
             network = network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
             if window == 1:
-                score = validate(network, self.dataset, self.device, threads=self.threads)
+                score = validate(network, self.dataset, threads=self.threads)
             else:
-                score = evaluate_video(network, self.dataset, self.device, window, threads=self.threads)
+                score = evaluate_video(network, self.dataset, window, threads=self.threads)
             self.known[run.weights, window] = score.miou
         return self.known[run.weights, window]
 

@@ -132,8 +132,6 @@ class Exported:
         images, past, weights, sizes, confident = views
         if confident and not self.manifest.confidence:
             raise ValueError(f"{self.path} gives no confidence: export it again with --confidence.")
-        if past is not None and not self.manifest.state:
-            raise ValueError(f"{self.path} carries no state from frame to frame: export it again with --video.")
         height, width = images.shape[-2:]
         frames = to_bytes(fit(images, self.manifest.size or (max(LEAST, height), max(LEAST, width))))
         pasts = images.new_zeros(len(images), *self.context_shape, dtype=torch.float32) if past is None else past

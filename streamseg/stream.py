@@ -9,7 +9,7 @@ C channels of Res-1 … Res-4 side by side.
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import repeat
@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from streamseg import checkpoint
+from streamseg.checkpoint import Network
 from streamseg.images import Picture, to_frame
 from streamseg.layers import check_count
 from streamseg.model import SMALLEST, FANet
+from streamseg.peers import Peer
 from streamseg.tensors import open_tensors, take_tensors, write_tensors
 from streamseg.tiles import check_frame, check_model, labels_and_confidence, labels_of
 
@@ -98,7 +100,7 @@ class State:
     """The time of the last frame."""
 
 
-def segment(image: Picture, model: "FANet | Engine | None" = None) -> Tensor:
+def segment(image: Picture, model: "Network | Engine | None" = None) -> Tensor:
     """Labels (H, W), uint8, of a picture: a path, a PIL picture, an array (H, W, 3) or a frame (3, H, W).
 
     Args:
@@ -116,7 +118,7 @@ def shipped() -> FANet:
 
 
 def label_frames(
-    model: "FANet | Engine",
+    model: "Network | Engine",
     frames: Iterable[Tensor],
     window: int | Policy = 1,
     state: State | None = None,
@@ -147,7 +149,7 @@ def label_frames(
 
 
 def label_frame(
-    model: "FANet | Engine",
+    model: "Network | Engine",
     frame: Tensor,
     state: State | None = None,
     window: int | Policy = 1,
@@ -162,7 +164,7 @@ def label_frame(
 
 
 def label_batch(
-    model: "FANet | Engine",
+    model: "Network | Engine",
     frames: Sequence[Tensor],
     states: Sequence[State | None],
     window: int | Policy = 1,
@@ -191,7 +193,7 @@ def label_batch(
 
 
 def step_batch(
-    model: "FANet | Engine",
+    model: "Network | Engine",
     images: Tensor,
     states: Sequence[State | None],
     window: int | Policy = 1,
@@ -213,6 +215,7 @@ def step_batch(
     times = [None] * len(states) if times is None else times
     if not len(images) == len(states) == len(times) == len(sizes):
         raise ValueError(f"{len(images)} images, {len(states)} states and {len(times)} times are no batch of streams.")
+    check_window(engine, policy)
     moments = [moment(*pair) for pair in zip(states, times, strict=True)]
     with torch.no_grad():  # not inference_mode, whose tensors a caller could not change
         known = [state and replace(state, contexts=state.contexts.to(engine.device)) for state in states]
@@ -250,7 +253,7 @@ class Views(NamedTuple):
 
 
 class Engine(Protocol):
-    """What can label the frames of streams: a FANet, or another form of one."""
+    """What can label the frames of streams: a network, or another form of one."""
 
     @property
     def device(self) -> torch.device: ...
@@ -261,7 +264,7 @@ class Engine(Protocol):
 
     @property
     def context_shape(self) -> tuple[int, int]:
-        """D and C of a context."""
+        """D and C of a context; 0 and 0 for what sees each frame alone."""
 
     def look(self, views: Views) -> tuple[list[Look], Tensor]:
         """What is seen in each image, and the context (B, D, C), fp32, that it leaves to later ones."""
@@ -292,6 +295,30 @@ class Plain:
         return looks, torch.cat(contexts, dim=2).float()
 
 
+class FrameByFrame:
+    """A network that leaves nothing to later frames: one of FANet's rivals, or any other that gives scores.
+
+    Args:
+        score: Scores (B, K, h, w) of images (B, 3, H, W).
+    """
+
+    widths = (0, 0, 0, 0)
+    context_shape = (0, 0)
+
+    def __init__(self, model: nn.Module, score: Callable[[Tensor], Tensor]):
+        check_model(model)
+        self.model = model
+        self.score = score
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def look(self, views: Views) -> tuple[list[Look], Tensor]:
+        images = views.images.to(self.device)
+        return label_scores(self.score(images), views), images.new_zeros(len(images), 0, 0, dtype=torch.float32)
+
+
 def label_scores(scores: Tensor, views: Views) -> list[Look]:
     """What scores (B, K, h, w) say of the images that they are of."""
     if views.confident:
@@ -299,8 +326,10 @@ def label_scores(scores: Tensor, views: Views) -> list[Look]:
     return [(labels_of(x, size), None) for x, size in zip(scores, views.sizes, strict=True)]
 
 
-def to_engine(model: "FANet | Engine") -> Engine:
+def to_engine(model: "Network | Engine") -> Engine:
     """What labels frames by a network, or does so itself."""
+    if isinstance(model, Peer):
+        return FrameByFrame(model, lambda images: model.outputs(images)[0])
     return model if hasattr(model, "look") else Plain(model)  # type: ignore[arg-type,return-value] # Plain checks it
 
 
@@ -355,6 +384,16 @@ def weighted_sum(contexts: Tensor, weights: Sequence[float], scale: float) -> Te
     # of an exact window: no numbers have to go to the device, so that a long one takes no more time than a short one
     total, share = contexts.sum(0, True), scale * weights[0]
     return total if share == 1 else share * total
+
+
+def check_window(engine: Engine, window: int | Policy) -> None:
+    """Raise a ValueError if frames are to be remembered by what sees each of them alone."""
+    policy = to_policy(window)
+    if engine.context_shape == (0, 0) and not (isinstance(policy, LastFrames) and policy.frames == 1):
+        raise ValueError(
+            "The network sees each frame alone: leave out the window, or give weights of a FANet, or a file that was "
+            "exported with --video."
+        )
 
 
 def check_past(past: Tensor | None, shape: tuple[int, int]) -> None:

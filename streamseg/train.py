@@ -88,7 +88,7 @@ def train(
         processes=processes,
     )
     trainee = trainee.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
-    average = copy.deepcopy(network).requires_grad_(False)
+    average = copy.deepcopy(network).requires_grad_(False).eval()
     optimiser = make_optimiser(trainee, config)
     precision = PRECISIONS[config.precision] if device.type == "cuda" else torch.float32
     scaler = torch.amp.GradScaler(device.type, enabled=precision is torch.float16)
@@ -104,7 +104,8 @@ def train(
 
     def measure(done: int) -> None:
         if log and validation:
-            score = validate(average, validation, device, precision=precision, threads=threads)
+            with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
+                score = validate(average, validation, threads=threads)
             log.validated(done, score.miou, score.iou)
 
     if log and first and first % config.validate_every == 0 and not log.has_validation(first):

@@ -120,11 +120,9 @@ def test_a_rival_that_load_would_build_otherwise_is_not_saved(tmp_path):
 
 
 def test_what_only_a_fanet_can_do_says_so_of_a_rival(model):
-    assert only_fanet(model, "segment") is model
-    with pytest.raises(
-        ValueError, match="^segment needs a FANet, but these weights are of enet: give weights of a FAN"
-    ):
-        only_fanet(PEERS["enet"](3), "segment")
+    assert only_fanet(model, "export") is model
+    with pytest.raises(ValueError, match="^export needs a FANet, but these weights are of enet: give weights of a FAN"):
+        only_fanet(PEERS["enet"](3), "export")
 
 
 def test_half_precision_is_saved_small_and_loaded_in_fp32(model, saved, tmp_path):

@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 import streamseg
 from streamseg import Fading, datasets, runtime
-from streamseg.evaluate import evaluate, evaluate_video
+from streamseg.evaluate import evaluate
+from streamseg.evaluate_video import evaluate_video
 from streamseg.images import write_image
 from streamseg.runtime import open_exported, open_weights
 from streamseg.stream import Views, label_batch, label_frame
@@ -66,7 +67,7 @@ def test_streams_in_a_batch_do_not_see_each_other(exported, name):
 def test_what_a_file_cannot_do_is_a_sentence(exported):
     file = open_exported(exported("still.onnx"))
     frame = moving(1)[0]
-    with pytest.raises(ValueError, match="carries no state from frame to frame: export it again with --video."):
+    with pytest.raises(ValueError, match="sees each frame alone: leave out the window, .* was exported with --video."):
         list(streamseg.label_frames(file, [frame, frame], Fading(0.5)))
     with pytest.raises(ValueError, match="gives no confidence: export it again with --confidence."):
         file.look(Views(frame[None], None, [0.0], [SIZE], confident=True))
@@ -143,9 +144,8 @@ def test_a_file_s_window_is_that_of_the_network_if_it_carries_state(exported):
 def test_a_file_is_measured_as_the_network_is(exported, network, drive, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     frames = datasets.camvid(drive, "val")
-    cpu = torch.device("cpu")
     command = ("evaluate", exported("any.onnx"), "--data", drive, "--dataset", "camvid", "--json", "a.json")
-    expected = {(): evaluate(network, frames, cpu), ("--window", "3"): evaluate_video(network, frames, cpu, 3)}
+    expected = {(): evaluate(network, frames), ("--window", "3"): evaluate_video(network, frames, 3)}
     for options, wanted in expected.items():
         assert run(monkeypatch, *command, *options, "--plots", "plots") == 0
         told = json.loads(Path("a.json").read_text())
@@ -154,6 +154,7 @@ def test_a_file_is_measured_as_the_network_is(exported, network, drive, tmp_path
     assert expected["--window", "3"].miou != pytest.approx(expected[()].miou, abs=0.01)
     shown = complaint(monkeypatch, capsys, *command, "--flip")
     assert "any.onnx gives labels, and no shares to average: leave out --scales and --flip." in shown
+    assert "leave out --precision" in complaint(monkeypatch, capsys, *command, "--precision", "fp32")
     still = (command[0], exported("still.onnx"), *command[2:])
     assert "looks at single frames" in complaint(monkeypatch, capsys, *still, "--window", "3")
     assert run(monkeypatch, *still) == 0

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import streamseg
 from streamseg import NoAttention, checkpoint
 from streamseg.images import write_image
+from streamseg.peers import PEERS
 from streamseg.stream import (
     Fading,
     FadingInTime,
@@ -339,6 +340,17 @@ def test_a_network_without_a_past_makes_streams_too(frames, tmp_path):
     assert all(a.equal(segment(frame, network)) for a, frame in zip(labels, frames[:3], strict=True))
     save_state(state, tmp_path / "a.safetensors")
     assert same(load_state(tmp_path / "a.safetensors"), state)
+
+
+@pytest.mark.parametrize("name", ["enet", "swiftnet18"])
+def test_a_rival_labels_each_frame_alone(frames, name):
+    network = PEERS[name](3).eval()
+    (frame, labels), _ = label_frames(network, frames[:2])
+    with torch.no_grad():
+        expected = network(frame[None])[0].argmax(dim=0)
+    assert (labels != expected).sum() <= 3  # ties of scores that are resized row by row
+    with pytest.raises(ValueError, match="^The network sees each frame alone: leave out the window, or give"):
+        label_frame(network, frame, window=2)
 
 
 def test_a_state_of_another_network_is_refused(model, frames):
