@@ -3,18 +3,23 @@
 PYTHON ?= python3
 INSTALL = .venv/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint wheel clean
 
 demo: .venv/installed
 	.venv/bin/python examples/demo.py
 
 test: .venv/installed-dev
+	@.venv/bin/python -m streamseg.page || true # without it, one test is skipped, and says so
 	.venv/bin/python -m pytest
 
 lint: .venv/installed-dev
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
+
+wheel: .venv/installed
+	.venv/bin/python -m streamseg.page
+	.venv/bin/pip wheel --quiet --no-deps -w dist .
 
 clean:
 	rm -rf .venv out build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import streamseg
 from streamseg.datasets import Pair
-from streamseg.evaluate import wait_for
+from streamseg.evaluate_video import wait_for
 from streamseg.model import Context, FANet
 from streamseg.stream import State, context_distance, fit, label_frame
 
@@ -58,31 +58,34 @@ def cuts(data: Path) -> None:
 
 
 def windows() -> None:
+    """By operators, and in the fast form."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size, precision, rounds = ((1024, 2048), torch.float16, 200) if device.type == "cuda" else ((256, 512), None, 20)
     model, _ = streamseg.load()
     model = model.to(device, precision, memory_format=torch.channels_last)
     model.averages = True  # which is one more product than a sum
     frame = torch.randint(0, 256, (3, *size), dtype=torch.uint8, device=device)
-    states: dict[int, State | None] = dict.fromkeys((1, 2, 4, 8, 16))
-    times: dict[int, list[float]] = {window: [] for window in states}
-    for number in range(16 + rounds):  # in turn, so that whatever disturbs one disturbs all
-        for window, state in states.items():
-            wait_for(device)
-            start = perf_counter()
-            _, states[window] = label_frame(model, frame, state, window, size=size)
-            wait_for(device)
-            if number >= 16:
-                times[window].append(1000 * (perf_counter() - start))
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    print(f"{name}, torch {torch.__version__}, {size[0]} x {size[1]}, {precision or torch.float32}, eager")
-    print(f"{'window':>8}{'median, ms':>12}{'of window 1':>12}{'GMACs':>8}{'numbers in the state':>22}")
-    first = median(times[1])
-    for window, taken in times.items():
-        state = states[window]
-        numbers = state.contexts.numel() if state else 0
-        macs = count_step(model, frame, state, window)
-        print(f"{window:8}{median(taken):12.3f}{median(taken) / first:12.3f}{macs / 1e9:8.3f}{numbers:22,}")
+    print(f"{name}, torch {torch.__version__}, {size[0]} x {size[1]}, {precision or torch.float32}")
+    print(f"{'':10}{'window':>8}{'median, ms':>12}{'of window 1':>12}{'GMACs':>8}{'numbers in the state':>22}")
+    for way, engine in (("eager", model), ("fast", streamseg.accelerate(model))):
+        states: dict[int, State | None] = dict.fromkeys((1, 2, 4, 8, 16))
+        times: dict[int, list[float]] = {window: [] for window in states}
+        for number in range(16 + rounds):  # in turn, so that whatever disturbs one disturbs all
+            for window, state in states.items():
+                wait_for(device)
+                start = perf_counter()
+                _, states[window] = label_frame(engine, frame, state, window, size=size)
+                wait_for(device)
+                if number >= 16:
+                    times[window].append(1000 * (perf_counter() - start))
+        first = median(times[1])
+        for window, taken in times.items():
+            state = states[window]
+            numbers = state.contexts.numel() if state else 0
+            macs = count_step(model, frame, state, window)
+            ratio = median(taken) / first
+            print(f"{way:10}{window:8}{median(taken):12.3f}{ratio:12.3f}{macs / 1e9:8.3f}{numbers:22,}", flush=True)
 
 
 def count_step(model: FANet, frame: torch.Tensor, state: State | None, window: int) -> int:

@@ -1,4 +1,4 @@
-"""What a network costs: parameters, arithmetic, memory, and the time from a frame to its labels.
+"""What a network, or an exported file, costs: parameters, arithmetic, memory, and the time from a frame to its labels.
 
 Shapes: B batch, H x W the frame.
 """
@@ -23,10 +23,15 @@ from streamseg.checkpoint import FANETS, Network
 from streamseg.fast import PRECISIONS, Fast, accelerate, fast_precisions, record
 from streamseg.model import FANet
 from streamseg.peers import PEERS
+from streamseg.runtime import OPENERS, Exported, open_exported
+from streamseg.stream import Views
 from streamseg.tiles import labels_of
 
 CLASSES = 19
 """Of networks that are given by name: Cityscapes'."""
+
+RUNTIMES = {".onnx": "ONNX Runtime", ".xml": "OpenVINO", ".pt2": "torch"}
+"""What runs an exported file, by its suffix."""
 
 Call = Callable[[], object]
 
@@ -58,11 +63,12 @@ class Timing:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a network costs."""
+    """What a network, or an exported file, costs."""
 
     network: str
-    parameters: int
-    gmacs: float
+    parameters: int | None
+    """None for a file, which does not tell."""
+    gmacs: float | None
     timings: tuple[Timing, ...]
     stages: dict[str, float] = field(default_factory=dict)
     """The share of each stage in the time of the fast way."""
@@ -91,15 +97,19 @@ def measure(
     *,
     compiled: bool = False,
     seconds: float = 3.0,
+    trust: bool = False,
 ) -> Cost:
     """Measure a network's ways from frames to labels in turn, so that whatever disturbs one disturbs all.
 
     Args:
-        name: A network's name, or the path of a checkpoint.
-        precision: fp16 or bf16 on a GPU, fp32 or int8 on the CPU; without one, fp16 and fp32.
+        name: A network's name, or the path of a checkpoint or of an exported file.
+        precision: fp16 or bf16 on a GPU, fp32 or int8 on the CPU; without one, fp16 and fp32. A file has its own.
         compiled: Whether torch.compile is one of the ways, for which a minute is spent on compiling.
         seconds: How long to measure.
+        trust: Whether a program in a file may run.
     """
+    if is_exported(name):
+        return measure_file(open_exported(name, device, trust=trust), size, batch, seconds)
     network = open_network(name)
     parameters, macs = sum(x.numel() for x in network.parameters()), count_macs(network, (1, 3, *size))
     network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
@@ -108,23 +118,47 @@ def measure(
     kind = precision or known[0]
     if kind not in known:
         raise ValueError(f"precision is {kind!r:.80}; on this device choose one of: {', '.join(known)}.")
-    calls: dict[str, Call] = {}
-    memory: dict[str, float | None] = {}
-    stages: dict[str, float] = {}
     with torch.no_grad():
         quick = make_fast(network, frames, kind)
-        for way, prepare in ways(network, quick, frames, kind, compiled).items():
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats(device)
-            calls[way] = prepare()
-            calls[way]()
-            memory[way] = torch.cuda.max_memory_allocated(device) / 1e6 if device.type == "cuda" else None
-        times = time_in_turn(calls, device, seconds)
-        if quick:
-            stages = share_out(quick, frames, device, seconds / 3)
-    timings = tuple(summarise(way, times[way], batch, memory[way]) for way in calls)
+        timings = time_ways(ways(network, quick, frames, kind, compiled), device, batch, seconds)
+        stages = share_out(quick, frames, device, seconds / 3) if quick else {}
     return Cost(network.name, parameters, macs / 1e9, timings, stages, paper_fps(network.name, size))
+
+
+def measure_file(file: Exported, size: tuple[int, int], batch: int, seconds: float) -> Cost:
+    """Measure an exported file's way from frames to labels, which it sees one by one."""
+    fixed = file.manifest.size
+    if fixed not in (None, size):
+        raise ValueError(
+            f"{file.path} takes frames of {fixed[0]} x {fixed[1]} alone: give --size {fixed[0]}x{fixed[1]}."
+        )
+    frames = torch.randint(0, 256, (batch, 3, *size), dtype=torch.uint8, device=file.device)
+    views = Views(frames, None, [0.0] * batch, [size] * batch)
+    way = f"{RUNTIMES[file.path.suffix.lower()]}, {file.manifest.precision}"
+    timings = time_ways({way: lambda: partial(file.look, views)}, file.device, batch, seconds)
+    return Cost(str(file.path), None, None, timings)
+
+
+def is_exported(name: str) -> bool:
+    """Whether a name is that of an exported file."""
+    return Path(name).suffix.lower() in OPENERS
+
+
+def time_ways(
+    prepared: dict[str, Callable[[], Call]], device: torch.device, batch: int, seconds: float
+) -> tuple[Timing, ...]:
+    """How long each of several ways takes, in turn, and the memory that it needs."""
+    calls: dict[str, Call] = {}
+    memory: dict[str, float | None] = {}
+    for way, prepare in prepared.items():
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+        calls[way] = prepare()
+        calls[way]()
+        memory[way] = torch.cuda.max_memory_allocated(device) / 1e6 if device.type == "cuda" else None
+    times = time_in_turn(calls, device, seconds)
+    return tuple(summarise(way, times[way], batch, memory[way]) for way in calls)
 
 
 def make_fast(network: Network, frames: Tensor, precision: str) -> Fast | None:
@@ -145,6 +179,7 @@ def ways(
     found: dict[str, Callable[[], Call]] = {}
     if quick:
         found[f"fast, {precision}"] = lambda: partial(quick, frames)
+        found[f"fast, {precision}, video"] = lambda: next_frame(quick, frames)
     elif device.type == "cuda":
         found[f"CUDA graph, {precision}"] = lambda: graphed(partial(label, half, frames), device)
     if compiled:
@@ -152,6 +187,13 @@ def ways(
     found["plain"] = lambda: partial(label, half, frames)
     found["network alone, fp32"] = lambda: partial(network.outputs, frames.float())
     return found
+
+
+def next_frame(quick: Fast, frames: Tensor) -> Call:
+    """The step from a video's frame to the next, with the context of the one before."""
+    _, past = quick.step(frames)
+    past = past.clone()
+    return lambda: quick.step(frames, past)
 
 
 def label(network: Network, frames: Tensor) -> Tensor:
@@ -176,17 +218,18 @@ def graphed(call: Call, device: torch.device) -> Call:
 
 
 def time_in_turn(calls: dict[str, Call], device: torch.device, seconds: float) -> dict[str, list[float]]:
-    """Milliseconds of each call, round by round, after a few rounds that do not count."""
+    """Milliseconds of each call, which come in bursts, in turn, so that whatever disturbs one disturbs all.
+
+    The first calls of a burst do not count: caches still hold what another way has left there.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
-    warm = 3 if device.type == "cpu" else 20
-    end = perf_counter() + seconds
-    number = 0
-    while number < warm + 5 or perf_counter() < end:
+    unseen, seen = (5, 20) if device.type == "cuda" else (1, 2)
+    end, rounds = perf_counter() + seconds, 0
+    while rounds < 3 or perf_counter() < end:
         for name, call in calls.items():
-            taken = time_call(call, device)
-            if number >= warm:
-                times[name].append(taken)
-        number += 1
+            burst = [time_call(call, device) for _ in range(unseen + seen)]
+            times[name] += burst[unseen:]
+        rounds += 1
     return times
 
 
@@ -219,7 +262,7 @@ def share_out(quick: Fast, frames: Tensor, device: torch.device, seconds: float)
     unfolded = ready.unfolded if device.type == "cuda" else None
 
     def encode() -> list[Tensor]:
-        return folded.encode(folded.look(ready.frame, unfolded))
+        return list(folded.encode(folded.look(ready.frame, unfolded)))
 
     def attend() -> list[Tensor]:
         return folded.attend(encode(), ready.past, ready.scale, ready.context)
@@ -248,7 +291,9 @@ def paper_fps(network: str, size: tuple[int, int]) -> float | None:
 
 
 def profile(name: str, size: tuple[int, int], device: torch.device, precision: str = "") -> list[tuple[str, float]]:
-    """The ten kernels or operators that take most of the fast way's time, in milliseconds a frame."""
+    """The ten kernels or operators that take most of the fast way's time, in milliseconds a frame; none of a file's."""
+    if is_exported(name):
+        return []
     network = open_network(name).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     frames = torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8, device=device)
     cuda = device.type == "cuda"
@@ -292,7 +337,9 @@ def render(costs: Sequence[Cost], size: tuple[int, int], batch: int, machine: di
     lines = [f"{machine['device']}: frames of {size[0]} x {size[1]}, batches of {batch}", f"({about})", ""]
     head = f"{'':24}{'median':>13}{'p95':>13}{'p99':>13}{'fps':>10}{'memory':>11}"
     for cost in costs:
-        lines.append(f"{cost.network}: {cost.parameters:,} parameters, {cost.gmacs:.2f} GMACs")
+        parameters = "-" if cost.parameters is None else f"{cost.parameters:,}"
+        gmacs = "-" if cost.gmacs is None else f"{cost.gmacs:.2f}"
+        lines.append(f"{cost.network}: {parameters} parameters, {gmacs} GMACs")
         lines.append(head)
         for timing in cost.timings:
             memory = "" if timing.memory_mb is None else f"{timing.memory_mb:,.0f} MB"
@@ -300,8 +347,7 @@ def render(costs: Sequence[Cost], size: tuple[int, int], batch: int, machine: di
             lines.append(f"  {timing.way:22}{times}{timing.fps:>10,.1f}{memory:>11}")
         if cost.paper_fps:
             lines.append(f"  {'the paper, Titan X':22}{'':39}{cost.paper_fps:>10,.1f}")
-        if cost.stages:
-            lines.append("  fast way: " + ", ".join(f"{name} {share:.0%}" for name, share in cost.stages.items()))
+        lines.append(f"  fast way: {', '.join(f'{name} {share:.0%}' for name, share in cost.stages.items()) or '-'}")
         lines.append("")
     return "\n".join(lines).rstrip()
 

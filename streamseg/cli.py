@@ -3,6 +3,7 @@
 Heavy imports happen inside the verbs, so that help is instant.
 """
 
+import logging
 import os
 import sys
 import warnings
@@ -22,9 +23,11 @@ from streamseg.config import RECIPES, TrainConfig
 if TYPE_CHECKING:
     import torch
 
+    from streamseg.checkpoint import Network
+    from streamseg.datasets import Dataset
     from streamseg.pipeline import Outcome, Pipeline
     from streamseg.runtime import Exported
-    from streamseg.stream import Policy
+    from streamseg.stream import Engine, Policy
 
 DataFolder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
 
@@ -104,7 +107,7 @@ def segment(
     from streamseg.results import Results, check_records, plan
     from streamseg.show import Window
     from streamseg.sources import Capture, search
-    from streamseg.stream import Engine, LastFrames, check_positive
+    from streamseg.stream import Engine, LastFrames, check_positive, check_window
 
     given, out = (names[:-1], names[-1]) if len(names) > 1 else (names, "")
     raw = out == "-"
@@ -145,7 +148,10 @@ def segment(
         engine: Engine = model
         seen_at = model.manifest.size or seen_at
     else:
-        engine = fast.engine_for(checkpoint.only_fanet(model, "segment"), place, precision, plain=tile)
+        if tile:
+            checkpoint.only_fanet(model, "--tile")
+        engine = fast.engine_for(model, place, precision, plain=tile)
+    check_window(engine, policy)
     labeller = Labeller(engine, known, policy, cut, seen_at, tile, confidence)
 
     words = sys.stderr if raw else sys.stdout
@@ -403,6 +409,7 @@ def evaluate(
     json: Annotated[Path | None, optional("FILE", "none is written")] = None,
     plots: Annotated[Path | None, optional("DIR", "none are written")] = None,
     device: Device = "",
+    precision: Annotated[str, optional("{fp32,fp16,bf16,int8}", "fp32, operator by operator")] = "",
     trust: bool = False,
 ) -> None:
     """Measure a network on a data set: mIoU and more, at full size.
@@ -421,6 +428,7 @@ def evaluate(
         json: A file for the figures.
         plots: A folder for confusion.png and worst.png.
         device: cuda or cpu.
+        precision: Measure the network's fast form in this: fp16 or bf16 on a GPU, fp32 or int8 on the CPU.
         trust: Open a .pt2 file, which is a program and can do whatever it likes.
     """
     from itertools import zip_longest
@@ -428,10 +436,11 @@ def evaluate(
 
     import torch
 
-    from streamseg import checkpoint, evaluate as evaluation, plot, runtime
+    from streamseg import evaluate as evaluation, evaluate_video as video, plot, runtime
     from streamseg.datasets import DATASETS
     from streamseg.files import check_place, written_whole
     from streamseg.layers import check_choice
+    from streamseg.stream import Engine, to_engine
 
     check_choice("dataset", dataset, tuple(DATASETS))
     policy = pick_policy(window, half_life)
@@ -453,22 +462,26 @@ def evaluate(
                 f"The network was trained for other classes than those of {data}: class {number} is {ours} in the one "
                 f"and {theirs} in the other."
             )
+    averaged = flip or scales != (1.0,)
     if isinstance(model, runtime.Exported):
-        check_exported(model, policy)
-        if flip or scales != (1.0,):
+        check_exported(model, policy, precision=precision)
+        if averaged:
             raise ValueError(f"{model.path} gives labels, and no shares to average: leave out --scales and --flip.")
+        engine: Engine = model
     else:
-        if policy:
-            checkpoint.only_fanet(model, "--window, or --half-life,")
         model = model.to(place, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
+        if precision and averaged:
+            raise ValueError("--precision is for frames seen once, as they are: leave out --scales and --flip.")
+        if precision:
+            engine = fast_form(model, precision, frames)
+        else:
+            engine = evaluation.averaging(model, scales, flip) if averaged else to_engine(model)
     threads = torch.get_num_threads()
     if policy:
-        video = evaluation.evaluate_video(model, frames, place, policy, threads=threads, progress=show_progress)
-        table, told = evaluation.render_video(video), evaluation.video_to_json(video)
+        steady = video.evaluate_video(engine, frames, policy, threads=threads, progress=show_progress)
+        table, told = video.render_video(steady), video.video_to_json(steady)
     else:
-        result = evaluation.evaluate(
-            model, frames, place, scales=scales, flip=flip, threads=threads, progress=show_progress
-        )
+        result = evaluation.evaluate(engine, frames, threads=threads, progress=show_progress)
         table, told = evaluation.render(result), evaluation.to_json(result)
     print(table)
     if json:
@@ -477,10 +490,23 @@ def evaluate(
         print(json)
     if plots:
         if policy:
-            evaluation.write_video_plots(plots, video, model, frames, place, policy)
+            video.write_video_plots(plots, steady, engine, frames, policy)
         else:
-            evaluation.write_plots(plots, result, model, frames, place, scales=scales, flip=flip)
+            evaluation.write_plots(plots, result, engine, frames)
         print(f"{plots / 'confusion.png'}  {plots / 'worst.png'}")
+
+
+def fast_form(model: "Network", precision: str, frames: "Dataset") -> "Engine":
+    """A network's fast form; the ranges of bytes are learned from frames all over the data set."""
+    from streamseg.evaluate import sample_frames
+    from streamseg.fast import LEARNED, Fast, accelerate
+    from streamseg.model import FANet
+
+    if isinstance(model, FANet):
+        engine = accelerate(model, precision, sample_frames(frames, LEARNED) if precision == "int8" else ())
+        if isinstance(engine, Fast):
+            return engine
+    raise ValueError(f"This {model.name} has no fast form: leave out --precision.")
 
 
 def export(
@@ -534,6 +560,83 @@ def export(
         source=description.source,
     )
     print(exporter.render(out, agreement))
+
+
+def serve(
+    weights: Annotated[Path | None, optional("[WEIGHTS]", "those that ship")] = None,
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: Annotated[str, optional("TEXT", "that of STREAMSEG_TOKEN, or none")] = "",
+    window: Annotated[int | None, optional("FRAMES", "what the weights were trained with")] = None,
+    queue: int = 32,
+    batch: int = 8,
+    megabytes: float = 32.0,
+    megapixels: float = 32.0,
+    seconds: float = 30.0,
+    device: Device = "",
+    precision: Annotated[str, optional("{fp32,fp16,bf16,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
+    trust: bool = False,
+) -> None:
+    """Serve a network to other programs, over HTTP and WebSockets, and to people, as a page. Ctrl-C ends it.
+
+    Args:
+        weights: A checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
+        host: The address to listen at; this machine alone reaches 127.0.0.1, and everybody 0.0.0.0.
+        port: The port to listen at; 0 for any that is free.
+        token: What clients must know, sent as Authorization: Bearer TEXT.
+        window: How many frames of a stream the network looks at.
+        queue: How many pictures may be received, waited with or labelled at a time; more are told to come again.
+        batch: The most frames of several clients that the network sees at once.
+        megabytes: The largest picture, as a file.
+        megapixels: The largest picture, in millions of pixels.
+        seconds: How long a picture may take to arrive, and to be labelled.
+        device: cuda or cpu.
+        precision: What the network computes in; int8 is more than twice as fast on a CPU, with nearly the same labels.
+        trust: Open a .pt2 file, which is a program and can do whatever it likes.
+    """
+    from importlib.util import find_spec
+
+    from streamseg import checkpoint, fast, runtime
+    from streamseg.images import allow_large_pictures
+    from streamseg.layers import check_count
+    from streamseg.stream import LastFrames, check_positive, check_window
+
+    for module in ("fastapi", "uvicorn", "websockets"):
+        if find_spec(module) is None:
+            raise ImportError(f"serve needs {module}: pip install 'streamseg[serve]'")
+
+    from streamseg import serve as server
+
+    for option, number in (("queue", queue), ("batch", batch)):
+        check_count(option, number)
+    for option, amount in (("megabytes", megabytes), ("megapixels", megapixels), ("seconds", seconds)):
+        check_positive(option, amount)
+    token = token or os.environ.get("STREAMSEG_TOKEN", "")
+    if token and not server.TOKEN.fullmatch(token):
+        raise ValueError("The token holds other characters than letters, digits and . _ ~ + -: choose another.")
+    listening = server.listen(host, port)
+    place = pick_device(device or runtime.usual_device(weights))
+    model, classes, trained = runtime.open_weights(weights, place, trust=trust)
+    if isinstance(model, runtime.Exported):
+        check_exported(model, None if window is None else LastFrames(window), precision=precision)
+        trained = trained if model.manifest.state else 1
+        engine: Engine = model
+    else:
+        engine = fast.engine_for(model, place, precision)
+    frames = trained if window is None else window
+    check_window(engine, LastFrames(frames))
+    allow_large_pictures()  # what is sent has limits of its own
+    limits = server.Limits(round(megabytes * 2**20), round(megapixels * 1e6), seconds, queue)
+    desk = server.Desk(server.Served(engine, classes, frames, weights or checkpoint.SHIPPED), limits, token, batch)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"http://{shown}:{listening.getsockname()[1]} serves {desk.served.weights.name}. Ctrl-C ends it.", flush=True)
+    if not (token or server.is_private(listening)):
+        complain("Whoever reaches this machine can use the server: give --token to choose who.")
+    caught = server.run(desk, listening)
+    if caught:
+        sys.exit(128 + caught)
 
 
 def reproduce(
@@ -623,12 +726,14 @@ def benchmark(
     plot: Annotated[Path | None, optional("FILE", "none is drawn")] = None,
     device: Device = "",
     precision: Annotated[str, optional("{fp16,bf16,fp32,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
+    trust: bool = False,
 ) -> None:
     """Measure how long networks take from a frame to its labels, and what they cost.
 
     Args:
-        models: Names of networks, with random weights and 19 classes, or checkpoints. fanet18, fanet34, and the rivals
-            segnet, enet, icnet, erfnet, bisenet18, shelfnet18, swiftnet18, fcn16s, fcn8s, deeplab.
+        models: Names of networks, with random weights and 19 classes, checkpoints, or files that export wrote (.onnx,
+            .xml, .pt2). fanet18, fanet34, and the rivals segnet, enet, icnet, erfnet, bisenet18, shelfnet18,
+            swiftnet18, fcn16s, fcn8s, deeplab.
         size: Height and width of the frames.
         batch: Frames at a time.
         compiled: Measure torch.compile too, which takes a minute for each network.
@@ -636,20 +741,23 @@ def benchmark(
         profile: Name the ten most expensive kernels or operators.
         json: A file for the figures.
         plot: A PNG for the median times.
-        device: cuda or cpu.
-        precision: What the fast and the plain way compute in.
+        device: cuda or cpu; with a .onnx or .xml file it is cpu unless told otherwise.
+        precision: What the fast and the plain way compute in; a file has its own.
+        trust: Open a .pt2 file, which is a program and can do whatever it likes.
     """
     from dataclasses import asdict
     from json import dumps
 
-    from streamseg import benchmark as costs, plot as plots
+    from streamseg import benchmark as costs, plot as plots, runtime
     from streamseg.files import check_place, written_whole
     from streamseg.layers import check_count
     from streamseg.stream import check_positive
 
     check_count("batch", batch)
     check_positive("seconds", seconds)
-    place = pick_device(device)
+    # one device for all, or their times could not be compared
+    usual = "cpu" if any(runtime.usual_device(Path(name)) for name in models) else ""
+    place = pick_device(device or usual)
     seen = parse_size("--size", size) or ((1024, 2048) if place.type == "cuda" else (512, 1024))
     if json:
         check_place(json)
@@ -659,15 +767,20 @@ def benchmark(
     found = []
     for number, name in enumerate(models):
         show_progress(number, len(models))
-        found.append(costs.measure(name, seen, batch, place, precision, compiled=compiled, seconds=seconds))
+        found.append(
+            costs.measure(name, seen, batch, place, precision, compiled=compiled, seconds=seconds, trust=trust)
+        )
     clear_line()
     machine = costs.describe_machine(place)
     print(costs.render(found, seen, batch, machine))
     if profile:
         for name in models:
             print(f"\n{name}: the ten that take most, ms a frame")
-            for kernel, taken in costs.profile(name, seen, place, precision):
+            spent = costs.profile(name, seen, place, precision)
+            for kernel, taken in spent:
                 print(f"{taken:10.4f}  {kernel:.100}")
+            if not spent:
+                print(f"{'-':>10}")
     if json:
         entry = {"machine": machine, "size": seen, "batch": batch, "networks": [asdict(cost) for cost in found]}
         with written_whole(json) as temporary:
@@ -714,6 +827,13 @@ def complain(sentence: str) -> None:
     print(f"{clear}streamseg: {' '.join(line.split())}", file=sys.stderr)
 
 
+class Complaints(logging.Handler):
+    """Prints what the package has to say."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        complain(record.getMessage())
+
+
 def fail(sentence: str) -> None:
     """Complain, and exit with status 2."""
     complain(sentence)
@@ -747,8 +867,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal or file that lacks a letter gets a question mark
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
+    logger = logging.getLogger("streamseg")
+    logger.addHandler(Complaints())
+    logger.setLevel(logging.INFO)
     arguments = sys.argv[1:]
-    for verb in (segment, export):  # which take several names
+    for verb in (segment, export, serve):  # whose names may stand behind options
         if arguments[:1] == [verb.__name__]:
             arguments = [verb.__name__, *names_first(arguments[1:], verb)]
     if arguments == ["--version"]:
@@ -764,6 +887,7 @@ def main() -> None:
                 "reproduce": reproduce,
                 "benchmark": benchmark,
                 "export": export,
+                "serve": serve,
             },
             prog="streamseg",
             description="Real-time semantic segmentation of images and video. The version: streamseg --version",

@@ -386,13 +386,16 @@ def pan(picture: Tensor, size: tuple[int, int], frames: int = CLIP) -> Iterator[
 
 def read_pictures(pictures: str | Path | None) -> Iterator[Tensor]:
     """The frames to compare on: those of a folder, a video, …; or the samples."""
+    pictures = pictures or samples_folder()
     if pictures is None:
-        # in the package or, where it is not installed but worked on, beside it
-        package = Path(__file__).parent
-        pictures = next((place for place in (package / "samples", package.parent / "samples") if place.is_dir()), None)
-        if pictures is None:
-            raise FileNotFoundError("The samples to compare on are missing: give pictures of your own.")
+        raise FileNotFoundError("The samples to compare on are missing: give pictures of your own.")
     return islice(read_frames(pictures), PICTURES)
+
+
+def samples_folder() -> Path | None:
+    """The samples: in the package or, where it is not installed but worked on, beside it."""
+    package = Path(__file__).parent
+    return next((place for place in (package / "samples", package.parent / "samples") if place.is_dir()), None)
 
 
 def sized(frames: Iterator[Tensor], size: tuple[int, int] | None) -> Iterator[Tensor]:

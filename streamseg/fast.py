@@ -7,6 +7,7 @@ convolutions in bytes (int8).
 Shapes: B batch, H x W the frame, D key channels, C channels of Res-1 … Res-4 side by side.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,11 +18,14 @@ from torch import Tensor, nn
 
 from streamseg import kernels
 from streamseg.attention import FastAttention
+from streamseg.checkpoint import Network
 from streamseg.folded import Folded, FoldedToBytes
 from streamseg.layers import check_choice
 from streamseg.model import FANet
-from streamseg.stream import Engine, Look, Plain, Views, label_scores, to_bytes
+from streamseg.stream import Engine, Look, Plain, Views, label_scores, to_bytes, to_engine
 from streamseg.tiles import check_frame, check_model
+
+SAY = logging.getLogger("streamseg")
 
 SIZES = 8
 """How many sizes of frames are kept ready at a time."""
@@ -47,10 +51,12 @@ class Ready:
     unfolded: Tensor
     labels: Tensor
     confidence: Tensor | None
+    alone: tuple[float, ...]
+    """The weights of frames without a past."""
+    weights: tuple[float, ...]
+    """Those that `scale` was made from."""
     scores: Tensor | None = None
     graph: "torch.cuda.CUDAGraph | None" = None
-    weights: tuple[float, ...] = ()
-    """Those that `scale` was made from."""
     has_past: bool = False
 
 
@@ -61,7 +67,7 @@ class Fast:
     """
 
     def __init__(self, model: FANet, precision: torch.dtype, calibration: Sequence[Tensor] = ()):
-        self.model = model
+        self.model, self.classes = model, model.classes
         self.widths = tuple(attend.context_shape[1] for attend in model.attends)
         self.context_shape = (model.key_channels, sum(self.widths))
         self.ready: OrderedDict[Size, Ready] = OrderedDict()
@@ -77,19 +83,45 @@ class Fast:
 
     def __call__(self, frame: Tensor) -> Tensor:
         """Labels (H, W) or (B, H, W), uint8. On a GPU they are good until the next call with frames of this size."""
+        labels, _ = self.step(frame)
+        return labels
+
+    def step(self, frame: Tensor, past: Tensor | None = None, weight: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Labels of the next frame of a video, and the context (B, D, C) that it leaves to later frames.
+
+        On a GPU both are good until the next call with frames of this size, whose past they may be.
+
+        Args:
+            past: The sum of the contexts of the earlier frames in the window (B, D, C); None for the first.
+            weight: How many frames that sum is of, for a network that averages.
+        """
         frames = frame if frame.ndim == 4 else frame[None]
+        key = (len(frames), frames.shape[-2], frames.shape[-1], False)
+        ready = self.ready.get(key)
+        # what follows is waited for, so the host does as little as it can
+        if not (ready and ready.graph and is_like(frames, ready.frame)):
+            labels, context = self.see_first(frames, past, weight)
+        else:
+            self.ready.move_to_end(key)
+            self.fill(ready, frames, past, ready.alone if past is None else (weight,) * len(frames))
+            ready.graph.replay()
+            labels, context = ready.labels, ready.context
+        return labels if frame.ndim == 4 else labels[0], context
+
+    def see_first(self, frames: Tensor, past: Tensor | None, weight: float) -> tuple[Tensor, Tensor]:
+        """See step, for frames (B, 3, H, W) that are not ready to be replayed."""
         for one in frames:
             check_frame(one)
-        if frame.device != self.device:
-            raise ValueError(f"The frame is on {frame.device}, and the network on {self.device}: move one of them.")
-        views = Views(frames, None, [0.0] * len(frames), [(frames.shape[2], frames.shape[3])] * len(frames))
+        if frames.device != self.device:
+            raise ValueError(f"The frame is on {frames.device}, and the network on {self.device}: move one of them.")
+        weights = [0.0 if past is None else weight] * len(frames)
+        views = Views(frames, past, weights, [(frames.shape[2], frames.shape[3])] * len(frames))
         with torch.no_grad():
             if self.device.type == "cuda":
-                labels = self.replay(views, at_once=True).labels
-            else:
-                looks, _ = self.look(views)
-                labels = torch.stack([labels for labels, _ in looks])
-        return labels if frame.ndim == 4 else labels[0]
+                ready = self.replay(views, at_once=True)
+                return ready.labels, ready.context
+            looks, context = self.look(views)
+            return torch.stack([labels for labels, _ in looks]), context
 
     def look(self, views: Views) -> tuple[list[Look], Tensor]:
         views = views._replace(images=to_bytes(views.images))
@@ -141,22 +173,27 @@ class Fast:
         again = key in self.ready
         ready = self.ready[key] if again else self.prepare(key)
         self.ready.move_to_end(key)
-        ready.frame.copy_(views.images, non_blocking=True)
-        if views.past is not None:
-            ready.past.copy_(views.past)
-        elif ready.has_past:
-            ready.past.zero_()
-        ready.has_past = views.past is not None
-        if ready.weights != tuple(views.weights):  # mostly they are what they were, and nothing has to go to the GPU
-            ready.weights = tuple(views.weights)
-            ready.scale.copy_(self.scale_of(views.weights))
+        self.fill(ready, views.images, views.past, tuple(views.weights))
         if ready.graph is None and (at_once or again):
+            SAY.info("Preparing for frames of %d x %d, which takes half a minute the first time.", height, width)
             ready.graph = record(partial(self.run, ready), self.device)
         if ready.graph is None:
             self.run(ready)
         else:
             ready.graph.replay()
         return ready
+
+    def fill(self, ready: Ready, images: Tensor, past: Tensor | None, weights: tuple[float, ...]) -> None:
+        """Put what goes in into its places."""
+        ready.frame.copy_(images, non_blocking=True)
+        if past is not None:
+            ready.past.copy_(past)
+        elif ready.has_past:
+            ready.past.zero_()
+        ready.has_past = past is not None
+        if ready.weights != weights:  # mostly they are what they were, and nothing has to go to the GPU
+            ready.weights = weights
+            ready.scale.copy_(self.scale_of(weights))
 
     def prepare(self, key: Size) -> Ready:
         """Places for a size of frames; those of the size that has not been seen for longest go."""
@@ -172,6 +209,7 @@ class Fast:
             unfolded=torch.zeros(batch, rows, columns, 16, dtype=half, device=device).permute(0, 3, 1, 2),
             labels=labels,
             confidence=torch.empty_like(labels) if confident else None,
+            alone=(0.0,) * batch,
             weights=(0.0,) * batch,
         )
         self.ready[key] = ready
@@ -186,9 +224,14 @@ class Fast:
         kernels.label(ready.scores, size, ready.labels, ready.confidence)
 
 
+def is_like(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors are of one shape and type, on one device."""
+    return x.shape == y.shape and x.dtype == y.dtype and x.device == y.device
+
+
 def record(run: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
     """All that a function does on a GPU as one graph, which does it again, in the same places."""
-    with torch.cuda.device(device), torch.backends.cudnn.flags(benchmark=True):
+    with torch.cuda.device(device), torch.backends.cudnn.flags(enabled=True, benchmark=True):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -229,7 +272,7 @@ def fast_precisions(device: torch.device) -> tuple[str, ...]:
     return ("fp32", "int8") if hasattr(torch.ops.onednn, "qconv2d_pointwise") else ("fp32",)
 
 
-def engine_for(model: FANet, device: torch.device, precision: str = "", plain: bool = False) -> Engine:
+def engine_for(model: Network, device: torch.device, precision: str = "", plain: bool = False) -> Engine:
     """What labels frames best on a device, in a precision or in the best one.
 
     Args:
@@ -239,9 +282,8 @@ def engine_for(model: FANet, device: torch.device, precision: str = "", plain: b
     check_choice("precision", precision, ("", *PRECISIONS))
     precision = precision or ("fp16" if device.type == "cuda" else "fp32")
     model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
-    # a GPU's fast form has to be asked for, by accelerate, until it has been measured on one
-    if precision in fast_precisions(device) and not plain and device.type != "cuda":
+    if isinstance(model, FANet) and precision in fast_precisions(device) and not plain:
         return accelerate(model, precision)
     if precision == "int8":
-        raise ValueError("int8 is for frames on a CPU that torch's oneDNN knows, and not for tiles: choose fp32.")
-    return Plain(model.to(PRECISIONS[precision]))
+        raise ValueError("int8 is for FANets on a CPU that torch's oneDNN knows, and not for tiles: choose fp32.")
+    return to_engine(model.to(PRECISIONS[precision]))

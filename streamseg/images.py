@@ -4,6 +4,7 @@ A frame is RGB, uint8, (3, H, W). PIL, numpy and channels-last live here and now
 """
 
 import contextlib
+import io
 import math
 import threading
 import unicodedata
@@ -29,6 +30,9 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
 
 MOST_PIXELS = 2**30
 """What allow_large_pictures allows: 4 GB in memory."""
+
+SENT = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+"""The kinds of pictures that are taken from strangers: none of their decoders starts another program."""
 
 OPENING = threading.Lock()
 
@@ -80,6 +84,32 @@ def read_first(path: str | Path) -> tuple[Tensor, bool]:
 def read_fetched(file: BinaryIO, name: str) -> tuple[Tensor, bool]:
     """What read_first gives, of a picture that came from elsewhere; errors call it by the name."""
     return decode_file(file, name, to_first)
+
+
+class UnknownKindError(ValueError):
+    """What was sent is no picture of a known kind."""
+
+
+class TooLargeError(ValueError):
+    """A picture has more pixels than are allowed."""
+
+
+def read_sent(data: bytes, most: int) -> Tensor:
+    """The frame of a picture that a stranger sent, unless it has too many pixels; those are not decoded."""
+    try:
+        with OPENING, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data), formats=SENT) as picture:
+                pixels = picture.width * picture.height
+    except UnidentifiedImageError:
+        raise UnknownKindError("What was sent is no picture: send a PNG, JPEG, WebP, GIF, BMP or TIFF.") from None
+    except Image.DecompressionBombError:
+        pixels = most + 1
+    except Exception as error:  # a damaged file can fail anywhere in its decoder
+        raise ValueError(f"The picture is damaged ({error!s:.80}): send a whole copy.") from error
+    if pixels > most:
+        raise TooLargeError(f"The picture has more than {most:,} pixels: make it smaller first.")
+    return decode_file(io.BytesIO(data), "The picture", to_first, SENT)[0]
 
 
 def to_first(picture: Image.Image) -> tuple[Tensor, bool]:
@@ -179,14 +209,20 @@ def decode(path: Path, convert: Callable[[Image.Image], Result]) -> Result:
         return decode_file(file, str(path), convert)
 
 
-def decode_file(file: BinaryIO, name: str, convert: Callable[[Image.Image], Result]) -> Result:
-    """Convert the picture in a file; one that is damaged or no picture fails in one sentence, which names it."""
+def decode_file(
+    file: BinaryIO, name: str, convert: Callable[[Image.Image], Result], formats: tuple[str, ...] | None = None
+) -> Result:
+    """Convert the picture in a file; one that is damaged or no picture fails in one sentence, which names it.
+
+    Args:
+        formats: The kinds of pictures that may be in it; None for all that PIL knows.
+    """
     try:
         # the filters of warnings belong to all threads
         with OPENING, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            picture = Image.open(file)
+            picture = Image.open(file, formats=formats)
         picture.load()
         return convert(picture)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -249,7 +285,14 @@ def write_grey(path: Path, values: Tensor) -> None:
     picture.save(path, format="PNG", exif=signature(), compress_level=QUICK)
 
 
-def write_labels(path: Path, labels: Tensor, classes: Classes) -> None:
+def to_jpeg(frame: Tensor) -> bytes:
+    """A frame as a JPEG file."""
+    file = io.BytesIO()
+    Image.fromarray(frame.permute(1, 2, 0).cpu().numpy()).save(file, format="JPEG", quality=90)
+    return file.getvalue()
+
+
+def write_labels(path: Path | BinaryIO, labels: Tensor, classes: Classes) -> None:
     """Write labels (H, W) as an indexed PNG: each pixel is its label, shown in its class's colour."""
     picture = Image.fromarray(labels.to(torch.uint8).cpu().numpy()).convert("P")
     palette = [part for colour in classes.colours for part in colour]

@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from exports import SIZE, exported as exported
 
 import streamseg
 from streamseg import benchmark, cli
@@ -26,8 +27,8 @@ def test_the_paper_s_speed_stands_beside_that_of_its_networks_at_its_size():
 @pytest.mark.parametrize(
     ("name", "precision", "ways"),
     [
-        ("fanet18", "", ["fast, fp32", "plain", "network alone, fp32"]),
-        ("fanet18", "int8", ["fast, int8", "plain", "network alone, fp32"]),
+        ("fanet18", "", ["fast, fp32", "fast, fp32, video", "plain", "network alone, fp32"]),
+        ("fanet18", "int8", ["fast, int8", "fast, int8, video", "plain", "network alone, fp32"]),
         ("enet", "", ["plain", "network alone, fp32"]),
     ],
 )
@@ -60,6 +61,39 @@ def test_the_verb_prints_a_table_and_writes_json_and_a_plot(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
+    ("name", "way"),
+    [("any.onnx", "ONNX Runtime, fp32"), ("fixed.xml", "OpenVINO, fp32"), ("fixed.pt2", "torch, fp32")],
+)
+def test_a_file_is_timed_from_frame_to_labels_and_says_nothing_of_arithmetic(exported, name, way):
+    cost = benchmark.measure(str(exported(name)), SIZE, 2, CPU, seconds=0.01, trust=True)
+    assert (cost.parameters, cost.gmacs, cost.stages, cost.paper_fps) == (None, None, {}, None)
+    (timing,) = cost.timings
+    assert timing.way == way
+    assert timing.fps == pytest.approx(2000 / timing.median)
+    shown = benchmark.render([cost], SIZE, 2, benchmark.describe_machine(CPU))
+    assert f"{name}: - parameters, - GMACs\n" in shown
+    assert "fast way: -" in shown
+
+
+def test_the_verb_takes_files_beside_networks_and_opens_programs_that_are_trusted(exported, monkeypatch, capsys):
+    names = [str(exported("fixed.pt2")), str(exported("still.onnx"))]
+    command = ["streamseg", "benchmark", *names, "enet", "--seconds", "0.01"]
+    monkeypatch.setattr("sys.argv", [*command, "--size", "72x96", "--trust"])
+    cli.main()
+    shown = capsys.readouterr().out
+    for name in names:
+        assert f"{name}: - parameters" in shown
+    for options, sentence in (
+        (["--size", "72x96"], "fixed.pt2 is a program, which runs when it is opened"),
+        (["--size", "64x64", "--trust"], "fixed.pt2 takes frames of 72 x 96 alone: give --size 72x96."),
+    ):
+        monkeypatch.setattr("sys.argv", [*command, *options])
+        with pytest.raises(SystemExit, match="2"):
+            cli.main()
+        assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["fanet19"], "'fanet19' is neither a file nor one of the networks fanet18, fanet34, segnet"),
@@ -84,7 +118,7 @@ def test_what_cannot_be_measured_is_told_in_a_sentence(monkeypatch, capsys, argu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_s_ways_are_timed_with_their_memory():
     cost = benchmark.measure("fanet18", (128, 256), 1, torch.device("cuda"), compiled=True, seconds=0.2)
-    ways = ["fast, fp16", "torch.compile", "plain", "network alone, fp32"]
+    ways = ["fast, fp16", "fast, fp16, video", "torch.compile", "plain", "network alone, fp32"]
     assert [timing.way for timing in cost.timings] == ways
     assert all(timing.memory_mb > 1 for timing in cost.timings)
     assert "driver_version" in benchmark.describe_machine(torch.device("cuda"))

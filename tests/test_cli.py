@@ -4,13 +4,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
+from clips import make_clip
+from PIL import Image
 from test_layouts import make_camvid
 
 import streamseg
 from streamseg import cli, datasets
-from streamseg.peers import PEERS
+from streamseg.evaluate import averaging
 
 
 @pytest.fixture
@@ -96,12 +99,14 @@ def test_a_data_set_with_errors_is_exit_1_even_if_no_frame_can_be_drawn(paint, t
 
 
 def test_the_plots_of_an_evaluation_look_as_the_evaluation_did(folder, toy, monkeypatch, capsys):
-    seen = []
-    monkeypatch.setattr("streamseg.evaluate.write_plots", lambda *_, **options: seen.append(options))
+    seen, wanted = [], []
+    monkeypatch.setattr("streamseg.evaluate.write_plots", lambda *given: seen.append(given[2]))
+    monkeypatch.setattr("streamseg.evaluate.averaging", lambda *given: wanted.append(averaging(*given)) or wanted[0])
     streamseg.save(streamseg.fanet18(classes=3), folder_classes(toy), "toy.safetensors")
     scales = ("--scales", "0.5", "1.0", "--flip", "--plots", "plots")
     assert run(monkeypatch, "evaluate", "toy.safetensors", "--data", toy, "--dataset", "folder", *scales) == 0
-    assert seen == [{"scales": (0.5, 1.0), "flip": True}]
+    assert seen == wanted
+    assert wanted[0].score.keywords == {"scales": (0.5, 1.0), "flip": True}
 
 
 def folder_classes(toy):
@@ -163,16 +168,39 @@ def test_a_terminal_that_lacks_a_letter_gets_a_question_mark(toy):
     assert "????" in done.stdout
 
 
-def test_a_rival_is_evaluated_frame_by_frame_and_only_so(tmp_path, toy, monkeypatch, capsys):
+def test_a_rival_is_evaluated_and_segments_frame_by_frame_and_only_so(tmp_path, toy, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    streamseg.save(PEERS["enet"](3), folder_classes(toy), "enet.safetensors")
-    command = ("evaluate", "enet.safetensors", "--data", toy, "--dataset", "folder")
-    assert run(monkeypatch, *command, "--plots", "plots") == 0
+    assert run(monkeypatch, "train", "folder-18", "--network", "enet", "--data", toy, "--out", "run", *SHORT) == 0
+    evaluated = ("evaluate", "run/weights.safetensors", "--data", toy, "--dataset", "folder")
+    assert run(monkeypatch, *evaluated, "--plots", "plots") == 0
     assert "mean IoU" in capsys.readouterr().out
-    shown = complaint(monkeypatch, capsys, *command, "--window", "2")
-    assert "--window, or --half-life, needs a FANet, but these weights are of enet: give weights of a FANet" in shown
-    shown = complaint(monkeypatch, capsys, "segment", toy / "images" / "0.png", "--weights", "enet.safetensors")
-    assert "segment needs a FANet, but these weights are of enet: give weights of a FANet" in shown
+    rival, _ = streamseg.load("run/weights.safetensors")
+    make_clip(Path("in.mp4"), 3)
+    for source in (toy / "images" / "0.png", "in.mp4"):
+        segmented = ("segment", source, "--weights", "run/weights.safetensors", "--no-overlay", "--labels")
+        assert run(monkeypatch, *segmented) == 0
+    with Image.open("0-labels.png") as labels:
+        expected = rival(streamseg.read_image(toy / "images" / "0.png")[None])[0].argmax(dim=0)
+        assert numpy.array_equal(numpy.asarray(labels), expected.numpy())
+    assert len(list(streamseg.read_frames("in-labels.mkv"))) == 3
+    for command in (evaluated, segmented):
+        for option in (("--window", "2"), ("--half-life", "1")):
+            shown = complaint(monkeypatch, capsys, *command, *option)
+            assert "The network sees each frame alone: leave out the window, or give weights of a FANet, or" in shown
+    shown = complaint(monkeypatch, capsys, *segmented, "--tile")
+    assert "--tile needs a FANet, but these weights are of enet: give weights of a FANet." in shown
+    assert "This enet has no fast form" in complaint(monkeypatch, capsys, *evaluated, "--precision", "fp32")
+
+
+def test_the_fast_form_is_evaluated_in_the_precision_that_is_asked_for(folder, drive, monkeypatch, capsys):
+    told = {}
+    for precision in ("", "fp32", "int8"):
+        command = ("evaluate", "camvid.safetensors", "--data", drive, "--dataset", "camvid", "--json", "a.json")
+        assert run(monkeypatch, *command, "--device", "cpu", *(["--precision", precision] if precision else [])) == 0
+        told[precision] = json.loads(Path("a.json").read_text())
+    assert told["fp32"]["miou"] == pytest.approx(told[""]["miou"], abs=0.1)
+    assert told["int8"]["miou"] == pytest.approx(told[""]["miou"], abs=5)
+    assert told["int8"]["confusion"] != told[""]["confusion"]
 
 
 def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch, capsys):
@@ -205,6 +233,11 @@ def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch
         ("evaluate camvid.safetensors --data TOY --dataset folder --window 2 --flip", "leave out --scales and --flip"),
         ("evaluate camvid.safetensors --data TOY --dataset folder --window 2 --scales 1 2", "leave out --scales and"),
         ("evaluate camvid.safetensors --data TOY --dataset folder --device cuda:99", "no GPU for --device cuda:99"),
+        (
+            "evaluate camvid.safetensors --data DRIVE --dataset camvid --device cpu --precision fp8",
+            "choose one of: 'fp32'",
+        ),
+        ("evaluate camvid.safetensors --data DRIVE --dataset camvid --precision fp32 --flip", "leave out --scales and"),
         ("train folder-18 --data nowhere --out run", "No folder data in nowhere"),
         ("train folder-18 --data TOY --out run --resume", "to resume from: start the run without --resume."),
         ("train folder-18 --data TOY --out run --batch 0", "batch is 0; expected 1 or more."),
@@ -219,9 +252,12 @@ def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch
         ),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(folder, toy, monkeypatch, capsys, command, sentence):
+def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
+    folder, toy, drive, monkeypatch, capsys, command, sentence
+):
     before = sorted(folder.iterdir())
-    assert sentence in complaint(monkeypatch, capsys, *command.replace("TOY", str(toy)).split())
+    command = command.replace("TOY", str(toy)).replace("DRIVE", str(drive))
+    assert sentence in complaint(monkeypatch, capsys, *command.split())
     assert sorted(folder.iterdir()) == before
 
 

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -45,6 +47,20 @@ def test_whatever_takes_a_network_takes_its_fast_form(model, frames, window):
     assert agreement(ours, [labels for _, labels in label_frames(model, frames[:4], window)]) > 0.999
     smaller, _ = label_frame(quick, frames[0], size=(96, 128))
     assert agreement([smaller], [label_frame(model, frames[0], size=(96, 128))[0]]) > 0.999
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not CUDA, reason="no GPU"))])
+def test_steps_carry_the_context_from_frame_to_frame(model, frames, device):
+    network = copy.deepcopy(model).to(device)
+    frames = [frame.to(device) for frame in frames[:4]]
+    quick, context, ours = accelerate(network), None, []
+    for frame in frames:
+        labels, context = quick.step(frame, context)
+        ours.append(labels.clone())
+    theirs = [labels for _, labels in label_frames(network, frames, 2)]
+    assert agreement(ours, theirs) > (0.999 if device == "cpu" else 0.98)
+    assert agreement(ours[1:], [quick(frame).clone() for frame in frames[1:]]) < 1
 
 
 def test_a_state_goes_from_the_plain_form_to_the_fast_one(model, frames):

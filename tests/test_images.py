@@ -8,6 +8,8 @@ from PIL import Image
 import streamseg
 from streamseg import images
 from streamseg.images import (
+    TooLargeError,
+    UnknownKindError,
     look_up,
     made_by_streamseg,
     read_colour_codes,
@@ -15,8 +17,10 @@ from streamseg.images import (
     read_first,
     read_ids,
     read_image,
+    read_sent,
     render_legend,
     to_frame,
+    to_jpeg,
     write_grey,
     write_image,
     write_labels,
@@ -395,3 +399,21 @@ def test_a_pil_picture_of_a_file_that_is_cut_short_is_refused(photo, tmp_path):
     (tmp_path / "a.jpg").write_bytes((tmp_path / "a.jpg").read_bytes()[:1000])
     with Image.open(tmp_path / "a.jpg") as picture, pytest.raises(ValueError, match="The picture cannot be read"):
         to_frame(picture)
+
+
+def test_a_picture_from_a_stranger_is_of_a_plain_kind_and_of_limited_size(image):
+    file = io.BytesIO()
+    Image.fromarray(image[0].permute(1, 2, 0).numpy()).save(file, format="PNG")
+    assert read_sent(file.getvalue(), 64 * 96).equal(image[0])
+    with pytest.raises(TooLargeError, match="The picture has more than 6,143 pixels: make it smaller first."):
+        read_sent(file.getvalue(), 64 * 96 - 1)
+    with pytest.raises(ValueError, match="The picture is damaged or cut short"):
+        read_sent(file.getvalue()[:-100], 64 * 96)
+    for other in (b"", b"hello", b"P6 1 1 255\n123"):
+        with pytest.raises(UnknownKindError, match="What was sent is no picture"):
+            read_sent(other, 64 * 96)
+
+
+def test_a_frame_as_a_jpeg_is_nearly_the_frame():
+    frame = torch.full((3, 40, 30), 100, dtype=torch.uint8)
+    assert (read_sent(to_jpeg(frame), 1200).int() - 100).abs().max() <= 2

@@ -4,6 +4,10 @@ Without a GPU the kernels run in Triton's interpreter, where Triton is installed
 """
 
 import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from torch.nn import functional as F
 from streamseg import kernels
 from streamseg.attention import fast_attention
 from streamseg.folded import over_squares
+from streamseg.kernels import backend, convolution
 from streamseg.tiles import labels_and_confidence
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -78,7 +83,7 @@ def test_gather_and_attend_are_fast_attention():
 
 
 def test_keys_that_tensor_cores_cannot_take_are_multiplied_the_plain_way(monkeypatch):
-    monkeypatch.setattr(kernels, "use_triton", lambda x: True)
+    monkeypatch.setattr(backend, "use_triton", lambda x: True)
     total, context, found, _ = attention(kernels, noise(1, 64, 5, 7), keys=8)
     assert total.shape == context.shape == (1, 8, 64)
     assert found.shape == (1, 64, 5, 7)
@@ -97,26 +102,32 @@ def test_labels_and_confidence_are_those_of_the_resized_scores():
 # Triton's kernels
 
 
-def copied(use_triton):
-    """The kernels once more, with or without Triton."""
-    spec = importlib.util.spec_from_file_location("copied", kernels.__file__)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.use_triton = lambda x: use_triton
-    return module
+class Kernels:
+    """The kernels, with or without Triton."""
+
+    def __init__(self, use_triton):
+        self.use_triton = use_triton
+
+    def __getattr__(self, name):
+        def call(*arguments, **options):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(backend, "use_triton", lambda x: self.use_triton)
+                return getattr(kernels, name)(*arguments, **options)
+
+        return call
 
 
 @pytest.fixture
 def triton():
     """The kernels as Triton runs them: on the GPU, or in its interpreter."""
     if importlib.util.find_spec("triton") is None:
-        pytest.skip("Triton is not installed")
-    return copied(use_triton=True)
+        pytest.skip("Triton is not installed: pip install triton")
+    return Kernels(use_triton=True)
 
 
 @pytest.fixture
 def plain():
-    return copied(use_triton=False)
+    return Kernels(use_triton=False)
 
 
 @pytest.mark.gpu
@@ -140,14 +151,45 @@ def test_triton_attends(triton, plain, shape):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("size", [(40, 70), (41, 33), (64, 300)])
+def test_triton_looks(triton, plain, size):
+    frame, weight = unfold(plain, frames(2, *size).to(DEVICE), HALF), over_squares(noise(64, 3, 7, 7) / 800)
+    weight = weight.to(DEVICE, HALF).contiguous(memory_format=torch.channels_last)
+    bias = noise(64, seed=1).to(DEVICE, HALF)
+    found, expected = triton.look(frame, weight, bias), plain.look(frame, weight, bias)
+    torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("plan", [(64, 64, 64, 1), (64, 64, 32, 2), (64, 32, 64, 4), (128, 64, 64, 1)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_triton_convolves(triton, plain, monkeypatch, plan, stride):
+    monkeypatch.setattr(convolution, "make_plan", lambda *_: convolution.Plan(*plan))
+    x, weight, bias = noise(2, 64, 9, 14), noise(128, 64, 3, 3) / 24, noise(128, seed=2)
+    shortcut = noise(*F.conv2d(x, weight, stride=stride, padding=1).shape, seed=3)
+    x, weight, bias, shortcut = (y.to(DEVICE, HALF) for y in (x, weight, bias, shortcut))
+    turns = torch.zeros(64, dtype=torch.int32, device=DEVICE)
+    for more in ({}, {"shortcut": shortcut}):
+        batch, _, tall, wide = shortcut.shape
+        found = torch.zeros(2, batch, tall, wide, 192, dtype=HALF, device=DEVICE).permute(0, 1, 4, 2, 3)
+        for module, out in zip((triton, plain), found, strict=True):
+            module.convolve(x, weight, bias, turns, out[:, 64:], stride=stride, padding=1, **more)
+        torch.testing.assert_close(*found, atol=1e-2, rtol=1e-2)
+    assert not turns.any()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(1, 64, 8, 12), (2, 128, 5, 7), (1, 64, 33, 1)])
-def test_triton_pools_and_resizes(triton, plain, shape):
+def test_triton_resizes(triton, plain, shape):
     x = noise(*shape).to(DEVICE, HALF)
     batch, channels, height, width = shape
-    small = noise(batch, channels, (height + 1) // 2, (width + 1) // 2, seed=1).to(DEVICE, HALF)
-    assert triton.pool(x.relu()).equal(plain.pool(x.relu()))
-    torch.testing.assert_close(triton.add_resized(x, small), plain.add_resized(x, small), atol=1e-2, rtol=1e-2)
-    torch.testing.assert_close(triton.join_resized(small, x), plain.join_resized(small, x), atol=1e-2, rtol=1e-2)
+    small = noise(batch, channels // 2, (height + 1) // 2, (width + 1) // 2, seed=1).to(DEVICE, HALF)
+    part = x[:, : channels // 2].contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(triton.add_resized(part, small), plain.add_resized(part, small), atol=1e-2, rtol=1e-2)
+    ours, theirs = x.clone(), x.clone()
+    triton.resize_into(ours, small)
+    plain.resize_into(theirs, small)
+    torch.testing.assert_close(ours, theirs, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.gpu
@@ -165,3 +207,14 @@ def test_triton_labels(triton, plain, classes, h, w, size):
     (ours, sure), (theirs, as_sure) = found
     assert (ours == theirs).float().mean() > 0.995  # but where two scores are as good as the same
     assert (sure.int() - as_sure.int()).abs().max() <= 1
+
+
+def test_triton_compiles_for_gpus_that_are_not_here():
+    """The interpreter takes more than the compiler does."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed: pip install triton")
+    script = Path(__file__).with_name("compile_kernels.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.stdout.count("KiB") == 16

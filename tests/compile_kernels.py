@@ -1,0 +1,62 @@
+"""Compile every kernel for two generations of GPUs, none of which has to be here, and print the memory it takes."""
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile as compile_kernel
+
+from streamseg.kernels import attention, convolution, labels, resize, stem
+
+HALVES, FLOATS, BYTES, NUMBERS = "*fp16", "*fp32", "*u8", "*i32"
+SHARED = {86: 99, 90: 227}
+"""The most shared memory of a program, in KiB, by generation."""
+
+KERNELS = [
+    (stem.unfold_kernel, {"BLOCK": 128}, {"frame": BYTES, "mean": FLOATS, "out": HALVES}, {}),
+    (
+        stem.look_kernel,
+        {"C": 64, "BLOCK": 128, "STRIP": 6},
+        dict.fromkeys(("unfolded", "weight", "bias", "out"), HALVES),
+        {"num_warps": 8},
+    ),
+    (
+        convolution.convolve_kernel,
+        {"C": 256, "N": 256, "SIDE": 3, "STRIDE": 1, "PADDING": 1, "PIXELS": 64, "CHANNELS": 64, "DEPTH": 128}
+        | {"SPLITS": 3, "SHORTCUT": True, "RELU": True},
+        dict.fromkeys(("x", "weight", "bias", "shortcut", "out"), HALVES) | {"sums": FLOATS, "turns": NUMBERS},
+        {"num_stages": 3},
+    ),
+    (
+        attention.context_kernel,
+        {"C": 512, "D": 32, "TILES": 2, "TILE": 64, "COLUMNS": 64, "DEPTH": 64},
+        dict.fromkeys(("x", "weight", "bias"), HALVES) | {"partial": FLOATS},
+        {},
+    ),
+    (
+        attention.total_kernel,
+        {"C": 512, "D": 32, "COLUMNS": 64, "PARTS": 8},
+        dict.fromkeys(("partial", "past", "scale", "context"), FLOATS) | {"total": HALVES},
+        {},
+    ),
+    (
+        attention.attend_kernel,
+        {"C": 512, "D": 32, "TILE": 64, "COLUMNS": 64, "DEPTH": 64},
+        dict.fromkeys(("x", "weight", "bias", "total", "out_weight", "out_bias", "out"), HALVES),
+        {},
+    ),
+    (resize.resize_kernel, {"C": 64, "BLOCK": 32, "ADD": True}, dict.fromkeys(("small", "out", "add"), HALVES), {}),
+    (
+        labels.label_kernel,
+        {"CLASSES": 19, "ROWS": 8, "BLOCK": 64, "CONFIDENCE": True},
+        {"scores": HALVES, "labels": BYTES, "confidence": BYTES},
+        {"num_warps": 2},
+    ),
+]
+
+for kernel, constants, pointers, settings in KERNELS:
+    types = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in kernel.arg_names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name in pointers}
+    source = ASTSource(kernel, types, constants, aligned)
+    for generation, most in SHARED.items():
+        compiled = compile_kernel(source, GPUTarget("cuda", generation, 32), settings)
+        taken = compiled.metadata.shared / 1024
+        assert taken <= most, f"{kernel.__name__} takes {taken} KiB"
+        print(f"{kernel.__name__} for {generation / 10}: {taken:.0f} KiB")

@@ -1,0 +1,88 @@
+from contextlib import contextmanager
+
+import pytest
+import torch
+from exports import moving
+from serving import Held, plain
+
+from streamseg.batches import Batcher
+from streamseg.stream import label_frame, label_frames
+
+
+@pytest.fixture
+def engine():
+    return Held(plain())
+
+
+@contextmanager
+def queue_up(engine, frames, **options):
+    """Give frames to a batcher while it is busy with another; when that is done, so are they."""
+    batcher = Batcher(engine, **options)
+    with engine.hold():
+        first = batcher.submit(moving(1, 64, 64)[0])
+        assert engine.asked.wait(10)
+        answers = [batcher.submit(frame) for frame in frames]
+        yield batcher, answers
+    first.result(10)
+    batcher.close()
+
+
+def test_frames_of_one_size_are_seen_together_and_labelled_as_alone(engine):
+    large, other = moving(3), moving(2, 80, 64)
+    frames = [large[0], other[0], large[1], other[1], large[2]]
+    with queue_up(engine, frames) as (_, answers):
+        pass
+    assert engine.batches == [1, 3, 2]
+    for frame, answer in zip(frames, answers, strict=True):
+        labels, state = answer.result(10)
+        alone, _ = label_frame(engine.engine, frame)
+        assert (labels == alone).float().mean() > 0.99
+        assert state.weights == ()
+
+
+@pytest.mark.parametrize(("most", "batches"), [(2, [1, 2, 2, 1]), (8, [1, 5])])
+def test_a_batch_has_no_more_frames_than_allowed(engine, most, batches):
+    with queue_up(engine, moving(5), most=most):
+        pass
+    assert engine.batches == batches
+
+
+def test_large_frames_are_seen_two_at_a_time_whatever_is_allowed(engine, monkeypatch):
+    monkeypatch.setattr("streamseg.batches.PIXELS", 72 * 96)
+    with queue_up(engine, moving(4)):
+        pass
+    assert engine.batches == [1, 2, 2]
+
+
+def test_the_state_of_a_stream_goes_in_and_comes_out(engine):
+    frames = moving(4)
+    batcher, state = Batcher(engine, window=3), None
+    for frame, (_, expected) in zip(frames, label_frames(engine.engine, frames, 3), strict=True):
+        labels, state = batcher.submit(frame, state).result(10)
+        assert labels.equal(expected)
+    batcher.close()
+
+
+def test_what_was_cancelled_is_not_worked_for(engine):
+    with queue_up(engine, moving(3)) as (_, answers):
+        for answer in answers:
+            assert answer.cancel()
+    assert engine.batches == [1]
+
+
+def test_a_failure_is_told_to_those_that_it_concerns_and_the_next_batch_is_labelled(engine):
+    batcher = Batcher(engine)
+    with pytest.raises(ValueError, match="expected RGB bytes"):
+        batcher.submit(torch.zeros(3, 64, 64)).result(10)
+    labels, _ = batcher.submit(moving(1)[0]).result(10)
+    assert labels.shape == (72, 96)
+    batcher.close()
+
+
+def test_a_closed_queue_has_finished_what_it_had_and_takes_no_more(engine):
+    with queue_up(engine, moving(2)) as (batcher, answers):
+        batcher.closed = True
+        with pytest.raises(RuntimeError, match="closed"):
+            batcher.submit(moving(1)[0])
+    assert all(answer.done() for answer in answers)
+    assert not batcher.thread.is_alive()
