@@ -1,5 +1,6 @@
 """Convolutions as the fast path runs them: with all that can be folded into them, in floats or in bytes."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,8 @@ class Convolution:
         self.weight, self.bias = weight, bias
         self.stride, self.padding = [stride, stride], [padding, padding]
         self.turns = torch.zeros(kernels.TILES, dtype=torch.int32, device=weight.device) if weight.is_cuda else None
+        self.packed: tuple[torch.Size, Tensor] | None = None
+        """The weights as oneDNN wants them for inputs of a shape."""
 
     def plain(self, x: Map) -> Tensor:
         """Without a ReLU."""
@@ -47,7 +50,7 @@ class Convolution:
             return F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
         if self.is_ours(x):
             return self.into(x, self.place(x), relu=False)
-        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
+        return self.fused(x, "none")
 
     def relu(self, x: Map) -> Map:
         x = to_float(x)
@@ -55,7 +58,7 @@ class Convolution:
             return self.into(x, self.place(x))
         if x.is_cuda:
             return torch.cudnn_convolution_relu(x, self.weight, self.bias, self.stride, self.padding, [1, 1], 1)
-        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding).relu_()
+        return self.fused(x, "relu")
 
     def relu_into(self, x: Map, out: Tensor) -> None:
         """The ReLU, into some channels of a wider map."""
@@ -73,7 +76,22 @@ class Convolution:
             return torch.cudnn_convolution_add_relu(
                 x, self.weight, shortcut, 1.0, self.bias, self.stride, self.padding, [1, 1], 1
             )
-        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding).add_(shortcut).relu_()
+        return self.fused(x, "relu", shortcut)
+
+    def fused(self, x: Tensor, after: str, shortcut: Tensor | None = None) -> Tensor:
+        """In one step of oneDNN's, where it is there."""
+        if x.is_cuda or not torch.backends.mkldnn.is_available():
+            y = F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
+            y = y if shortcut is None else y.add_(shortcut)
+            return y.relu_() if after == "relu" else y
+        conv, ops = (self.padding, self.stride, [1, 1], 1), torch.ops.mkldnn
+        if self.packed is None or self.packed[0] != x.shape:
+            self.packed = x.shape, ops._reorder_convolution_weight(self.weight, *conv, list(x.shape))
+        if shortcut is None:
+            return ops._convolution_pointwise(x, self.packed[1], self.bias, *conv, after, [], "")
+        return ops._convolution_pointwise.binary(
+            x, shortcut, self.packed[1], self.bias, *conv, "add", 1.0, after, [], ""
+        )
 
     def is_ours(self, x: Tensor) -> bool:
         """Whether our own kernel does it: on a GPU cuDNN is faster with large ones alone."""
@@ -94,6 +112,86 @@ class Convolution:
         side, stride, padding = self.weight.shape[2], self.stride[0], self.padding[0]
         tall, wide = ((length + 2 * padding - side) // stride + 1 for length in x.shape[2:])
         return torch.empty(len(x), tall, wide, len(self.weight), dtype=x.dtype, device=x.device).permute(0, 3, 1, 2)
+
+
+class Winograd(Convolution):
+    """A 3x3 convolution of stride 1 that multiplies a quarter as often: by Winograd's F(4x4, 3x3), of fp32 on the CPU.
+
+    Squares of 6x6 inputs and the weights are transformed, so that 36 products take the place of 144, and transformed
+    back to squares of 4x4 outputs.
+    """
+
+    def __init__(self, original: Convolution):
+        super().__init__(original.weight, original.bias, 1, 1)
+        weight = FOR_WEIGHTS @ (self.weight.double().permute(1, 0, 2, 3) @ FOR_WEIGHTS.T)
+        self.transformed = weight.permute(2, 3, 0, 1).flatten(0, 1).float().contiguous()
+        self.places: tuple[torch.Size, list[Tensor]] | None = None
+
+    def relu(self, x: Map) -> Map:
+        x = to_float(x)
+        batch, inputs, height, width = x.shape
+        outputs, tall, wide = len(self.weight), -(-height // 4), -(-width // 4)
+        squares = min(tall, max(1, SQUARES // wide)) * wide  # so many at a time
+        if self.places is None or self.places[0] != x.shape:  # new memory would take longer than the products
+            sizes = (36 * squares * inputs,) * 2 + (36 * squares * outputs, 24 * squares * outputs)
+            padded = torch.zeros(4 * tall + 2, 4 * wide + 2, inputs)
+            self.places = x.shape, [padded, *map(torch.empty, sizes)]
+        padded, *scratch = self.places[1]
+        found = torch.empty(batch, 4 * tall, 4 * wide, outputs)
+        row, column, _ = padded.stride()
+        for i in range(batch):
+            padded[1 : height + 1, 1 : width + 1] = x[i].permute(1, 2, 0)
+            for first in range(0, tall, squares // wide):
+                rows = min(squares // wide, tall - first)
+                shape = (6, 6, rows, wide, inputs)
+                seen = padded.as_strided(shape, (row, column, 4 * row, 4 * column, 1), 4 * first * row)
+                part = found[i].view(tall, 4, wide, 4, outputs)[first : first + rows]
+                part.copy_(self.convolve(seen, scratch).permute(2, 0, 3, 1, 4))
+        found = found[:, :height, :width].contiguous()
+        return found.add_(self.bias).relu_().permute(0, 3, 1, 2)
+
+    def convolve(self, squares: Tensor, scratch: list[Tensor]) -> Tensor:
+        """Squares of outputs (4, 4, n, m, N) of squares of inputs (6, 6, n, m, C)."""
+        _, _, rows, wide, inputs = squares.shape
+        number, outputs = rows * wide, len(self.weight)
+
+        def place(which: int, *shape: int) -> Tensor:
+            return scratch[which][: math.prod(shape)].view(shape)
+
+        seen = place(0, *squares.shape).copy_(squares)
+        down = torch.mm(FOR_INPUTS, seen.view(6, -1), out=place(1, 6, 6 * number * inputs))
+        across = torch.matmul(FOR_INPUTS, down.view(6, 6, -1), out=place(0, 6, 6, number * inputs))
+        products = torch.bmm(across.view(36, number, inputs), self.transformed, out=place(2, 36, number, outputs))
+        down = torch.mm(FOR_OUTPUTS, products.view(6, -1), out=place(3, 4, 6 * number * outputs))
+        across = torch.matmul(FOR_OUTPUTS, down.view(4, 6, -1), out=place(2, 4, 4, number * outputs))
+        return across.view(4, 4, rows, wide, outputs)
+
+
+FOR_INPUTS = torch.tensor(
+    [
+        [4.0, 0, -5, 0, 1, 0],
+        [0, -4, -4, 1, 1, 0],
+        [0, 4, -4, -1, 1, 0],
+        [0, -2, -1, 2, 1, 0],
+        [0, 2, -1, -2, 1, 0],
+        [0, 4, 0, -5, 0, 1],
+    ]
+)
+FOR_WEIGHTS = torch.tensor(
+    [
+        [1 / 4, 0, 0],
+        [-1 / 6, -1 / 6, -1 / 6],
+        [-1 / 6, 1 / 6, -1 / 6],
+        [1 / 24, 1 / 12, 1 / 6],
+        [1 / 24, -1 / 12, 1 / 6],
+        [0, 0, 1],
+    ],
+    dtype=torch.float64,
+)
+FOR_OUTPUTS = torch.tensor([[1.0, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]])
+
+SQUARES = 512
+"""How many squares Winograd's convolution takes at a time, so that they stay near the processor."""
 
 
 class Measured(Convolution):
@@ -133,7 +231,6 @@ class ByteConvolution(Convolution):
         self.zeros = torch.zeros(len(self.weight), dtype=torch.int64)
         self.taken = max(taken, 1e-6) / 255
         self.given = None if given is None else max(given, 1e-6) / 255
-        self.packed: tuple[torch.Size, Tensor] | None = None
 
     def plain(self, x: Map) -> Tensor:
         return self.run(x, self.bias, "none", None)

@@ -16,11 +16,14 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from streamseg import kernels
 from streamseg.attention import FastAttention
-from streamseg.convolutions import ByteConvolution, Bytes, Convolution, Map, Measured, to_float
+from streamseg.convolutions import ByteConvolution, Bytes, Convolution, Map, Measured, Winograd, to_float
 from streamseg.encoder import Block
 from streamseg.model import FANet
 
 T = TypeVar("T")
+
+STRIP = 32
+"""How many rows of the first convolution's map a CPU makes at a time."""
 
 
 class Residual(NamedTuple):
@@ -95,7 +98,8 @@ class Folded:
         self.keys = model.key_channels
         self.channels = sum(encoder.channels)
         self.mean = model.mean.flatten().float()
-        self.stem = Convolution(ready(weight), ready(bias), 2, 3)
+        self.stem = Convolution(ready(weight), ready(bias), 2)
+        self.padded: Tensor | None = None
         self.square_stem = Convolution(ready(over_squares(weight)), ready(bias))
         self.pools = list(encoder.pool)[1:]
         stages = (encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4)
@@ -105,6 +109,8 @@ class Folded:
         self.narrow2 = fold(*pair(model.narrow2))
         self.smooth3, self.smooth1 = fold(*pair(model.smooth3)), fold(*pair(model.smooth1))
         self.mix = fold(*pair(mix))
+        if precision == torch.float32 and not self.mix.weight.is_cuda:  # two fifths of all products are here
+            self.mix = Winograd(self.mix)
         # tensor cores like channels in eights; the rest are scores of no class
         weight = F.pad(classify.weight, (0, 0, 0, 0, 0, 0, 0, -model.classes % 8))
         self.classes = model.classes
@@ -130,8 +136,26 @@ class Folded:
         if unfolded is not None:
             kernels.unfold_frame(frame, self.mean, unfolded)
             return kernels.look(unfolded, self.square_stem.weight, self.square_stem.bias)
-        pixels = frame.to(memory_format=torch.channels_last) - self.mean.view(1, 3, 1, 1)
-        return F.max_pool2d(to_float(self.stem.relu(pixels)), 3, stride=2, padding=1)
+        return self.look_in_strips(frame)
+
+    def look_in_strips(self, frame: Tensor) -> Tensor:
+        """The same, a few rows at a time: the map before the pooling, the largest of all, stays near the processor."""
+        batch, _, height, width = frame.shape
+        shape = (batch, height + 6, width + 6, 3)
+        if self.padded is None or self.padded.shape != shape:
+            self.padded = torch.zeros(shape)
+        x = self.padded.permute(0, 3, 1, 2)
+        torch.sub(frame, self.mean.view(1, 3, 1, 1), out=x[:, :, 3:-3, 3:-3])
+        tall = (height + 1) // 2
+        parts = []
+        for top in range(0, tall, STRIP):
+            begin, end = max(0, top - 1), min(top + STRIP, tall)
+            found = to_float(self.stem.relu(x[:, :, 2 * begin : 2 * end + 5]))
+            if top and (end - begin) % 2 == 0:  # the last strip misses a row below
+                found = F.pad(found, (0, 0, 0, 1))
+            # the row above is there, but for the first strip
+            parts.append(F.max_pool2d(found, 3, stride=2, padding=(0 if top else 1, 1)))
+        return torch.cat(parts, dim=2)
 
     def encode(self, x: Map) -> Iterator[Tensor]:
         """The encoder's maps of Res-1 … Res-4, one after the other."""

@@ -6,6 +6,7 @@ Shapes: K classes, H height, W width, h x w the map of Res-1, which the scores o
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -133,24 +134,56 @@ def crop(x: Tensor, rows: Span, columns: Span) -> Tensor:
 def labels_of(scores: Tensor, size: tuple[int, int]) -> Tensor:
     """Labels, uint8, of a height and width: the highest of the scores (K, h, w), resized bilinearly."""
     labels = torch.empty(size, dtype=torch.uint8, device=scores.device)
-    for rows, logits in bands(scores, size):
-        # not argmax, which takes ten times as long on the CPU
-        labels[rows] = logits.max(dim=0).indices
+    for band in bands(scores, size):
+        part = labels[band.rows]
+        if scores.device.type != "cpu":
+            part.copy_(band.logits().max(dim=0).indices)
+            continue
+        # Between two lines that agree on a label no other is higher: most pixels need no scores of their own.
+        best = band.lines.max(dim=0).indices.to(torch.uint8)  # not argmax, which takes ten times as long
+        torch.index_select(best, 0, band.above, out=part)
+        open_to_doubt = (best[band.above] != best[band.below]).flatten().nonzero().flatten()
+        rows, columns = open_to_doubt // size[1], open_to_doubt % size[1]
+        part.view(-1)[open_to_doubt] = band.logits_at(rows, columns).max(dim=0).indices.to(torch.uint8)
     return labels
 
 
 def labels_and_confidence(scores: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Labels as labels_of gives them, and the probability of each, uint8: 255 is 1."""
     labels, confidence = (torch.empty(size, dtype=torch.uint8, device=scores.device) for _ in range(2))
-    for rows, logits in bands(scores, size):
-        highest, labels[rows] = logits.max(dim=0)
+    for band in bands(scores, size):
+        logits = band.logits()
+        highest, labels[band.rows] = logits.max(dim=0)
         # the softmax of the highest alone
-        confidence[rows] = (255 / (logits - highest).exp_().sum(dim=0)).round_()
+        confidence[band.rows] = (255 / (logits - highest).exp_().sum(dim=0)).round_()
     return labels, confidence
 
 
-def bands(scores: Tensor, size: tuple[int, int]) -> Iterator[tuple[slice, Tensor]]:
-    """Scores (K, h, w) resized bilinearly to a height and width, in fp32, a band of rows (K, rows, W) at a time."""
+class Band(NamedTuple):
+    """Rows of resized scores."""
+
+    rows: slice
+    lines: Tensor
+    """(K, n, W): the rows of the map between which they lie, resized across."""
+    above: Tensor
+    below: Tensor
+    share: Tensor
+    """For each row: the lines above and below it, and how far it is from the one to the other."""
+
+    def logits(self) -> Tensor:
+        """The scores (K, rows, W)."""
+        return torch.lerp(self.lines[:, self.above], self.lines[:, self.below], self.share[:, None])
+
+    def logits_at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Those of some pixels (K, n)."""
+        width = self.lines.shape[2]
+        lines = self.lines.flatten(1)
+        above, below = (lines.index_select(1, line[rows] * width + columns) for line in (self.above, self.below))
+        return torch.lerp(above, below, self.share[rows])
+
+
+def bands(scores: Tensor, size: tuple[int, int]) -> Iterator[Band]:
+    """Scores (K, h, w) resized bilinearly to a height and width, in fp32, a band of rows at a time."""
     classes, rows, _ = scores.shape
     height, width = size
     # On the CPU what stays in its cache, and is not handed back to the system after each band: at 720 x 960 and 19
@@ -163,14 +196,14 @@ def bands(scores: Tensor, size: tuple[int, int]) -> Iterator[tuple[slice, Tensor
     place = ((2 * torch.arange(height, device=scores.device) + 1) * rows - height).clamp(min=0)
     above = place // whole
     below = (above + 1).clamp(max=rows - 1)
-    share = (place % whole)[:, None] / whole
+    share = (place % whole) / whole
     for start in range(0, height, step):
         band = slice(start, min(start + step, height))
         first = max((2 * band.start + 1) * rows - height, 0) // whole
         last = max((2 * band.stop - 1) * rows - height, 0) // whole + 1
         part = scores[None, :, first : last + 1].float()
-        part = F.interpolate(part, (part.shape[2], width), mode="bilinear", align_corners=False)[0]
-        yield band, torch.lerp(part[:, above[band] - first], part[:, below[band] - first], share[band])
+        lines = F.interpolate(part, (part.shape[2], width), mode="bilinear", align_corners=False)[0]
+        yield Band(band, lines, above[band] - first, below[band] - first, share[band])
 
 
 def check_model(model: nn.Module) -> None:

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from streamseg.convolutions import ByteConvolution, Bytes, Convolution, Measured, to_bytes, to_float
+from streamseg import convolutions
+from streamseg.convolutions import ByteConvolution, Bytes, Convolution, Measured, Winograd, to_bytes, to_float
 
 
 def noise(*shape, seed=0):
@@ -61,3 +62,16 @@ def test_maps_of_several_sizes_go_through_one_convolution_of_bytes(convolution):
     for size in (8, 12, 8):
         x = noise(1, 8, size, size).relu().clamp(max=3)
         assert (ours.relu(x) - convolution.relu(x)).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("size", [(8, 12), (5, 7), (1, 1), (9, 4)])
+def test_winograd_s_way_gives_the_convolution(size, monkeypatch):
+    monkeypatch.setattr(convolutions, "SQUARES", 2)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 32, *size, generator=generator).contiguous(memory_format=torch.channels_last)
+    plain = Convolution(torch.randn(16, 32, 3, 3, generator=generator), torch.randn(16, generator=generator), 1, 1)
+    ours = Winograd(plain)
+    ours.relu(-x)
+    found, expected = ours.relu(x), plain.relu(x)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+    assert found.is_contiguous(memory_format=torch.channels_last)

@@ -41,6 +41,17 @@ def test_folding_changes_no_score(factory, options):
     torch.testing.assert_close(scores, expected, atol=1e-3 * expected.abs().max().item(), rtol=1e-3)
 
 
+@pytest.mark.parametrize("size", [(64, 96), (65, 97), (130, 66), (131, 67), (133, 32)])
+def test_strips_of_the_first_map_are_the_whole(size):
+    folded = Folded(streamseg.fanet18(classes=3).eval(), torch.float32)
+    for frame in (picture(*size), picture(*size, seed=1)):
+        pixels = frame.float() - folded.mean.view(1, 3, 1, 1)
+        expected = F.conv2d(pixels, folded.stem.weight, folded.stem.bias, stride=2, padding=3).relu()
+        found = folded.look(frame, None)
+        torch.testing.assert_close(found, F.max_pool2d(expected, 3, stride=2, padding=1))
+        assert found.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_folding_leaves_the_network_as_it_was():
     network = streamseg.fanet18(classes=3).eval()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}

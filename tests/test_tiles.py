@@ -43,10 +43,12 @@ def share_of_equal(a, b):
 def test_bands_together_are_the_bilinear_resize(size):
     scores = random_scores()
     parts = list(bands(scores, size))
-    assert [i for rows, _ in parts for i in range(rows.start, rows.stop)] == list(range(size[0]))
-    assert all(part.numel() <= max(2**20, 19 * size[1]) for _, part in parts)
+    assert [i for part in parts for i in range(part.rows.start, part.rows.stop)] == list(range(size[0]))
+    assert all(part.logits().numel() <= max(2**20, 19 * size[1]) for part in parts)
     expected = F.interpolate(scores[None], size, mode="bilinear", align_corners=False)[0]
-    torch.testing.assert_close(torch.cat([part for _, part in parts], dim=1), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.cat([part.logits() for part in parts], dim=1), expected, atol=1e-4, rtol=1e-4)
+    rows, columns = torch.arange(2) % (parts[0].rows.stop), torch.arange(2) % size[1]
+    torch.testing.assert_close(parts[0].logits_at(rows, columns), parts[0].logits()[:, rows, columns])
 
 
 @pytest.mark.parametrize("size", SIZES)
