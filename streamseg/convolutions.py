@@ -1,6 +1,7 @@
 """Convolutions as the fast path runs them: with all that can be folded into them, in floats or in bytes."""
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -34,77 +35,87 @@ def to_bytes(x: Tensor, scale: float) -> Bytes:
 
 
 class Convolution:
-    """A convolution whose ReLU and shortcut are done with it; on a GPU, in one step."""
+    """A convolution whose ReLU and shortcut are done with it, in one step of oneDNN's, where that is there."""
 
     def __init__(self, weight: Tensor, bias: Tensor, stride: int = 1, padding: int = 0):
         self.weight, self.bias = weight, bias
         self.stride, self.padding = [stride, stride], [padding, padding]
-        self.turns = torch.zeros(kernels.TILES, dtype=torch.int32, device=weight.device) if weight.is_cuda else None
         self.packed: tuple[torch.Size, Tensor] | None = None
         """The weights as oneDNN wants them for inputs of a shape."""
 
     def plain(self, x: Map) -> Tensor:
         """Without a ReLU."""
-        x = to_float(x)
-        if x.is_cuda and self.weight.shape[2:] == (1, 1) and self.stride == [1, 1]:  # a product of matrices
-            return F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
-        if self.is_ours(x):
-            return self.into(x, self.place(x), relu=False)
-        return self.fused(x, "none")
+        return self.fused(to_float(x), "none")
 
     def relu(self, x: Map) -> Map:
-        x = to_float(x)
-        if self.is_ours(x):
-            return self.into(x, self.place(x))
-        if x.is_cuda:
-            return torch.cudnn_convolution_relu(x, self.weight, self.bias, self.stride, self.padding, [1, 1], 1)
-        return self.fused(x, "relu")
+        return self.fused(to_float(x), "relu")
 
     def relu_into(self, x: Map, out: Tensor) -> None:
         """The ReLU, into some channels of a wider map."""
-        if not isinstance(x, Bytes) and self.is_ours(x):
-            self.into(x, out)
-        else:
-            out.copy_(to_float(self.relu(x)))
+        out.copy_(to_float(self.relu(x)))
 
     def add_relu(self, x: Map, shortcut: Map) -> Map:
         """The ReLU of a sum with a shortcut."""
-        x, shortcut = to_float(x), to_float(shortcut)
-        if self.is_ours(x):
-            return self.into(x, torch.empty_like(shortcut), shortcut)
-        if x.is_cuda:
-            return torch.cudnn_convolution_add_relu(
-                x, self.weight, shortcut, 1.0, self.bias, self.stride, self.padding, [1, 1], 1
-            )
-        return self.fused(x, "relu", shortcut)
+        return self.fused(to_float(x), "relu", to_float(shortcut))
 
     def fused(self, x: Tensor, after: str, shortcut: Tensor | None = None) -> Tensor:
-        """In one step of oneDNN's, where it is there."""
-        if x.is_cuda or not torch.backends.mkldnn.is_available():
+        if not torch.backends.mkldnn.is_available():
             y = F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
             y = y if shortcut is None else y.add_(shortcut)
             return y.relu_() if after == "relu" else y
         conv, ops = (self.padding, self.stride, [1, 1], 1), torch.ops.mkldnn
         if self.packed is None or self.packed[0] != x.shape:
             self.packed = x.shape, ops._reorder_convolution_weight(self.weight, *conv, list(x.shape))
+        _, weight = self.packed
         if shortcut is None:
-            return ops._convolution_pointwise(x, self.packed[1], self.bias, *conv, after, [], "")
-        return ops._convolution_pointwise.binary(
-            x, shortcut, self.packed[1], self.bias, *conv, "add", 1.0, after, [], ""
-        )
+            return ops._convolution_pointwise(x, weight, self.bias, *conv, after, [], "")
+        return ops._convolution_pointwise.binary(x, shortcut, weight, self.bias, *conv, "add", 1.0, after, [], "")
+
+
+class GpuConvolution(Convolution):
+    """A convolution on a GPU: by our own kernel or, where that is faster, by cuDNN."""
+
+    def __init__(self, weight: Tensor, bias: Tensor, stride: int = 1, padding: int = 0):
+        super().__init__(weight, bias, stride, padding)
+        self.turns = torch.zeros(kernels.TILES, dtype=torch.int32, device=weight.device)
+
+    def plain(self, x: Map) -> Tensor:
+        x = to_float(x)
+        if self.weight.shape[2:] == (1, 1) and self.stride == [1, 1]:  # a product of matrices
+            return F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+        if self.is_ours(x):
+            return self.into(x, self.place(x), relu=False)
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
+
+    def relu(self, x: Map) -> Map:
+        x = to_float(x)
+        if self.is_ours(x):
+            return self.into(x, self.place(x))
+        return torch.cudnn_convolution_relu(x, self.weight, self.bias, self.stride, self.padding, [1, 1], 1)
+
+    def relu_into(self, x: Map, out: Tensor) -> None:
+        x = to_float(x)
+        if self.is_ours(x):
+            self.into(x, out)
+        else:
+            super().relu_into(x, out)
+
+    def add_relu(self, x: Map, shortcut: Map) -> Map:
+        x, shortcut = to_float(x), to_float(shortcut)
+        if self.is_ours(x):
+            return self.into(x, torch.empty_like(shortcut), shortcut)
+        conv = (self.bias, self.stride, self.padding, [1, 1], 1)
+        return torch.cudnn_convolution_add_relu(x, self.weight, shortcut, 1.0, *conv)
 
     def is_ours(self, x: Tensor) -> bool:
-        """Whether our own kernel does it: on a GPU cuDNN is faster with large ones alone."""
+        """Whether our own kernel does it: cuDNN is faster with large ones alone."""
         work = x[:, 0].numel() // self.stride[0] ** 2 * self.weight.numel()
         return kernels.use_triton(x) and work < LARGE
 
     def into(self, x: Tensor, out: Tensor, shortcut: Tensor | None = None, relu: bool = True) -> Tensor:
         """By our own kernel, into a place."""
-        stride, padding = self.stride[0], self.padding[0]
-        assert self.turns is not None
-        kernels.convolve(
-            x, self.weight, self.bias, self.turns, out, stride=stride, padding=padding, shortcut=shortcut, relu=relu
-        )
+        how = partial(kernels.convolve, stride=self.stride[0], padding=self.padding[0], shortcut=shortcut, relu=relu)
+        how(x, self.weight, self.bias, self.turns, out)
         return out
 
     def place(self, x: Tensor) -> Tensor:

@@ -16,7 +16,16 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from streamseg import kernels
 from streamseg.attention import FastAttention
-from streamseg.convolutions import ByteConvolution, Bytes, Convolution, Map, Measured, Winograd, to_float
+from streamseg.convolutions import (
+    ByteConvolution,
+    Bytes,
+    Convolution,
+    GpuConvolution,
+    Map,
+    Measured,
+    Winograd,
+    to_float,
+)
 from streamseg.encoder import Block
 from streamseg.model import FANet
 
@@ -73,9 +82,11 @@ class Folded:
             layout = torch.channels_last if x.ndim == 4 else torch.contiguous_format
             return x.detach().to(precision).contiguous(memory_format=layout)
 
+        make = GpuConvolution if model.mean.is_cuda else Convolution
+
         def fold(convolution: nn.Module, norm: nn.Module) -> Convolution:
             fused, bias = fuse(convolution, norm)
-            return Convolution(ready(fused.weight), ready(bias), fused.stride[0], int(fused.padding[0]))
+            return make(ready(fused.weight), ready(bias), fused.stride[0], int(fused.padding[0]))
 
         def fold_block(block: nn.Module) -> Residual:
             assert isinstance(block, Block)
@@ -98,9 +109,9 @@ class Folded:
         self.keys = model.key_channels
         self.channels = sum(encoder.channels)
         self.mean = model.mean.flatten().float()
-        self.stem = Convolution(ready(weight), ready(bias), 2)
+        self.stem = make(ready(weight), ready(bias), 2)
         self.padded: Tensor | None = None
-        self.square_stem = Convolution(ready(over_squares(weight)), ready(bias))
+        self.square_stem = make(ready(over_squares(weight)), ready(bias))
         self.pools = list(encoder.pool)[1:]
         stages = (encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4)
         self.stages = [[fold_block(block) for block in stage] for stage in stages]
@@ -109,12 +120,12 @@ class Folded:
         self.narrow2 = fold(*pair(model.narrow2))
         self.smooth3, self.smooth1 = fold(*pair(model.smooth3)), fold(*pair(model.smooth1))
         self.mix = fold(*pair(mix))
-        if precision == torch.float32 and not self.mix.weight.is_cuda:  # two fifths of all products are here
+        if make is Convolution and precision == torch.float32:  # two fifths of all products are here
             self.mix = Winograd(self.mix)
         # tensor cores like channels in eights; the rest are scores of no class
         weight = F.pad(classify.weight, (0, 0, 0, 0, 0, 0, 0, -model.classes % 8))
         self.classes = model.classes
-        self.classify = Convolution(ready(weight), ready(weight.new_zeros(len(weight))))
+        self.classify = make(ready(weight), ready(weight.new_zeros(len(weight))))
         self.side, self.attention_side = Side(model.mean.device), Side(model.mean.device)
 
     def scores(
