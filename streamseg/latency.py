@@ -23,7 +23,7 @@ ONCE = "network"
 HELP = {
     "decode": "fewer pixels would help, or a codec that is easy to decode, such as H.264",
     "upload": "a source of fewer pixels would help",
-    "network": "a smaller --size would help, on a CPU --precision int8, or a faster --device",
+    "network": "a smaller --size would help, on a CPU --precision int8 (a file: export --int8), or a faster --device",
     "download": "a source of fewer pixels would help",
     "draw": "a smaller picture would help, or to write labels alone",
     "encode": "a smaller picture would help, or a format that is quick to write: JPEG rather than PNG",

@@ -118,7 +118,7 @@ def test_tensorrt_knows_the_operators_of_an_onnx_file(exported, name):
         if node.op_type.startswith("Reduce"):
             assert node.input[1] in constants
         if node.op_type == "Resize":
-            assert attributes["mode"] == b"linear"
+            assert (attributes["mode"], attributes["coordinate_transformation_mode"]) == (b"linear", b"half_pixel")
             assert not attributes.get("antialias")
 
 
@@ -218,6 +218,7 @@ def test_the_camera_of_the_clip_moves():
             "export a.onnx --to coreml",
             "'coreml' is no kind of file; choose one of: onnx, openvino, torch, aotinductor.",
         ),
+        ("export", "There is nothing to write: give OUT, such as model.onnx."),
         ("export a b c.onnx", "3 names are too many"),
         ("export nowhere.safetensors a.onnx", "No weights at nowhere.safetensors"),
         ("export nowhere/a.onnx", "No folder nowhere to write a.onnx into"),

@@ -115,6 +115,14 @@ def pixels(tab):
     return numpy.array(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"))
 
 
+def grip(tab):
+    """Where the grip of the slider begins and ends, in pixels from the left of the picture."""
+    style = tab.locator("#frame").evaluate(
+        "frame => (({ left, width }) => [left, width].map(parseFloat))(getComputedStyle(frame, '::after'))"
+    )
+    return style[0], sum(style)
+
+
 def download(tab, button, folder):
     with tab.expect_download() as found:
         tab.click(button)
@@ -160,11 +168,14 @@ def test_a_picture_is_labelled_on_the_server_and_in_the_browser_alike(opened, ex
     opened.click("#all")
     assert numpy.array_equal(pixels(opened), drawn)
 
-    # the slider, likewise: its left is plain
+    # the slider, likewise: its left is plain, and its grip is in view at both ends
     opened.locator("#split").focus()
     opened.keyboard.press("End")
     assert numpy.array_equal(pixels(opened), picture)
+    room = opened.locator("#frame").evaluate("frame => frame.clientWidth")
+    assert grip(opened) == pytest.approx((room - 40, room), abs=1)
     opened.keyboard.press("Home")
+    assert grip(opened) == (0, 40)
     opened.locator("#opacity").fill("0")
     assert numpy.array_equal(pixels(opened), picture)
 

@@ -46,10 +46,16 @@ def test_a_frame_of_another_size_is_resized_for_a_file_and_its_labels_back(expor
     assert labels.equal(F.interpolate(seen[None, None], (150, 210), mode="nearest-exact")[0, 0])
 
 
-@pytest.mark.parametrize("size", [(1, 1), (5, 200), (64, 64)])
-def test_frames_that_are_too_small_for_a_file_are_labelled_at_their_own_size(exported, size):
-    labels, _ = label_frame(open_exported(exported("any.onnx")), torch.full((3, *size), 90, dtype=torch.uint8))
+@pytest.mark.parametrize(
+    ("size", "seen"), [((1, 1), (65, 65)), ((5, 200), (65, 200)), ((64, 64), (65, 65)), ((9000, 1), (8192, 65))]
+)
+def test_frames_too_small_or_too_long_for_a_file_are_labelled_at_their_own_size(exported, size, seen):
+    file = open_exported(exported("any.onnx"))
+    run, shapes = file.run, []
+    file.run = lambda given: shapes.append(given["frame"].shape) or run(given)
+    labels, _ = label_frame(file, torch.full((3, *size), 90, dtype=torch.uint8))
     assert (labels.dtype, labels.shape) == (torch.uint8, size)
+    assert shapes == [(1, *seen, 3)]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -312,3 +318,7 @@ def test_the_c_plus_plus_example_carries_the_state(exported, tmp_path):
     expected = streamseg.label_frames(open_exported(exported("any.onnx")), frames, 3)
     for labels, (_, own) in zip(found, expected, strict=True):
         assert numpy.array_equal(labels, own.numpy())
+    cut = subprocess.run(command, input=raw[:-1], capture_output=True)
+    assert (cut.returncode, cut.stdout) == (1, done.stdout[: -SIZE[0] * SIZE[1]])
+    assert cut.stderr == b"label_video: the last frame is cut short: is it of that height and width?\n"
+    assert b"are numbers from 1 on." in subprocess.run([*command[:-1], "no"], capture_output=True).stderr

@@ -125,6 +125,7 @@ def test_a_kind_that_is_not_there_is_refused():
         ("/segment?alpha=2", PICTURE, {}, 422, "alpha: Input should be less than or equal to 1."),
         ("/segment?alpha=nan", PICTURE, {}, 422, "alpha: "),
         ("/segment", None, {}, 405, "That method is not for this address."),
+        ("/stream", None, {}, 426, "A stream is a WebSocket: see /docs."),
         ("/nowhere", None, {}, 404, "There is nothing at this address: see /docs."),
         ("/samples/..%2f..%2fpyproject.toml", None, {}, 404, "There is nothing at this address"),
         ("/library/1.30.0/..%2f..%2f__init__.py", None, {}, 404, "There is nothing at this address"),
@@ -428,7 +429,9 @@ def test_a_browser_is_told_why_it_cannot_compute(no_library, exported):
         assert running.ask(f"/library/{page.VERSION}/{page.NEEDED[0]}").status == 404
     with_library(no_library)
     with serving(weights=no_library / "model.xml") as running:
-        assert "serve a checkpoint, or an .onnx file." in running.ask("/browser").json["error"]
+        found = running.ask("/browser")
+        assert (found.status, found.headers.get("retry-after")) == (404, None)
+        assert found.json["error"] == "No browser runs model.xml: serve a checkpoint, or an .onnx file."
         assert running.ask("/model.onnx").status == 404
 
 
@@ -472,6 +475,14 @@ def test_a_checkpoint_is_exported_for_browsers_once(no_library, exported, monkey
 
 def test_health_is_told_without_a_token(running):
     assert running.ask("/healthz").json == {"status": "ok"}
+
+
+@pytest.mark.parametrize(("path", "status"), [("/", 200), ("/healthz", 200), ("/segment", 405), ("/nowhere", 404)])
+def test_a_head_is_that_of_the_answer(running, path, status):
+    found, whole = running.ask(path, method="HEAD"), running.ask(path)
+    assert (found.status, found.body) == (status, b"")
+    assert found.headers["content-length"] == str(len(whole.body))
+    assert found.headers["content-type"] == whole.headers["content-type"]
 
 
 def test_the_options_and_addresses_on_the_page_on_serving_exist(running, monkeypatch, capsys):

@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <iostream>
@@ -80,6 +81,7 @@ int run(const std::string& path, int64_t height, int64_t width, size_t window) {
     state.push_back(own);
     while (!state.empty() && state.size() >= window) state.pop_front();
   }
+  if (std::cin.gcount() > 0) throw std::runtime_error("the last frame is cut short: is it of that height and width?");
   std::cout.flush();
   return std::cout.good() ? 0 : 1;
 }
@@ -90,7 +92,10 @@ int main(int count, char** arguments) {
     return 2;
   }
   try {
-    return run(arguments[1], std::stoll(arguments[2]), std::stoll(arguments[3]), std::stoul(arguments[4]));
+    const int height = std::atoi(arguments[2]), width = std::atoi(arguments[3]), window = std::atoi(arguments[4]);
+    if (height < 1 || width < 1 || window < 1)
+      throw std::runtime_error("HEIGHT, WIDTH and WINDOW are numbers from 1 on.");
+    return run(arguments[1], height, width, static_cast<size_t>(window));
   } catch (const std::exception& error) {
     std::cerr << "label_video: " << error.what() << "\n";
     return 1;

@@ -123,6 +123,10 @@ def build_app(desk: Desk) -> FastAPI:
         finally:
             desk.streams -= 1
 
+    @app.get("/stream", include_in_schema=False)
+    async def no_upgrade() -> None:
+        raise HTTPException(426, "A stream is a WebSocket: see /docs", {"Upgrade": "websocket"})
+
     @app.websocket("/{rest:path}")
     async def no_stream(client: WebSocket, rest: str) -> None:
         await client.send_denial_response(Refusal(404, "Streams are at /stream.").response())

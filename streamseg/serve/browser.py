@@ -50,7 +50,7 @@ class Browser:
         """The network as an ONNX file in the cache, compared with it as all are."""
         weights, options = self.served.weights, ["--video"] if self.served.window > 1 else []
         if weights.suffix.lower() in (".xml", ".pt2"):
-            raise ValueError(f"{weights.name} is of a kind that none runs: serve a checkpoint, or an .onnx file.")
+            raise Refusal(404, f"No browser runs {weights.name}: serve a checkpoint, or an .onnx file.")
         mark = digest(weights, streamseg.__version__, torch.__version__, *options)
         out = page.cache_folder() / f"{mark}.onnx"
         if not out.exists():

@@ -51,6 +51,8 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # uvicorn leaves out the body
         desk, headers = self.desk, dict(scope["headers"])
         # whether a body is still to come
         more = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
