@@ -5,6 +5,7 @@ Heavy imports happen inside the verbs, so that help is instant.
 
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +24,13 @@ from streamseg.config import RECIPES, TrainConfig
 if TYPE_CHECKING:
     import torch
 
-    from streamseg.checkpoint import Network
-    from streamseg.datasets import Dataset
-    from streamseg.pipeline import Outcome, Pipeline
+    from streamseg.archive import Orders
+    from streamseg.pipeline import Labeller, Outcome, Pipeline
     from streamseg.runtime import Exported
     from streamseg.stream import Engine, Policy
+
+CLUSTER = re.compile(r"local|auto|(ray://)?[\w.-]+:\d+")
+"""What the address of a Ray cluster looks like."""
 
 DataFolder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
 
@@ -65,6 +68,7 @@ def segment(
     device: Device = "",
     precision: Annotated[str, optional("{fp32,fp16,bf16,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
     trust: bool = False,
+    ray: Annotated[str, optional("[ADDRESS]", "off; without ADDRESS this machine alone")] = "",
 ) -> None:
     """Label every pixel of pictures, videos, cameras and streams, and write them under the colours of their classes.
 
@@ -94,20 +98,22 @@ def segment(
         device: cuda or cpu.
         precision: What the network computes in; int8 is more than twice as fast on a CPU, with nearly the same labels.
         trust: Open a .pt2 file, which is a program and can do whatever it likes.
+        ray: Spread videos over a Ray cluster: local, auto, HOST:PORT or ray://HOST:PORT. Into OUT go labels and
+            statistics of each video, and an overlay with --overlay; started again, it goes on where it ended.
     """
     from contextlib import ExitStack
     from json import dumps
     from time import monotonic
 
-    from streamseg import checkpoint, fast, latency, runtime
+    from streamseg import latency, runtime
     from streamseg.files import written_whole
     from streamseg.images import allow_large_pictures
     from streamseg.layers import check_choice
-    from streamseg.pipeline import Labeller, Pipeline, Style
+    from streamseg.pipeline import Pipeline, Style
     from streamseg.results import Results, check_records, plan
     from streamseg.show import Window
     from streamseg.sources import Capture, search
-    from streamseg.stream import Engine, LastFrames, check_positive, check_window
+    from streamseg.stream import check_positive
 
     given, out = (names[:-1], names[-1]) if len(names) > 1 else (names, "")
     raw = out == "-"
@@ -124,6 +130,36 @@ def segment(
         if number is not None:
             check_positive(option, number)
     policy = pick_policy(window, half_life)
+
+    def labeller_and_style() -> tuple["Labeller", Style]:
+        labeller = open_labeller(
+            weights,
+            pick_device(device or runtime.usual_device(weights)),
+            policy,
+            cut=cut,
+            size=parse_size("--size", size),
+            tile=tile,
+            deadline=deadline,
+            precision=precision,
+            confidence=confidence,
+            trust=trust,
+        )
+        only = tuple(find_class(name, labeller.classes.names) for name in classes.split(",") if name.strip())
+        return labeller, Style(alpha, only, legend, side_by_side)
+
+    if ray:
+        if json or show or tile or raw or deadline is not None or raw_size or rate or not out:
+            raise ValueError(
+                "--ray reads videos and writes a folder, which comes last: leave out --json, --show, --tile, "
+                "--deadline, --raw-size, --rate and -."
+            )
+        from streamseg.archive import Orders
+
+        labeller, style = labeller_and_style()  # as each worker will have it: what is wrong is told at once
+        path = weights and weights.absolute()
+        orders = Orders(path, labeller.window, precision, cut, labeller.size, overlay, labels, confidence, style, trust)
+        segment_archive(given, out, orders, ray, gpus=(device or runtime.usual_device(weights)) != "cpu")
+        return
     sources, missing = search(given, raw_size=parse_size("--raw-size", raw_size), rate=rate)
     if not sources:
         raise missing[0]
@@ -134,25 +170,7 @@ def segment(
         raise ValueError(f"--show has one window, and there are {len(sources)} sources: give one, or leave it out.")
     if json:
         check_records(json, sources, results)
-    place = pick_device(device or runtime.usual_device(weights))
-    model, known, trained = runtime.open_weights(weights, place, trust=trust)
-    seen_at = parse_size("--size", size)
-    if isinstance(model, runtime.Exported):
-        check_exported(
-            model, policy, size=seen_at, tile=tile, deadline=deadline, precision=precision, confidence=confidence
-        )
-        trained = trained if model.manifest.state else 1
-    policy = policy or LastFrames(1 if tile else trained)
-    only = tuple(find_class(name, known.names) for name in classes.split(",") if name.strip())
-    if isinstance(model, runtime.Exported):
-        engine: Engine = model
-        seen_at = model.manifest.size or seen_at
-    else:
-        if tile:
-            checkpoint.only_fanet(model, "--tile")
-        engine = fast.engine_for(model, place, precision, plain=tile)
-    check_window(engine, policy)
-    labeller = Labeller(engine, known, policy, cut, seen_at, tile, confidence)
+    labeller, style = labeller_and_style()
 
     words = sys.stderr if raw else sys.stdout
     meter = latency.Meter()
@@ -161,7 +179,7 @@ def segment(
     def wrote(capture: Capture, shares: list[float], places: Results) -> None:
         if places.are_pictures and places.paths:
             clear_line()
-            print(f"{capture.name}: {describe_shares(known.names, shares)}", file=words)
+            print(f"{capture.name}: {describe_shares(labeller.classes.names, shares)}", file=words)
             print("  " + "  ".join(map(str, places.of(capture).paths)), file=words)
 
     def watch() -> None:
@@ -177,7 +195,7 @@ def segment(
         pipeline = Pipeline(
             list(zip(sources, results, strict=True)),
             labeller,
-            Style(alpha, only, legend, side_by_side),
+            style,
             meter,
             deadline=None if deadline is None else deadline / 1000,
             records=records,
@@ -208,6 +226,67 @@ def segment(
         screen.wait()  # pictures would be gone before anybody saw them
     if outcome.signal or problems:
         sys.exit(128 + outcome.signal if outcome.signal else 1)
+
+
+def open_labeller(
+    weights: Path | None,
+    place: "torch.device",
+    policy: "Policy | None",
+    *,
+    cut: float | None,
+    size: tuple[int, int] | None,
+    tile: bool,
+    deadline: float | None,
+    precision: str,
+    confidence: bool,
+    trust: bool,
+) -> "Labeller":
+    """A network, and how it is to see frames; a ValueError says what it cannot do, if that is asked for."""
+    from streamseg import checkpoint, fast, runtime
+    from streamseg.pipeline import Labeller
+    from streamseg.stream import Engine, LastFrames, check_window
+
+    model, classes, trained = runtime.open_weights(weights, place, trust=trust)
+    if isinstance(model, runtime.Exported):
+        check_exported(
+            model, policy, size=size, tile=tile, deadline=deadline, precision=precision, confidence=confidence
+        )
+        trained = trained if model.manifest.state else 1
+        size = model.manifest.size or size
+        engine: Engine = model
+    else:
+        if tile:
+            checkpoint.only_fanet(model, "--tile")
+        engine = fast.engine_for(model, place, precision, plain=tile)
+    policy = policy or LastFrames(1 if tile else trained)
+    check_window(engine, policy)
+    return Labeller(engine, classes, policy, cut, size, tile, confidence)
+
+
+def segment_archive(names: Sequence[str], out: str, orders: "Orders", address: str, *, gpus: bool) -> None:
+    """Label videos on a Ray cluster, and tell how far it is and how it went. Exit status 1 if any had a problem."""
+    from time import monotonic
+
+    from streamseg import archive
+
+    last = monotonic()
+
+    def progress(report: archive.Report) -> None:
+        nonlocal last
+        terminal = sys.stderr.isatty()
+        if monotonic() - last > (0.25 if terminal else 60):
+            last = monotonic()
+            start, end = ("\r\x1b[K", "") if terminal else ("", "\n")
+            print(f"{start}{archive.line(report)}", end=end, file=sys.stderr, flush=True)
+
+    report = archive.segment_archive(names, out, orders, address, gpus=gpus, progress=progress)
+    clear_line()
+    print(archive.line(report))
+    print(out)
+    for problem in report.problems.values():
+        complain(problem)
+    if report.problems:
+        sys.exit(1)
 
 
 def check_exported(
@@ -333,6 +412,38 @@ def check(
         sys.exit(1)
 
 
+def pack(
+    names: Annotated[tuple[str, str], tyro.conf.arg(metavar="DATASET OUT")],
+    /,
+    *,
+    data: DataFolder,
+    splits: Annotated[tuple[str, ...], optional("SPLIT ...", "all")] = (),
+    megabytes: float = 256.0,
+) -> None:
+    """Pack a data set into a few large tar files, which train and evaluate take as --data, on a disk or in a store.
+
+    Args:
+        names: cityscapes, camvid, coco-stuff, ade20k, or folder for one's own; and the folder to write to.
+        data: The data set's folder.
+        splits: The parts to pack.
+        megabytes: The size of a file.
+    """
+    import torch
+
+    from streamseg import shards
+    from streamseg.datasets import DATASETS
+    from streamseg.layers import check_choice
+    from streamseg.stream import check_positive
+
+    dataset, out = names[0], Path(names[1])
+    check_choice("dataset", dataset, tuple(DATASETS))
+    check_positive("megabytes", megabytes)
+    found = shards.pack(
+        dataset, data, out, splits, megabytes=megabytes, threads=torch.get_num_threads(), progress=show_progress
+    )
+    print(f"{out}: {', '.join(f'{count:,} frames of {split}' for split, count in found.items())}")
+
+
 @dataclass(frozen=True)
 class TrainRun:
     """A recipe, any part of which an option can change, and what to run it on."""
@@ -411,6 +522,7 @@ def evaluate(
     device: Device = "",
     precision: Annotated[str, optional("{fp32,fp16,bf16,int8}", "fp32, operator by operator")] = "",
     trust: bool = False,
+    ray: Annotated[str, optional("[ADDRESS]", "off; without ADDRESS this machine alone")] = "",
 ) -> None:
     """Measure a network on a data set: mIoU and more, at full size.
 
@@ -430,6 +542,7 @@ def evaluate(
         device: cuda or cpu.
         precision: Measure the network's fast form in this: fp16 or bf16 on a GPU, fp32 or int8 on the CPU.
         trust: Open a .pt2 file, which is a program and can do whatever it likes.
+        ray: Spread the frames over a Ray cluster: local, auto, HOST:PORT or ray://HOST:PORT.
     """
     from itertools import zip_longest
     from json import dumps
@@ -440,10 +553,12 @@ def evaluate(
     from streamseg.datasets import DATASETS
     from streamseg.files import check_place, written_whole
     from streamseg.layers import check_choice
-    from streamseg.stream import Engine, to_engine
+    from streamseg.shards import open_dataset
 
     check_choice("dataset", dataset, tuple(DATASETS))
     policy = pick_policy(window, half_life)
+    if policy and ray:
+        raise ValueError("--window and --half-life time each frame, for which it must have no rival: leave out --ray.")
     if policy and (flip or scales != (1.0,)):
         raise ValueError("--window and --half-life see each frame once, as it is: leave out --scales and --flip.")
     if json:
@@ -453,7 +568,7 @@ def evaluate(
         if plots.exists() and not plots.is_dir():
             raise NotADirectoryError(f"{plots} is a file: give a folder for the plots.")
     place = pick_device(device or runtime.usual_device(weights))
-    frames = DATASETS[dataset](data, split)
+    frames = open_dataset(dataset, data.absolute() if ray and data.exists() else data, split)
     frames = replace(frames, pairs=tuple(pair for pair in frames.pairs if pair.image.name.startswith(only)))
     model, classes, _ = runtime.open_weights(weights, place, trust=trust)
     for number, (ours, theirs) in enumerate(zip_longest(classes.names, frames.classes.names, fillvalue="not there")):
@@ -462,26 +577,28 @@ def evaluate(
                 f"The network was trained for other classes than those of {data}: class {number} is {ours} in the one "
                 f"and {theirs} in the other."
             )
-    averaged = flip or scales != (1.0,)
     if isinstance(model, runtime.Exported):
         check_exported(model, policy, precision=precision)
-        if averaged:
-            raise ValueError(f"{model.path} gives labels, and no shares to average: leave out --scales and --flip.")
-        engine: Engine = model
-    else:
-        model = model.to(place, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
-        if precision and averaged:
-            raise ValueError("--precision is for frames seen once, as they are: leave out --scales and --flip.")
-        if precision:
-            engine = fast_form(model, precision, frames)
-        else:
-            engine = evaluation.averaging(model, scales, flip) if averaged else to_engine(model)
+    engine = evaluation.engine_of(model, place, frames, precision=precision, scales=scales, flip=flip)
     threads = torch.get_num_threads()
     if policy:
         steady = video.evaluate_video(engine, frames, policy, threads=threads, progress=show_progress)
         table, told = video.render_video(steady), video.video_to_json(steady)
     else:
-        result = evaluation.evaluate(engine, frames, threads=threads, progress=show_progress)
+        if ray:
+            result = evaluation.evaluate_on_cluster(
+                frames,
+                weights and weights.absolute(),
+                ray,
+                precision=precision,
+                scales=scales,
+                flip=flip,
+                trust=trust,
+                gpus=(device or runtime.usual_device(weights)) != "cpu",
+                progress=show_progress,
+            )
+        else:
+            result = evaluation.evaluate(engine, frames, threads=threads, progress=show_progress)
         table, told = evaluation.render(result), evaluation.to_json(result)
     print(table)
     if json:
@@ -494,19 +611,6 @@ def evaluate(
         else:
             evaluation.write_plots(plots, result, engine, frames)
         print(f"{plots / 'confusion.png'}  {plots / 'worst.png'}")
-
-
-def fast_form(model: "Network", precision: str, frames: "Dataset") -> "Engine":
-    """A network's fast form; the ranges of bytes are learned from frames all over the data set."""
-    from streamseg.evaluate import sample_frames
-    from streamseg.fast import LEARNED, Fast, accelerate
-    from streamseg.model import FANet
-
-    if isinstance(model, FANet):
-        engine = accelerate(model, precision, sample_frames(frames, LEARNED) if precision == "int8" else ())
-        if isinstance(engine, Fast):
-            return engine
-    raise ValueError(f"This {model.name} has no fast form: leave out --precision.")
 
 
 def export(
@@ -536,6 +640,8 @@ def export(
     """
     from streamseg import checkpoint, export as exporter
 
+    if not names:
+        raise ValueError("There is nothing to write: give OUT, such as model.onnx.")
     if len(names) > 2:
         raise ValueError(f"{len(names)} names are too many: give a checkpoint, if not the one that ships, and OUT.")
     *given, out = names
@@ -858,6 +964,21 @@ def names_first(arguments: Sequence[str], verb: Callable[..., None] = segment) -
     return [*names, *options]
 
 
+def complete_ray(arguments: Sequence[str]) -> list[str]:
+    """The command line with all that --ray stands for: this machine, if no address follows; labels, and no overlay."""
+    completed = list(arguments)
+    if "--ray" in arguments:
+        place = completed.index("--ray") + 1
+        if not CLUSTER.fullmatch("".join(completed[place : place + 1])):
+            completed.insert(place, "local")
+    asked = any(argument.partition("=")[0] == "--ray" for argument in arguments)
+    if asked and arguments[0] == "segment":
+        for option, usual in (("overlay", "--no-overlay"), ("labels", "--labels")):
+            if not {f"--{option}", f"--no-{option}"} & {*arguments}:
+                completed.append(usual)
+    return completed
+
+
 def main() -> None:
     """Run the command line. Exit status: 0 done, 1 a check found errors, 2 wrong input, 128 + n stopped by signal n."""
     warnings.filterwarnings("ignore", module="PIL")  # of damaged pictures, which get a sentence
@@ -871,7 +992,9 @@ def main() -> None:
     logger.addHandler(Complaints())
     logger.setLevel(logging.INFO)
     arguments = sys.argv[1:]
-    for verb in (segment, export, serve):  # whose names may stand behind options
+    if arguments[:1] in (["segment"], ["evaluate"]):
+        arguments = complete_ray(arguments)
+    for verb in (segment, export, pack, serve):  # whose names may stand behind options
         if arguments[:1] == [verb.__name__]:
             arguments = [verb.__name__, *names_first(arguments[1:], verb)]
     if arguments == ["--version"]:
@@ -884,6 +1007,7 @@ def main() -> None:
                 "train": train,
                 "evaluate": evaluate,
                 "check": check,
+                "pack": pack,
                 "reproduce": reproduce,
                 "benchmark": benchmark,
                 "export": export,

@@ -43,6 +43,8 @@ class TrainConfig:
     """Iterations between measurements; there is one at the end too."""
     batch: int = 16
     """Images a batch, over all processes."""
+    accumulate: int = 1
+    """Compute each batch in so many parts, where memory does not hold it at once; batch norm sees a part at a time."""
     scale: tuple[float, float] = (0.75, 2.0)
     """Range of the random scale."""
     jitter: float = 0.5
@@ -93,6 +95,7 @@ class TrainConfig:
     def check(self) -> None:
         """Raise a ValueError if no run can have such settings."""
         fanet = self.network.startswith("fanet")
+        at_once = self.batch // max(1, self.accumulate)
         usual = {field.name: field.default for field in fields(self) if field.name in FANET_OPTIONS}
         for name, fine, expected in (
             *(
@@ -103,10 +106,12 @@ class TrainConfig:
             ("iterations", self.iterations >= 1, "1 or more"),
             ("validate_every", self.validate_every >= 1, "1 or more"),
             ("batch", self.batch >= 1, "1 or more"),
-            ("batch", self.batch > 1 or max(self.crop) > 64, "2 or more with so small a crop, for batch norm"),
+            ("accumulate", self.accumulate >= 1, "1 or more"),
+            ("accumulate", self.batch % max(1, self.accumulate) == 0, f"a part of the batch of {self.batch}"),
+            ("batch", at_once > 1 or max(self.crop) > 64, "2 or more with so small a crop, for batch norm"),
             (
                 "batch",
-                self.batch > 1 or self.network not in ("bisenet18", "shelfnet18"),
+                at_once > 1 or self.network not in ("bisenet18", "shelfnet18"),
                 f"2 or more for {self.network}, which has batch norm of one number an image",
             ),
             ("scale", 0 < self.scale[0] <= self.scale[1] < math.inf, "two numbers above 0, the lower one first"),

@@ -3,6 +3,7 @@
 A frame is RGB, uint8, (3, H, W); labels are uint8, (H, W), 255 = ignore; a clip has T frames.
 """
 
+import os.path
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from streamseg import images
 from streamseg.classes import IGNORE, Classes
-from streamseg.images import read_image
 from streamseg.layouts import LAYOUTS, Pair as Pair, frame_before, recording_and_number
 
 Item = TypeVar("Item")
@@ -59,13 +60,17 @@ class Dataset:
     """Frames a second, as the numbers in their names count them."""
     ahead: int = 0
     """How many frames come before each labelled one in its sequence; where some are missing, the data are not whole."""
+    read_image: Callable[[Path], Tensor] = images.read_image
+    """The frame of a file, which may lie in another."""
+    size_of: Callable[[Path], int] = os.path.getsize
+    """The bytes of a file."""
 
     def __len__(self) -> int:
         return len(self.pairs)
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
         pair = self.pairs[i]
-        frame, labels = read_image(pair.image), self.read_labels(pair.labels)
+        frame, labels = self.read_image(pair.image), self.read_labels(pair.labels)
         check_sizes(frame, pair.image, labels, pair.labels)
         return frame, labels
 
@@ -117,7 +122,7 @@ class Dataset:
 
     def read_still(self, still: Still) -> tuple[Tensor, Tensor]:
         """A frame of a sequence, and its labels; IGNORE everywhere where it has none."""
-        frame = read_image(still.image)
+        frame = self.read_image(still.image)
         if still.labels is None:
             return frame, torch.full(frame.shape[1:], IGNORE, dtype=torch.uint8)
         labels = self.read_labels(still.labels)
@@ -126,7 +131,7 @@ class Dataset:
 
     def read_clip(self, clip: Clip) -> tuple[Tensor, Tensor]:
         """The frames of a clip (T, 3, H, W), and the labels (H, W) of the last."""
-        frames, labels = [read_image(path) for path in clip.images], self.read_labels(clip.labels)
+        frames, labels = [self.read_image(path) for path in clip.images], self.read_labels(clip.labels)
         last, path = frames[-1], clip.images[-1]
         for frame, other in zip(frames, clip.images, strict=True):
             check_sizes(last, path, frame, other)

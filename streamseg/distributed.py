@@ -1,10 +1,14 @@
 """Several processes that train as one: what torchrun starts, and batch norm over all of them."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
 
 
 def start(device: torch.device) -> tuple[int, int]:
@@ -12,14 +16,24 @@ def start(device: torch.device) -> tuple[int, int]:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         return 0, 1
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return dist.get_rank(), world
+    store, rank, world = next(rendezvous("env://"))
+    # when torchrun starts processes again, its store still has the addresses of those that died; on several machines
+    # the count of starts may differ, and it must be told to take a new store (docs/training.md)
+    alone = os.environ.get("LOCAL_WORLD_SIZE") == str(world)
+    store = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0) if alone else 0}", store)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=world)
+    return rank, world
 
 
 def leave() -> None:
     """Part from the other processes, if there are any."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def waiting(module: nn.Module) -> AbstractContextManager[object]:
+    """Within it the processes do not add up their gradients yet: more parts of a batch follow."""
+    return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
 
 def total(value: Tensor) -> Tensor:

@@ -4,22 +4,28 @@ Shapes: B batch, K classes, H height, W width.
 """
 
 import math
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from streamseg import metrics, plot
+from streamseg import cluster, distributed, metrics, plot, runtime
 from streamseg.checkpoint import Network
 from streamseg.datasets import Dataset, read_pairs
+from streamseg.fast import LEARNED, Fast, accelerate
+from streamseg.model import FANet
 from streamseg.stream import Engine, FrameByFrame, label_frame, to_engine
 
 WORST = 6
 """How many of the worst frames an evaluation names."""
+SHARD = 64
+"""How many frames a worker of a cluster measures at a time."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,12 @@ class Tally:
         # stays on the device: to read it now would make the device wait
         self.mious[index] = metrics.iou(of_frame).nanmean()
 
+    def add_all(self, other: "Tally") -> None:
+        """Add what was found on other frames."""
+        self.confusion += other.confusion.to(self.confusion.device)
+        self.boundary += other.boundary.to(self.boundary.device)
+        self.mious |= {index: miou.cpu() for index, miou in other.mious.items()}
+
     def result(self, dataset: Dataset) -> Evaluation:
         confusion = self.confusion.cpu()
         shares = zip(torch.stack([*self.mious.values()]).tolist(), self.mious, strict=True)
@@ -91,32 +103,113 @@ def evaluate(
         progress: Called after each frame with the number of frames done and of all.
     """
     engine = to_engine(model)
+    check_dataset(engine, dataset)
+    return examine(engine, dataset, range(len(dataset)), threads, progress).result(dataset)
+
+
+def examine(
+    engine: Engine,
+    dataset: Dataset,
+    indices: Sequence[int],
+    threads: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tally:
+    """What is found on some frames of a data set."""
     tally = Tally(len(dataset.classes), engine.device)
-    for index, (labels, predicted) in enumerate(predictions(engine, dataset, threads)):
+    for index, (labels, predicted) in zip(indices, predictions(engine, dataset, indices, threads), strict=True):
         tally.add(index, labels, predicted)
         if progress is not None:
-            progress(index + 1, len(dataset))
-    return tally.result(dataset)
+            progress(len(tally.mious), len(indices))
+    return tally
 
 
-def validate(model: Network | Engine, dataset: Dataset, *, threads: int = 2) -> Score:
-    """Measure a network on every frame of a data set as evaluate does, but the mIoU alone, which is far faster."""
+class Examiner:
+    """Measures a network on frames of a data set, in a process of its own."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        weights: Path | None,
+        precision: str,
+        scales: Sequence[float],
+        flip: bool,
+        trust: bool,
+        device: str,
+    ):
+        self.dataset = dataset
+        place = torch.device(device)
+        model, _, _ = runtime.open_weights(weights, place, trust=trust)
+        self.engine = engine_of(model, place, dataset, precision=precision, scales=scales, flip=flip)
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        """What is found on the frames from a first one up to an end; or a problem."""
+        try:
+            frames = range(row["first"], row["end"])
+            tally = examine(self.engine, self.dataset, frames, torch.get_num_threads())
+        except (ValueError, OSError) as error:
+            return {"tally": b"", "problem": str(error)}
+        return {"tally": pickle.dumps(tally), "problem": ""}
+
+
+def evaluate_on_cluster(
+    dataset: Dataset,
+    weights: Path | None,
+    address: str,
+    *,
+    precision: str = "",
+    scales: Sequence[float] = (1.0,),
+    flip: bool = False,
+    trust: bool = False,
+    gpus: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Measure a network as evaluate does, on the machines of a Ray cluster; each must reach the data and the weights.
+
+    Args:
+        address: That of the cluster; see cluster.connected.
+        gpus: Whether GPUs are used, if there are any.
+    """
+    total = Tally(len(dataset.classes), torch.device("cpu"))
+    firsts = range(0, len(dataset), SHARD)
+    rows = [{"first": first, "end": min(first + SHARD, len(dataset))} for first in firsts]
+    with cluster.connected(address):
+        given = (dataset, weights, precision, scales, flip, trust)
+        for row in cluster.spread(Examiner, given, rows, gpus=gpus):
+            if row["problem"]:
+                raise ValueError(row["problem"])
+            total.add_all(pickle.loads(row["tally"]))
+            if progress is not None:
+                progress(len(total.mious), len(dataset))
+    if len(total.mious) < len(dataset):
+        raise OSError(f"{len(dataset) - len(total.mious)} frames were not measured: their workers failed or died.")
+    total.mious = dict(sorted(total.mious.items()))
+    return total.result(dataset)
+
+
+def validate(model: Network | Engine, dataset: Dataset, *, threads: int = 2, share: tuple[int, int] = (0, 1)) -> Score:
+    """Measure a network on every frame of a data set as evaluate does, but the mIoU alone, which is far faster.
+
+    Args:
+        share: Which of how many processes this is; each looks at its share of the frames, and all get the score.
+    """
     engine, classes = to_engine(model), len(dataset.classes)
-    confusion = torch.zeros(classes, classes, dtype=torch.int64, device=engine.device)
-    for labels, predicted in predictions(engine, dataset, threads):
-        confusion += metrics.confusion_matrix(labels, predicted, classes)
-    return to_score(confusion.cpu(), dataset)
-
-
-def predictions(engine: Engine, dataset: Dataset, threads: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """True and predicted labels (H, W) of each frame of a data set, on the engine's device."""
     check_dataset(engine, dataset)
-    frames = read_pairs(dataset, range(len(dataset)), threads)
-    for pair, (frame, labels) in zip(dataset.pairs, frames, strict=True):
+    mine = range(share[0], len(dataset), share[1])
+    confusion = torch.zeros(classes, classes, dtype=torch.int64, device=engine.device)
+    for labels, predicted in predictions(engine, dataset, mine, threads):
+        confusion += metrics.confusion_matrix(labels, predicted, classes)
+    return to_score(distributed.total(confusion).cpu(), dataset)
+
+
+def predictions(
+    engine: Engine, dataset: Dataset, indices: Sequence[int], threads: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """True and predicted labels (H, W) of frames of a data set, on the engine's device."""
+    for index, (frame, labels) in zip(indices, read_pairs(dataset, indices, threads), strict=True):
         try:
             predicted, _ = label_frame(engine, frame.to(engine.device), size=(frame.shape[1], frame.shape[2]))
         except ValueError as error:
-            raise ValueError(f"{pair.image}: {error}") from error
+            raise ValueError(f"{dataset.pairs[index].image}: {error}") from error
         yield labels.to(engine.device), predicted
 
 
@@ -142,6 +235,45 @@ def to_score(confusion: Tensor, dataset: Dataset) -> Score:
     shares = zip(dataset.classes.names, metrics.iou(confusion).tolist(), strict=True)
     iou = {name: None if math.isnan(share) else 100 * share for name, share in shares}
     return Score(100 * metrics.miou(confusion), iou)
+
+
+def engine_of(
+    model: Network | runtime.Exported,
+    device: torch.device,
+    dataset: Dataset,
+    *,
+    precision: str = "",
+    scales: Sequence[float] = (1.0,),
+    flip: bool = False,
+) -> Engine:
+    """What labels frames of a data set by a network, on a device, or by an exported file.
+
+    Args:
+        precision: That of the network's fast form; empty for the network itself, in fp32.
+        scales: The sizes that it sees each frame at, in those of the frame.
+        flip: Whether it sees each frame mirrored as well.
+    """
+    averaged = flip or tuple(scales) != (1.0,)
+    if isinstance(model, runtime.Exported):
+        if averaged:
+            raise ValueError(f"{model.path} gives labels, and no shares to average: leave out --scales and --flip.")
+        return model
+    # torch's stub lacks it
+    network: Network = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if precision and averaged:
+        raise ValueError("--precision is for frames seen once, as they are: leave out --scales and --flip.")
+    if averaged:
+        return averaging(network, scales, flip)
+    return fast_form(network, precision, dataset) if precision else to_engine(network)
+
+
+def fast_form(model: Network, precision: str, dataset: Dataset) -> Engine:
+    """A network's fast form; the ranges of bytes are learned from frames all over a data set."""
+    if isinstance(model, FANet):
+        engine = accelerate(model, precision, sample_frames(dataset, LEARNED) if precision == "int8" else ())
+        if isinstance(engine, Fast):
+            return engine
+    raise ValueError(f"This {model.name} has no fast form: leave out --precision.")
 
 
 def averaging(model: nn.Module, scales: Sequence[float] = (1.0,), flip: bool = False) -> Engine:

@@ -20,7 +20,6 @@ from streamseg.augment import Choice, augment, augment_past, draw, mix
 from streamseg.classes import IGNORE
 from streamseg.config import TrainConfig
 from streamseg.datasets import Dataset, check_sizes, in_parallel, read_pairs
-from streamseg.images import read_image
 from streamseg.layouts import VIDEOS
 from streamseg.losses import class_weights
 
@@ -85,7 +84,9 @@ def hold(dataset: Dataset, reel: Reel, device: torch.device, threads: int) -> tu
         if image.shape != frame.shape:
             return None
         images[i], labels[i] = image, label
-    for i, image in enumerate(in_parallel(read_image, reel.images[len(dataset) :], threads), start=len(dataset)):
+    for i, image in enumerate(
+        in_parallel(dataset.read_image, reel.images[len(dataset) :], threads), start=len(dataset)
+    ):
         if image.shape != frame.shape:
             return None
         images[i] = image
@@ -128,6 +129,11 @@ class Batch(NamedTuple):
     """(B, P): 1 for those of them that are looked at, 0 for the others."""
     motion: Tensor | None
     """(B, 3): of the camera, for the loss of steadiness; None without that."""
+
+    def parts(self, count: int) -> "Iterator[Batch]":
+        """The batch in so many parts of one size."""
+        pieces = ([None] * count if part is None else part.chunk(count) for part in self)
+        return (Batch(*piece) for piece in zip(*pieces, strict=True))
 
 
 def batches(
@@ -189,7 +195,7 @@ def read_clip(dataset: Dataset, reel: Reel, window: int, i: int) -> tuple[Tensor
     read: dict[int, Tensor] = {i: frame}
     for k, row in enumerate(rows_before(i, reel, window)):
         if row not in read:
-            read[row] = read_image(reel.images[row])
+            read[row] = dataset.read_image(reel.images[row])
             check_sizes(frame, dataset.pairs[i].image, read[row], reel.images[row])
         past[k] = read[row]
     return frame, labels, past

@@ -168,10 +168,19 @@ def to_frame(picture: Picture) -> Tensor:
 
 def read_ids(path: Path) -> Tensor:
     """The ids (H, W), int32, of a label file: a picture of one channel, indexed, or of 16 bits; values as they are."""
-    picture = decode(path, Image.Image.copy)
+    return to_ids(decode(path, Image.Image.copy), str(path))
+
+
+def read_fetched_ids(file: BinaryIO, name: str) -> Tensor:
+    """What read_ids gives, of a label file that came from elsewhere; errors call it by the name."""
+    return to_ids(decode_file(file, name, Image.Image.copy), name)
+
+
+def to_ids(picture: Image.Image, name: str) -> Tensor:
+    """The ids (H, W), int32, of a picture of them."""
     if picture.mode not in ("1", "L", "P", "I") and not picture.mode.startswith("I;"):
         raise ValueError(
-            f"{path} is a colour picture ({picture.mode}); ids expected: save labels as PNG of one channel, "
+            f"{name} is a colour picture ({picture.mode}); ids expected: save labels as PNG of one channel, "
             "each pixel the number of its class."
         )
     return torch.from_numpy(numpy.array(picture).astype(numpy.int32))

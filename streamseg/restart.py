@@ -1,7 +1,9 @@
 """Going on with a run that was stopped: its state on disk, and stopping in good order."""
 
 import json
+import os
 import signal
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +19,11 @@ def check_out(out: Path, resume: bool) -> None:
         raise FileNotFoundError(f"No state at {out / 'state.pt'} to resume from: start the run without --resume.")
     if not resume and any((out / name).exists() for name in ("state.pt", "weights.safetensors")):
         raise ValueError(f"{out} already holds a run: go on with --resume, or give another --out.")
+
+
+def is_again(out: Path) -> bool:
+    """Whether torchrun starts a run again, after a process of it was lost, and there is a state to go on from."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (out / "state.pt").exists()
 
 
 def save_state(out: Path, step: int, settings: dict[str, Any], parts: dict[str, Any]) -> None:
@@ -71,12 +78,17 @@ def agree(signal_number: int, done: int, device: torch.device) -> int:
 
 
 class stopping:  # noqa: N801 (used as a with statement's verb)
-    """Within it, the first Ctrl-C or SIGTERM is noted and lets the iteration end; a second one is obeyed at once."""
+    """Within it, the first Ctrl-C or SIGTERM is noted and lets the iteration end; a second one is obeyed at once.
+
+    Only a process's first thread can hear signals: in another one, nothing changes.
+    """
 
     signal = 0
 
     def __enter__(self) -> "stopping":
-        self.before = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
+        heard = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGINT, signal.SIGTERM) if heard else ()
+        self.before = {number: signal.signal(number, self.note) for number in numbers}
         return self
 
     def note(self, number: int, frame: FrameType | None) -> None:

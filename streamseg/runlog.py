@@ -160,7 +160,7 @@ def names_hash(dataset: Dataset) -> str:
 
 def fingerprint(dataset: Dataset) -> str:
     """A hash of the names and sizes of a data set's files."""
-    files = [f"{path.name} {path.stat().st_size}" for pair in dataset.pairs for path in (pair.image, pair.labels)]
+    files = [f"{path.name} {dataset.size_of(path)}" for pair in dataset.pairs for path in (pair.image, pair.labels)]
     return hashlib.sha256("\n".join(files).encode()).hexdigest()
 
 

@@ -132,8 +132,8 @@ class Exported:
         images, past, weights, sizes, confident = views
         if confident and not self.manifest.confidence:
             raise ValueError(f"{self.path} gives no confidence: export it again with --confidence.")
-        height, width = images.shape[-2:]
-        frames = to_bytes(fit(images, self.manifest.size or (max(LEAST, height), max(LEAST, width))))
+        height, width = (min(max(LEAST, side), MOST) for side in images.shape[-2:])
+        frames = to_bytes(fit(images, self.manifest.size or (height, width)))
         pasts = images.new_zeros(len(images), *self.context_shape, dtype=torch.float32) if past is None else past
         looks, contexts = [], []
         for frame, before, weight, size in zip(frames, pasts.float(), weights, sizes, strict=True):

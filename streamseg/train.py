@@ -4,6 +4,7 @@ import copy
 import sys
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -14,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from streamseg import checkpoint, distributed, restart, runlog
 from streamseg.classes import Classes
 from streamseg.config import TrainConfig
-from streamseg.datasets import DATASETS
 from streamseg.encoder import ResNet, load_imagenet
 from streamseg.evaluate import validate
 from streamseg.feed import batches, hold, select, weigh_classes, wind
+from streamseg.shards import open_dataset
 from streamseg.trainee import Trainee
 
 ATTENTIONS = {
@@ -58,15 +59,19 @@ def train(
         save_seconds: How often to save the state.
     """
     config.check()
-    restart.check_out(out, resume)
     share = rank, processes = distributed.start(device)
-    if config.batch % (2 * processes if config.mixing and processes > 1 else processes):
+    again = distributed.total(torch.tensor(int(restart.is_again(out)), device=device))
+    resume = resume or bool(again)
+    restart.check_out(out, resume)
+    pieces = processes * config.accumulate
+    if config.batch % pieces or (config.mixing and processes > 1 and config.batch % (2 * processes)):
         raise ValueError(
-            f"A batch of {config.batch} cannot be shared by {processes} processes: choose a multiple"
+            f"A batch of {config.batch} cannot be shared by {processes} processes"
+            f"{f', each in {config.accumulate} parts' if config.accumulate > 1 else ''}: choose a multiple"
             f"{', an even one for --mixing' if config.mixing else ''}."
         )
-    dataset = select(DATASETS[config.dataset](data, config.split), config.leave_out)
-    validation = DATASETS[config.dataset](data, config.validate) if config.validate else None
+    dataset = select(open_dataset(config.dataset, data, config.split), config.leave_out)
+    validation = open_dataset(config.dataset, data, config.validate) if config.validate else None
 
     torch.manual_seed(config.seed)
     torch.backends.cudnn.benchmark = True
@@ -103,22 +108,24 @@ def train(
         log.describe_run(config, dataset, device, data, initial, processes)
 
     def measure(done: int) -> None:
-        if log and validation:
+        """Log the accuracy after so many iterations, if it is not in the log; all processes share the work."""
+        wanted = log is not None and not log.has_validation(done)
+        if validation and distributed.total(torch.tensor(int(wanted), device=device)):
             with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
-                score = validate(average, validation, threads=threads)
-            log.validated(done, score.miou, score.iou)
+                score = validate(average, validation, threads=threads, share=share)
+            if log:
+                log.validated(done, score.miou, score.iou)
 
-    if log and first and first % config.validate_every == 0 and not log.has_validation(first):
-        measure(first)  # a killed run had not come to it
+    if first and first % config.validate_every == 0:
+        measure(first)  # a killed run may not have come to it
 
-    forward: nn.Module = trainee
+    shared: nn.Module = trainee
     if processes > 1:
         distributed.synchronise(trainee)
         with warnings.catch_warnings():  # of an option whose new name torch 2.11 does not know
             warnings.simplefilter("ignore", FutureWarning)
-            forward = DistributedDataParallel(trainee, broadcast_buffers=False)
-    if compiled:
-        forward = torch.compile(forward)  # type: ignore[assignment] # behaves as the module that it wraps
+            shared = DistributedDataParallel(trainee, broadcast_buffers=False)
+    forward = torch.compile(shared) if compiled else shared
     trainee.train()
     averages, currents = floats_of(average), floats_of(network)
     last_save = time.monotonic()
@@ -127,15 +134,19 @@ def train(
         source = batches(dataset, reel, held, config, first, share, device, threads)
         for step in range(first, config.iterations):
             try:
-                images, labels, past, seen, motion = next(source)
+                batch = next(source)
             except (ValueError, OSError):  # a file that cannot be read; once it is mended, the run can go on
                 if log and step > first:
                     restart.save_state(out, step, settings, parts)
                 raise
             set_rate(optimiser, config, step)
-            with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
-                loss = forward(images.contiguous(memory_format=torch.channels_last), labels, past, seen, motion)
-            scaler.scale(loss).backward()
+            for number, part in enumerate(batch.parts(config.accumulate), start=1):
+                with distributed.waiting(shared) if number < config.accumulate else nullcontext():
+                    with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
+                        images = part.images.contiguous(memory_format=torch.channels_last)
+                        loss = forward(images, *part[1:]) / config.accumulate
+                    scaler.scale(loss).backward()
+                trainee.losses += loss.detach()
             if config.clip:
                 scaler.unscale_(optimiser)
                 nn.utils.clip_grad_norm_(trainee.parameters(), config.clip)
@@ -143,7 +154,6 @@ def train(
             scaler.update()
             optimiser.zero_grad(set_to_none=True)
             follow(averages, currents, config.ema, step)
-            trainee.losses += loss.detach()
 
             done = step + 1
             last = done == config.iterations
@@ -175,8 +185,8 @@ def train(
     weights = out / "weights.safetensors"
     if log:
         checkpoint.save(halve(average), dataset.classes, weights, window=description.window, source=description.source)
-        if not log.has_validation(config.iterations):
-            measure(config.iterations)
+    measure(config.iterations)
+    if log:
         log.finish()
     distributed.leave()
     return weights

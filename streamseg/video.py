@@ -488,7 +488,10 @@ class VideoWriter:
         self.audio: Iterator[Sound] = iter(())
         self.closed = False
         with self.telling():
-            options = {"movflags": "+faststart"} if kind.container in ("mp4", "mov") else {}
+            # without a random number, so that the same frames make the same file
+            options = {"fflags": "+bitexact"}
+            if kind.container in ("mp4", "mov"):
+                options["movflags"] = "+faststart"
             self.container = av.open(f"file:{path}", "w", format=kind.container, container_options=options)
             with closed_on_error(self.container):
                 self.container.metadata["comment"] = "streamseg"

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy
@@ -201,6 +202,32 @@ def test_the_fast_form_is_evaluated_in_the_precision_that_is_asked_for(folder, d
     assert told["fp32"]["miou"] == pytest.approx(told[""]["miou"], abs=0.1)
     assert told["int8"]["miou"] == pytest.approx(told[""]["miou"], abs=5)
     assert told["int8"]["confusion"] != told[""]["confusion"]
+
+
+def test_an_evaluation_on_a_cluster_has_the_figures_of_one_process(folder, drive, monkeypatch, capsys):
+    def spread(worker, given, rows, *, gpus):
+        work = worker(*given, "cpu")
+        yield from (work(row) for row in reversed(rows))
+
+    monkeypatch.setattr("streamseg.cluster.connected", lambda address: nullcontext())
+    monkeypatch.setattr("streamseg.cluster.spread", spread)
+    monkeypatch.setattr("streamseg.evaluate.SHARD", 2)
+    asked = ["evaluate", "camvid.safetensors", "--dataset", "camvid", "--data", drive, "--split", "train"]
+    assert run(monkeypatch, *asked, "--json", "alone.json") == 0
+    assert run(monkeypatch, *asked, "--json", "spread.json", "--ray") == 0
+    assert Path("spread.json").read_text() == Path("alone.json").read_text()
+    monkeypatch.setattr("streamseg.cluster.spread", lambda *_, **__: iter(()))
+    assert "7 frames were not measured" in complaint(monkeypatch, capsys, *asked, "--ray")
+    assert "leave out --ray" in complaint(monkeypatch, capsys, *asked, "--ray", "--window", "2")
+
+
+def test_a_data_set_is_packed_and_measured_in_shards(folder, drive, monkeypatch, capsys):
+    assert run(monkeypatch, "pack", "camvid", "--data", drive, "shards", "--splits", "val") == 0
+    assert "shards: 3 frames of val" in capsys.readouterr().out
+    for data, name in ((drive, "files.json"), ("shards", "shards.json")):
+        asked = ["evaluate", "camvid.safetensors", "--dataset", "camvid", "--data", data, "--json", name]
+        assert run(monkeypatch, *asked) == 0
+    assert Path("shards.json").read_text() == Path("files.json").read_text()
 
 
 def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch, capsys):

@@ -11,9 +11,10 @@ from streamseg import distributed
 
 CPU = torch.device("cpu")
 
-# in double precision, whose rounding is too small to grow within a few iterations
+# in double precision, whose rounding is too small to grow within a few iterations; the second of two processes can be
+# told to die once, within the second iteration
 PROGRAM = """
-import sys
+import os, signal, sys
 from pathlib import Path
 import torch
 
@@ -28,30 +29,47 @@ train.PRECISIONS["fp32"] = torch.float64
 runlog.EVERY = 1
 config = TrainConfig(
     dataset="folder", network="fanet18", crop=(64, 64), iterations=2, batch=4, rate=0.002, auxiliary=0.4,
-    class_weighting=0.3, overlap=1.0, mixing=0.5, precision="fp32", validate="",
+    class_weighting=0.3, overlap=1.0, mixing=0.5, precision="fp32", validate_every=1,
 )
-train.train(config, Path(sys.argv[1]), Path(sys.argv[2]), device=torch.device("cpu"), initial="nothing")
+follow = train.follow
+
+def die(average, current, memory, step):
+    follow(average, current, memory, step)
+    if step == 1 and (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if sys.argv[3:]:
+    train.follow = die
+train.train(
+    config, Path(sys.argv[1]), Path(sys.argv[2]), device=torch.device("cpu"), initial="nothing", save_seconds=0,
+)
 """
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
 
 
-def test_two_processes_train_as_one_with_the_same_batch(toy, tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for name, how in (("one", []), ("two", torchrun)):
-        command = [sys.executable, *how, program, toy, tmp_path / name]
+def test_two_processes_train_and_measure_as_one_even_if_one_dies_and_all_start_again(toy, tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    for name, how, more in (("one", [], []), ("two", TORCHRUN, []), ("again", TORCHRUN, ["die"])):
+        command = [sys.executable, *how, tmp_path / "program.py", toy, tmp_path / name, *more]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
-    one, two = (losses(tmp_path / name) for name in ("one", "two"))
-    assert len(one) == 2
-    assert two == pytest.approx(one, rel=1e-9)
-    one, two = (torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("one", "two"))
+    for name in ("loss", "val_miou"):
+        one, two, again = (entries(tmp_path / run, name) for run in ("one", "two", "again"))
+        assert len(one) == 2
+        assert two == pytest.approx(one, rel=1e-9)
+        assert again == two
+    one, two, again = (torch.load(tmp_path / run / "state.pt", weights_only=True) for run in ("one", "two", "again"))
     torch.testing.assert_close(two["trainee"], one["trainee"], rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(two["average"], one["average"], rtol=1e-6, atol=1e-9)
+    assert again.pop("settings") == two.pop("settings")
+    torch.testing.assert_close(again, two, rtol=0, atol=0)
+    sessions = json.loads((tmp_path / "again" / "run.json").read_text())["sessions"]
+    assert [session["from_iteration"] for session in sessions] == [0, 1]
 
 
-def losses(out):
-    return [json.loads(line)["loss"] for line in (out / "log.jsonl").read_text().splitlines()]
+def entries(out, name):
+    logged = map(json.loads, (out / "log.jsonl").read_text().splitlines())
+    return [entry[name] for entry in logged if name in entry]
 
 
 def normalise(norm, x, upstream):

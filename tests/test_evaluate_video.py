@@ -177,8 +177,7 @@ def test_nothing_is_decoded_while_a_frame_is_timed(model, tmp_path, monkeypatch)
         seen.append(len(busy))
         return label_frame(*arguments, **options)
 
-    dataset = make_val(tmp_path, 20)
-    monkeypatch.setattr("streamseg.datasets.read_image", read)
+    dataset = replace(make_val(tmp_path, 20), read_image=read)
     monkeypatch.setattr("streamseg.evaluate_video.label_frame", label)
     evaluate_video(model, dataset, 2, threads=2)
     # three before the first, which are not timed

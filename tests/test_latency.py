@@ -229,7 +229,7 @@ def test_a_table_shows_a_run_in_few_aligned_lines(meter, clock):
         "encode         12.0 ms        30 %  ████████████",
         "",
         "Bottleneck: network, busy 90 % of the time; a smaller --size would help, on a",
-        "CPU --precision int8, or a faster --device.",
+        "CPU --precision int8 (a file: export --int8), or a faster --device.",
     ]
 
 

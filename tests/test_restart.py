@@ -1,4 +1,6 @@
 import resource
+import signal
+import threading
 
 import pytest
 import torch
@@ -35,6 +37,29 @@ def test_other_settings_are_refused_with_the_options_to_give(tmp_path):
         restart.restore(tmp_path, ours, {})
     with pytest.raises(ValueError, match="other frames or classes: give the same --data to go on.$"):
         restart.restore(tmp_path, {**theirs, "data": "y"}, {})
+
+
+def test_a_run_goes_on_by_itself_only_if_torchrun_starts_it_again(tmp_path, monkeypatch):
+    (tmp_path / "state.pt").write_text("a state")
+    assert not restart.is_again(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert not restart.is_again(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert restart.is_again(tmp_path)
+    assert not restart.is_again(tmp_path / "elsewhere")
+
+
+def test_in_another_thread_than_the_first_signals_stay_as_they_are():
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def work():
+        with restart.stopping() as stop:
+            seen.append((signal.getsignal(signal.SIGTERM), stop.signal))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(before, 0)]
 
 
 def test_one_process_agrees_with_itself():

@@ -18,7 +18,7 @@ from streamseg.checkpoint import Variant, build, variant_of
 from streamseg.config import TrainConfig
 from streamseg.datasets import folder
 from streamseg.encoder import resnet18
-from streamseg.feed import batch_indices, hold, wind
+from streamseg.feed import Batch, batch_indices, hold, wind
 from streamseg.peers import PEERS
 from streamseg.train import floats_of, follow, make_optimiser, set_rate, train
 from streamseg.trainee import Trainee
@@ -437,6 +437,7 @@ def test_a_folder_with_a_run_is_not_trained_into_again(toy, alone, tmp_path):
         ({"leave_out": ""}, {"initial": "nowhere.safetensors"}, "No weights at nowhere.safetensors"),
         ({"validate": "test"}, {}, "^No split 'test' in .* which has train, val, all"),
         ({"batch": 0}, {}, "^batch is 0; expected 1 or more.$"),
+        ({"accumulate": 3}, {}, "^accumulate is 3; expected a part of the batch of 2.$"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused_in_a_sentence_and_leaves_nothing(toy, tmp_path, changes, options, sentence):
@@ -448,6 +449,36 @@ def test_a_run_that_cannot_be_is_refused_in_a_sentence_and_leaves_nothing(toy, t
 def test_frames_of_a_name_can_be_left_out(toy):
     kept = training.select(folder(toy, "train"), "3")
     assert [pair.image.name for pair in kept.pairs] == ["0.png", "1.png", "2.png", "5.png", "6.png", "7.png"]
+
+
+def test_a_batch_in_parts_trains_as_one_where_the_parts_are_alike(toy, tmp_path, monkeypatch):
+    def twice(*arguments):
+        for batch in training_batches(*arguments):
+            yield Batch(*(part if part is None else torch.cat([part[:1], part[:1]]) for part in batch))
+
+    training_batches = training.batches
+    monkeypatch.setattr(training, "batches", twice)
+    config = replace(TINY, iterations=1, optimiser="sgd", crop=(96, 96), clip=0.0, validate="", ema=0.0)
+    torch.manual_seed(config.seed)
+    start = streamseg.fanet18(classes=3).encoder.conv1.weight.detach()
+    moved = []
+    for parts in (1, 2):
+        run(toy, tmp_path / str(parts), replace(config, accumulate=parts))
+        state = torch.load(tmp_path / str(parts) / "state.pt", weights_only=True)
+        moved.append(state["average"]["encoder.conv1.weight"] - start)
+    assert (moved[1] - moved[0]).norm() < 0.01 * moved[0].norm()
+    assert entries(tmp_path / "1", "loss")[0] == pytest.approx(entries(tmp_path / "2", "loss")[0], rel=1e-4)
+
+
+def test_parts_of_a_batch_are_the_batch(toy):
+    dataset = folder(toy, "train")
+    config = replace(TINY, batch=4, steadiness=1.0)
+    batch = next(training.batches(dataset, wind(dataset, 1), None, config, 0, (0, 1), CPU, 2))
+    parts = list(batch.parts(2))
+    assert [len(part.images) for part in parts] == [2, 2]
+    assert torch.cat([part.images for part in parts]).equal(batch.images)
+    assert torch.cat([part.motion for part in parts]).equal(batch.motion)
+    assert parts[0].past is None
 
 
 def test_a_batch_that_the_processes_cannot_share_is_refused(toy, tmp_path, monkeypatch):
