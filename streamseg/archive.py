@@ -104,7 +104,7 @@ class Segmenter:
 def open_labeller(orders: Orders, device: torch.device) -> Labeller:
     """The network of a job, on a device."""
     model, classes, _ = runtime.open_weights(orders.weights, device, trust=orders.trust)
-    engine = model if isinstance(model, runtime.Exported) else fast.engine_for(model, device, orders.precision)
+    engine = fast.engine_for(model, device, orders.precision)
     return Labeller(engine, classes, orders.window, orders.cut, orders.size, confident=orders.confidence)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from streamseg.archive import Orders
     from streamseg.pipeline import Labeller, Outcome, Pipeline
     from streamseg.runtime import Exported
-    from streamseg.stream import Engine, Policy
+    from streamseg.stream import Policy
 
 CLUSTER = re.compile(r"local|auto|(ray://)?[\w.-]+:\d+")
 """What the address of a Ray cluster looks like."""
@@ -244,7 +244,7 @@ def open_labeller(
     """A network, and how it is to see frames; a ValueError says what it cannot do, if that is asked for."""
     from streamseg import checkpoint, fast, runtime
     from streamseg.pipeline import Labeller
-    from streamseg.stream import Engine, LastFrames, check_window
+    from streamseg.stream import LastFrames, check_window
 
     model, classes, trained = runtime.open_weights(weights, place, trust=trust)
     if isinstance(model, runtime.Exported):
@@ -253,11 +253,9 @@ def open_labeller(
         )
         trained = trained if model.manifest.state else 1
         size = model.manifest.size or size
-        engine: Engine = model
-    else:
-        if tile:
-            checkpoint.only_fanet(model, "--tile")
-        engine = fast.engine_for(model, place, precision, plain=tile)
+    elif tile:
+        checkpoint.only_fanet(model, "--tile")
+    engine = fast.engine_for(model, place, precision, plain=tile)
     policy = policy or LastFrames(1 if tile else trained)
     check_window(engine, policy)
     return Labeller(engine, classes, policy, cut, size, tile, confidence)
@@ -728,9 +726,7 @@ def serve(
     if isinstance(model, runtime.Exported):
         check_exported(model, None if window is None else LastFrames(window), precision=precision)
         trained = trained if model.manifest.state else 1
-        engine: Engine = model
-    else:
-        engine = fast.engine_for(model, place, precision)
+    engine = fast.engine_for(model, place, precision)
     frames = trained if window is None else window
     check_window(engine, LastFrames(frames))
     allow_large_pictures()  # what is sent has limits of its own

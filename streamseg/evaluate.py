@@ -215,10 +215,10 @@ def predictions(
 
 def check_dataset(engine: Engine, dataset: Dataset) -> None:
     """Raise a ValueError if a data set has other classes than a network, or no frames."""
-    # of the network in an engine, or of an exported file
-    classes = getattr(getattr(engine, "model", engine), "classes", len(dataset.classes))
-    if classes != len(dataset.classes):
-        raise ValueError(f"The network tells {classes} classes apart, but {dataset.name} has {len(dataset.classes)}.")
+    if engine.classes != len(dataset.classes):
+        raise ValueError(
+            f"The network tells {engine.classes} classes apart, but {dataset.name} has {len(dataset.classes)}."
+        )
     if len(dataset) == 0:
         raise ValueError(f"{dataset.name} {dataset.split} holds no frames to evaluate on.")
 
@@ -276,7 +276,7 @@ def fast_form(model: Network, precision: str, dataset: Dataset) -> Engine:
     raise ValueError(f"This {model.name} has no fast form: leave out --precision.")
 
 
-def averaging(model: nn.Module, scales: Sequence[float] = (1.0,), flip: bool = False) -> Engine:
+def averaging(model: Network, scales: Sequence[float] = (1.0,), flip: bool = False) -> Engine:
     """What labels each frame by a network that sees it at several sizes and, if wanted, mirrored as well; see predict.
 
     Args:

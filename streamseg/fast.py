@@ -272,18 +272,20 @@ def fast_precisions(device: torch.device) -> tuple[str, ...]:
     return ("fp32", "int8") if hasattr(torch.ops.onednn, "qconv2d_pointwise") else ("fp32",)
 
 
-def engine_for(model: Network, device: torch.device, precision: str = "", plain: bool = False) -> Engine:
-    """What labels frames best on a device, in a precision or in the best one.
+def engine_for(model: Network | Engine, device: torch.device, precision: str = "", plain: bool = False) -> Engine:
+    """What labels frames best on a device, in a precision or in the best one; an engine comes back as it is.
 
     Args:
         precision: fp32, fp16, bf16 or, on the CPU, int8.
         plain: Whether the network itself is needed, as for tiles.
     """
     check_choice("precision", precision, ("", *PRECISIONS))
+    if not isinstance(model, nn.Module):
+        return model
     precision = precision or ("fp16" if device.type == "cuda" else "fp32")
-    model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
-    if isinstance(model, FANet) and precision in fast_precisions(device) and not plain:
-        return accelerate(model, precision)
+    network: Network = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
+    if isinstance(network, FANet) and precision in fast_precisions(device) and not plain:
+        return accelerate(network, precision)
     if precision == "int8":
         raise ValueError("int8 is for FANets on a CPU that torch's oneDNN knows, and not for tiles: choose fp32.")
-    return to_engine(model.to(PRECISIONS[precision]))
+    return to_engine(network.to(PRECISIONS[precision]))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg import checkpoint
@@ -259,6 +259,10 @@ class Engine(Protocol):
     def device(self) -> torch.device: ...
 
     @property
+    def classes(self) -> int:
+        """How many it tells apart."""
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """Channels of the contexts of Res-1 … Res-4, which are side by side."""
 
@@ -275,7 +279,7 @@ class Plain:
 
     def __init__(self, model: FANet):
         check_model(model)
-        self.model = model
+        self.model, self.classes = model, model.classes
         self.widths = tuple(attend.context_shape[1] for attend in model.attends)
         self.context_shape = (model.attend1.context_shape[0], sum(self.widths))
 
@@ -305,9 +309,9 @@ class FrameByFrame:
     widths = (0, 0, 0, 0)
     context_shape = (0, 0)
 
-    def __init__(self, model: nn.Module, score: Callable[[Tensor], Tensor]):
+    def __init__(self, model: Network, score: Callable[[Tensor], Tensor]):
         check_model(model)
-        self.model = model
+        self.model, self.classes = model, model.classes
         self.score = score
 
     @property

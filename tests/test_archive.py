@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from clips import cut, make_clip
+from commands import run
 from pyarrow import parquet
 
 import streamseg
@@ -235,15 +236,8 @@ def test_a_line_tells_how_a_job_stands():
     assert line(Report(40, 40)) == "40/40 videos  0 frames"
 
 
-def run(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["streamseg", *map(str, arguments)])
-    cli.main()
-
-
 def test_the_command_line_lists_what_went_wrong_and_exits_with_1(videos, tmp_path, here, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run(monkeypatch, "segment", f"{videos}/day2", tmp_path / "out", "--ray", "--overlay")
-    assert stop.value.code == 1
+    assert run(monkeypatch, "segment", f"{videos}/day2", tmp_path / "out", "--ray", "--overlay") == 1
     told = capsys.readouterr()
     assert "2/3 videos" in told.out
     assert "none.mp4 is not a video that can be read" in told.err
@@ -269,9 +263,7 @@ def test_ray_stands_for_this_machine_labels_and_no_overlay(given, completed):
 
 @pytest.mark.parametrize("option", [["--json", "a.json"], ["--show"], ["--deadline", "50"], ["--rate", "5"]])
 def test_options_that_videos_on_a_cluster_do_not_have_are_refused(option, monkeypatch, capsys, here):
-    with pytest.raises(SystemExit) as stop:
-        run(monkeypatch, "segment", "a.mp4", "out", "--ray", *option)
-    assert stop.value.code == 2
+    assert run(monkeypatch, "segment", "a.mp4", "out", "--ray", *option) == 2
     assert "--ray reads videos and writes a folder, which comes last" in capsys.readouterr().err
 
 
@@ -296,7 +288,7 @@ def test_a_job_on_ray_survives_the_death_of_a_worker(tmp_path, monkeypatch, caps
                         return
 
     threading.Thread(target=kill, daemon=True).start()
-    run(monkeypatch, "segment", f"{videos}/*.mp4", out, "--ray", "local")
+    assert run(monkeypatch, "segment", f"{videos}/*.mp4", out, "--ray", "local") == 0
     assert killed
     assert "6/6 videos  195 frames" in capsys.readouterr().out
     assert not list(out.glob(".streamseg-*"))
@@ -305,7 +297,7 @@ def test_a_job_on_ray_survives_the_death_of_a_worker(tmp_path, monkeypatch, caps
         work({"address": str(videos / f"{i}.mp4"), "place": f"{i}.mp4"})
         ours, theirs = (folder / f"{i}.mp4" / "labels.mkv" for folder in (out, alone))
         assert ours.read_bytes() == theirs.read_bytes()
-    run(monkeypatch, "segment", f"{videos}/*.mp4", out, "--ray", "local")
+    assert run(monkeypatch, "segment", f"{videos}/*.mp4", out, "--ray", "local") == 0
     assert "6/6 videos  0 frames" in capsys.readouterr().out
 
 

@@ -9,6 +9,7 @@ import numpy
 import pytest
 import torch
 from clips import make_clip
+from commands import run
 from PIL import Image
 from test_layouts import make_camvid
 
@@ -23,16 +24,6 @@ def folder(tmp_path, monkeypatch, model):
     monkeypatch.chdir(tmp_path)
     streamseg.save(model, streamseg.CAMVID, "camvid.safetensors")
     return tmp_path
-
-
-def run(monkeypatch, *arguments):
-    """Run the command line in this process, and return its exit status."""
-    monkeypatch.setattr(sys, "argv", ["streamseg", *map(str, arguments)])
-    try:
-        cli.main()
-    except SystemExit as stop:
-        return stop.code
-    return 0
 
 
 @pytest.mark.parametrize("arguments", [[], ["segmant"], ["segment", "a.png", "--colour", "red"]])

@@ -47,20 +47,23 @@ train.train(
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
 
 
-def test_two_processes_train_and_measure_as_one_even_if_one_dies_and_both_start_again(toy, tmp_path):
+def test_two_processes_train_and_measure_as_one_even_if_one_dies_and_all_start_again(toy, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    for name, how, more in (("one", [], []), ("two", TORCHRUN, ["die"])):
+    for name, how, more in (("one", [], []), ("two", TORCHRUN, []), ("again", TORCHRUN, ["die"])):
         command = [sys.executable, *how, tmp_path / "program.py", toy, tmp_path / name, *more]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
     for name in ("loss", "val_miou"):
-        one, two = (entries(tmp_path / run, name) for run in ("one", "two"))
+        one, two, again = (entries(tmp_path / run, name) for run in ("one", "two", "again"))
         assert len(one) == 2
         assert two == pytest.approx(one, rel=1e-9)
-    one, two = (torch.load(tmp_path / run / "state.pt", weights_only=True) for run in ("one", "two"))
+        assert again == two
+    one, two, again = (torch.load(tmp_path / run / "state.pt", weights_only=True) for run in ("one", "two", "again"))
     torch.testing.assert_close(two["trainee"], one["trainee"], rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(two["average"], one["average"], rtol=1e-6, atol=1e-9)
-    sessions = json.loads((tmp_path / "two" / "run.json").read_text())["sessions"]
+    assert again.pop("settings") == two.pop("settings")
+    torch.testing.assert_close(again, two, rtol=0, atol=0)
+    sessions = json.loads((tmp_path / "again" / "run.json").read_text())["sessions"]
     assert [session["from_iteration"] for session in sessions] == [0, 1]
 
 

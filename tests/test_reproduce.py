@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import run
 
 import streamseg
-from streamseg import cli, reproduce as reproduction
+from streamseg import reproduce as reproduction
 from streamseg.checkpoint import Description
 from streamseg.config import RECIPES
 from streamseg.datasets import camvid
@@ -176,15 +177,6 @@ def test_a_table_is_written_as_markdown_json_and_a_picture(tmp_path):
         assert [row["name"] for row in told["rows"]] == [row.name for row in table.rows]
         assert told["rows"][-1]["here"] == results[-1].found
         assert streamseg.read_image(paths[2]).shape[0] == 3
-
-
-def run(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["streamseg", *map(str, arguments)])
-    try:
-        cli.main()
-    except SystemExit as stop:
-        return stop.code
-    return 0
 
 
 def test_the_command_prints_and_writes_what_it_is_asked_for(runs, drive, tmp_path, monkeypatch, capsys):
