@@ -13,3 +13,13 @@ def run(monkeypatch, *arguments):
     except SystemExit as stop:
         return stop.code
     return 0
+
+
+def complaint(monkeypatch, capsys, *arguments):
+    """The one line that a command complains with."""
+    assert run(monkeypatch, *arguments) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("streamseg: ")
+    assert shown.count("\n") == 1
+    assert shown.removesuffix("\n").isprintable()
+    return shown

@@ -9,12 +9,13 @@ import numpy
 import pytest
 import torch
 from clips import make_clip
-from commands import run
+from commands import complaint, run
 from PIL import Image
 from test_layouts import make_camvid
 
 import streamseg
 from streamseg import cli, datasets
+from streamseg.cli.options import pick_device
 from streamseg.evaluate import averaging
 
 
@@ -48,16 +49,6 @@ def test_a_wrong_command_line_is_explained_with_exit_2(monkeypatch, capsys, argu
 )
 def test_names_come_before_options_in_their_order(given, expected):
     assert cli.names_first(given.split()) == expected.split()
-
-
-def complaint(monkeypatch, capsys, *arguments):
-    """The one line that a command complains with."""
-    assert run(monkeypatch, *arguments) == 2
-    shown = capsys.readouterr().err
-    assert shown.startswith("streamseg: ")
-    assert shown.count("\n") == 1
-    assert shown.removesuffix("\n").isprintable()
-    return shown
 
 
 SHORT = ["--initial", "nothing", "--crop", "64", "64", "--batch", "2", "--iterations", "2", "--device", "cpu"]
@@ -302,9 +293,9 @@ def test_each_process_of_torchrun_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert cli.pick_device("") == cli.pick_device("cuda") == torch.device("cuda:3")
-    assert cli.pick_device("cuda:1") == torch.device("cuda:1")
-    assert cli.pick_device("cpu") == torch.device("cpu")
+    assert pick_device("") == pick_device("cuda") == torch.device("cuda:3")
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    assert pick_device("cpu") == torch.device("cpu")
 
 
 @pytest.mark.parametrize(

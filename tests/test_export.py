@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import complaint, run
 from exports import SIZE, exported as exported, moving, small
-from test_cli import complaint, run
 
 import streamseg
-from streamseg import Fading, LastFrames, NoAttention, checkpoint, cli, export
+from streamseg import Fading, LastFrames, NoAttention, checkpoint, export
+from streamseg.cli import deploying
 from streamseg.export import KINDS, SAME, compare, export_model, pan
 from streamseg.runtime import open_exported
 from streamseg.stream import step_batch
@@ -268,4 +269,4 @@ def test_aotinductor_needs_a_compiler(tmp_path, monkeypatch, capsys):
 
 
 def test_the_kinds_on_the_command_line_are_those_that_there_are():
-    assert f"{{{','.join(KINDS)}}}" in Path(cli.__file__).read_text()
+    assert f"{{{','.join(KINDS)}}}" in Path(deploying.__file__).read_text()

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from commands import complaint, run
 from exports import SIZE, exported as exported, moving, small
 from PIL import Image
-from test_cli import complaint, run
 from torch.nn import functional as F
 
 import streamseg

@@ -15,9 +15,9 @@ import hostile
 import numpy
 import pytest
 import torch
+from commands import complaint
 from exports import SIZE, exported as exported, moving
 from PIL import Image
-from test_cli import complaint
 
 import streamseg
 from streamseg import cli, page

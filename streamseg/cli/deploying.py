@@ -1,0 +1,141 @@
+"""The verbs export and serve: a network for other programs."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from streamseg.cli.options import Device, check_exported, optional, parse_size, pick_device
+from streamseg.cli.say import complain
+
+
+def export(
+    names: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="[WEIGHTS] OUT")],
+    /,
+    *,
+    to: Annotated[str, optional("{onnx,openvino,torch,aotinductor}", "by the suffix")] = "",
+    size: Annotated[str, optional("HEIGHTxWIDTH", "any size")] = "",
+    confidence: bool = False,
+    video: bool = False,
+    int8: bool = False,
+    pictures: Annotated[str | None, optional("DIR", "the samples")] = None,
+    device: Device = "",
+) -> None:
+    """Write a network as a file for another runtime, which is then compared with it; one that disagrees is not kept.
+
+    Args:
+        names: A checkpoint, without which it is the one that ships; and the file to write: .onnx, .xml (OpenVINO),
+            .pt2 (torch.export, or with --to an AOTInductor package).
+        to: What to write.
+        size: The size of the frames that it takes, which makes it faster.
+        confidence: Give how sure the network is as well.
+        video: Carry the state of a stream: four matrices in, four out.
+        int8: Compute in bytes for the most part (ONNX), calibrated with half of the pictures, compared on the others.
+        pictures: A folder, a video or the like, to compare on; for --int8 like what is to come, to calibrate with too.
+        device: What aotinductor compiles for: cuda or cpu.
+    """
+    from streamseg import checkpoint, export as exporter
+
+    if not names:
+        raise ValueError("There is nothing to write: give OUT, such as model.onnx.")
+    if len(names) > 2:
+        raise ValueError(f"{len(names)} names are too many: give a checkpoint, if not the one that ships, and OUT.")
+    *given, out = names
+    weights = given[0] if given else checkpoint.SHIPPED
+    kind = exporter.pick_kind(out, to)
+    if int8 and pictures is None:
+        raise ValueError("--int8 is calibrated with pictures like those to come: give them with --pictures DIR.")
+    network, classes = checkpoint.load(weights)
+    model = checkpoint.only_fanet(network, "export")
+    description = checkpoint.describe(weights)
+    agreement = exporter.export_model(
+        model.to(pick_device(device if kind == "aotinductor" else "cpu")),
+        classes,
+        out,
+        to=kind,
+        size=parse_size("--size", size),
+        confidence=confidence,
+        video=video,
+        int8=int8,
+        pictures=pictures,
+        window=description.window,
+        source=description.source,
+    )
+    print(exporter.render(out, agreement))
+
+
+def serve(
+    weights: Annotated[Path | None, optional("[WEIGHTS]", "those that ship")] = None,
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: Annotated[str, optional("TEXT", "that of STREAMSEG_TOKEN, or none")] = "",
+    window: Annotated[int | None, optional("FRAMES", "what the weights were trained with")] = None,
+    queue: int = 32,
+    batch: int = 8,
+    megabytes: float = 32.0,
+    megapixels: float = 32.0,
+    seconds: float = 30.0,
+    device: Device = "",
+    precision: Annotated[str, optional("{fp32,fp16,bf16,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
+    trust: bool = False,
+) -> None:
+    """Serve a network to other programs, over HTTP and WebSockets, and to people, as a page. Ctrl-C ends it.
+
+    Args:
+        weights: A checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
+        host: The address to listen at; this machine alone reaches 127.0.0.1, and everybody 0.0.0.0.
+        port: The port to listen at; 0 for any that is free.
+        token: What clients must know, sent as Authorization: Bearer TEXT.
+        window: How many frames of a stream the network looks at.
+        queue: How many pictures may be received, waited with or labelled at a time; more are told to come again.
+        batch: The most frames of several clients that the network sees at once.
+        megabytes: The largest picture, as a file.
+        megapixels: The largest picture, in millions of pixels.
+        seconds: How long a picture may take to arrive, and to be labelled.
+        device: cuda or cpu.
+        precision: What the network computes in; int8 is more than twice as fast on a CPU, with nearly the same labels.
+        trust: Open a .pt2 file, which is a program and can do whatever it likes.
+    """
+    from importlib.util import find_spec
+
+    from streamseg import checkpoint, fast, runtime
+    from streamseg.images import allow_large_pictures
+    from streamseg.layers import check_count
+    from streamseg.stream import LastFrames, check_positive, check_window
+
+    for module in ("fastapi", "uvicorn", "websockets"):
+        if find_spec(module) is None:
+            raise ImportError(f"serve needs {module}: pip install 'streamseg[serve]'")
+
+    from streamseg import serve as server
+
+    for option, number in (("queue", queue), ("batch", batch)):
+        check_count(option, number)
+    for option, amount in (("megabytes", megabytes), ("megapixels", megapixels), ("seconds", seconds)):
+        check_positive(option, amount)
+    token = token or os.environ.get("STREAMSEG_TOKEN", "")
+    if token and not server.TOKEN.fullmatch(token):
+        raise ValueError("The token holds other characters than letters, digits and . _ ~ + -: choose another.")
+    listening = server.listen(host, port)
+    place = pick_device(device or runtime.usual_device(weights))
+    model, classes, trained = runtime.open_weights(weights, place, trust=trust)
+    if isinstance(model, runtime.Exported):
+        check_exported(model, None if window is None else LastFrames(window), precision=precision)
+        trained = trained if model.manifest.state else 1
+    engine = fast.engine_for(model, place, precision)
+    frames = trained if window is None else window
+    check_window(engine, LastFrames(frames))
+    allow_large_pictures()  # what is sent has limits of its own
+    limits = server.Limits(round(megabytes * 2**20), round(megapixels * 1e6), seconds, queue)
+    desk = server.Desk(server.Served(engine, classes, frames, weights or checkpoint.SHIPPED), limits, token, batch)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"http://{shown}:{listening.getsockname()[1]} serves {desk.served.weights.name}. Ctrl-C ends it.", flush=True)
+    if not (token or server.is_private(listening)):
+        complain("Whoever reaches this machine can use the server: give --token to choose who.")
+    caught = server.run(desk, listening)
+    if caught:
+        sys.exit(128 + caught)

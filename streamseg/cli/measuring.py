@@ -1,0 +1,268 @@
+"""The verbs evaluate, reproduce and benchmark: how good a network is, and how fast."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from streamseg.cli.options import DataFolder, Device, check_exported, optional, parse_size, pick_device, pick_policy
+from streamseg.cli.say import clear_line, show_progress
+
+
+def evaluate(
+    weights: Annotated[Path | None, optional("[WEIGHTS]", "those that ship")] = None,
+    /,
+    *,
+    data: DataFolder,
+    dataset: str,
+    split: str = "val",
+    only: str = "",
+    scales: tuple[float, ...] = (1.0,),
+    flip: bool = False,
+    window: Annotated[int | None, optional("FRAMES", "single frames, in any order")] = None,
+    half_life: Annotated[float | None, optional("SECONDS", "the exact window")] = None,
+    json: Annotated[Path | None, optional("FILE", "none is written")] = None,
+    plots: Annotated[Path | None, optional("DIR", "none are written")] = None,
+    device: Device = "",
+    precision: Annotated[str, optional("{fp32,fp16,bf16,int8}", "fp32, operator by operator")] = "",
+    trust: bool = False,
+    ray: Annotated[str, optional("[ADDRESS]", "off; without ADDRESS this machine alone")] = "",
+) -> None:
+    """Measure a network on a data set: mIoU and more, at full size.
+
+    Args:
+        weights: A checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
+        data: The data set's folder.
+        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for one's own.
+        split: The part of the data set to measure on.
+        only: Measure on the frames alone whose file name starts so: a recording that training left out.
+        scales: Sizes to look at each image in; their answers are averaged.
+        flip: Look at each image's mirror image too.
+        window: Look at sequences in order, at so many frames of them at a time, and measure how steady the labels are
+            and how long a frame takes; 1 is the network for images.
+        half_life: Instead of a window, let the past fade by half in so many seconds.
+        json: A file for the figures.
+        plots: A folder for confusion.png and worst.png.
+        device: cuda or cpu.
+        precision: Measure the network's fast form in this: fp16 or bf16 on a GPU, fp32 or int8 on the CPU.
+        trust: Open a .pt2 file, which is a program and can do whatever it likes.
+        ray: Spread the frames over a Ray cluster: local, auto, HOST:PORT or ray://HOST:PORT.
+    """
+    from itertools import zip_longest
+    from json import dumps
+
+    import torch
+
+    from streamseg import evaluate as evaluation, evaluate_video as video, plot, runtime
+    from streamseg.datasets import DATASETS
+    from streamseg.files import check_place, written_whole
+    from streamseg.layers import check_choice
+    from streamseg.shards import open_dataset
+
+    check_choice("dataset", dataset, tuple(DATASETS))
+    policy = pick_policy(window, half_life)
+    if policy and ray:
+        raise ValueError("--window and --half-life time each frame, for which it must have no rival: leave out --ray.")
+    if policy and (flip or scales != (1.0,)):
+        raise ValueError("--window and --half-life see each frame once, as it is: leave out --scales and --flip.")
+    if json:
+        check_place(json)
+    if plots:
+        plot.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
+        if plots.exists() and not plots.is_dir():
+            raise NotADirectoryError(f"{plots} is a file: give a folder for the plots.")
+    place = pick_device(device or runtime.usual_device(weights))
+    frames = open_dataset(dataset, data.absolute() if ray and data.exists() else data, split)
+    frames = replace(frames, pairs=tuple(pair for pair in frames.pairs if pair.image.name.startswith(only)))
+    model, classes, _ = runtime.open_weights(weights, place, trust=trust)
+    for number, (ours, theirs) in enumerate(zip_longest(classes.names, frames.classes.names, fillvalue="not there")):
+        if ours != theirs:
+            raise ValueError(
+                f"The network was trained for other classes than those of {data}: class {number} is {ours} in the one "
+                f"and {theirs} in the other."
+            )
+    if isinstance(model, runtime.Exported):
+        check_exported(model, policy, precision=precision)
+    engine = evaluation.engine_of(model, place, frames, precision=precision, scales=scales, flip=flip)
+    threads = torch.get_num_threads()
+    if policy:
+        steady = video.evaluate_video(engine, frames, policy, threads=threads, progress=show_progress)
+        table, told = video.render_video(steady), video.video_to_json(steady)
+    else:
+        if ray:
+            result = evaluation.evaluate_on_cluster(
+                frames,
+                weights and weights.absolute(),
+                ray,
+                precision=precision,
+                scales=scales,
+                flip=flip,
+                trust=trust,
+                gpus=(device or runtime.usual_device(weights)) != "cpu",
+                progress=show_progress,
+            )
+        else:
+            result = evaluation.evaluate(engine, frames, threads=threads, progress=show_progress)
+        table, told = evaluation.render(result), evaluation.to_json(result)
+    print(table)
+    if json:
+        with written_whole(json) as temporary:
+            temporary.write_text(dumps(told, indent=2) + "\n")
+        print(json)
+    if plots:
+        if policy:
+            video.write_video_plots(plots, steady, engine, frames, policy)
+        else:
+            evaluation.write_plots(plots, result, engine, frames)
+        print(f"{plots / 'confusion.png'}  {plots / 'worst.png'}")
+
+
+def reproduce(
+    table: Annotated[str, tyro.conf.arg(metavar="TABLE")],
+    /,
+    *,
+    runs: Annotated[Path | None, optional("DIR", "no accuracy")] = None,
+    data: Annotated[Path | None, optional("DIR", "no accuracy")] = None,
+    dataset: str = "camvid",
+    split: str = "val",
+    only: str = "",
+    speed: Annotated[str, optional("{yes,no}", "yes on a GPU, no on the CPU")] = "",
+    compiled: bool = False,
+    out: Annotated[Path | None, optional("DIR", "none are written")] = None,
+    device: Device = "",
+) -> None:
+    """Measure again what the paper prints, and show both side by side.
+
+    Args:
+        table: I (cost of the attention), II (its key channels), III (its kinds), reduction (its place and kind; a
+            figure), IV (Cityscapes), V (CamVid, COCO-Stuff), VI (video), or all.
+        runs: A folder of trained networks, RUN/weights.safetensors, to measure the accuracy of; what each is, it says.
+        data: The data set's folder, to measure them on.
+        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for one's own.
+        split: The part of the data set to measure on.
+        only: Measure on the frames alone whose file name starts so: a recording that training left out.
+        speed: Whether to measure speed: the network alone as in the paper, and from frame to labels.
+        compiled: Compile each network for the way from frame to labels, which takes minutes.
+        out: A folder for each table as Markdown, JSON and a plot.
+        device: cuda or cpu.
+    """
+    import platform
+
+    import torch
+
+    from streamseg import paper, plot, reproduce as reproduction
+    from streamseg.datasets import DATASETS
+    from streamseg.layers import check_choice
+
+    check_choice("table", table, (*paper.TABLES, "all"))
+    check_choice("dataset", dataset, tuple(DATASETS))
+    if speed:
+        check_choice("speed", speed, ("yes", "no"))
+    if (runs is None) != (data is None):
+        raise ValueError("Accuracy needs both: --runs DIR, networks that were trained, and --data DIR, a data set.")
+    if out:
+        plot.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
+        if out.exists() and not out.is_dir():
+            raise NotADirectoryError(f"{out} is a file: give a folder for the tables.")
+    place = pick_device(device)
+    threads = torch.get_num_threads()
+    judge = None
+    if runs and data:
+        try:
+            frames = DATASETS[dataset](data, split)
+        except FileNotFoundError as error:
+            source = paper.DOWNLOADS.get(dataset)
+            raise FileNotFoundError(f"{error} It is {source}." if source else str(error)) from None
+        frames = replace(frames, pairs=tuple(pair for pair in frames.pairs if pair.image.name.startswith(only)))
+        judge = reproduction.Judge(reproduction.find_runs(runs), frames, place, threads)
+    timed = speed == "yes" or (not speed and place.type == "cuda")
+    name = torch.cuda.get_device_name(place) if place.type == "cuda" else f"{threads} cores of {platform.machine()}"
+    words = [f"Here: {name}, torch {torch.__version__}; the paper: a Titan X."] if timed else []
+    for part in [part for name, parts in paper.TABLES.items() if table in (name, "all") for part in parts]:
+        results = reproduction.reproduce(
+            part, place, timed=timed, compiled=compiled, judge=judge, progress=show_progress
+        )
+        judged = [judge.describe()] if judge and any("miou" in result.found for result in results) else []
+        print(reproduction.render(part, results, [*words, *judged]))
+        if out:
+            print("  ".join(map(str, reproduction.write(out, part, results, [*words, *judged]))), end="\n\n")
+
+
+def benchmark(
+    models: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[MODEL ...]")] = (
+        "fanet18",
+        "fanet34",
+    ),
+    /,
+    *,
+    size: Annotated[str, optional("HEIGHTxWIDTH", "1024x2048 on a GPU, 512x1024 on the CPU")] = "",
+    batch: int = 1,
+    compiled: bool = False,
+    seconds: float = 3.0,
+    profile: bool = False,
+    json: Annotated[Path | None, optional("FILE", "none is written")] = None,
+    plot: Annotated[Path | None, optional("FILE", "none is drawn")] = None,
+    device: Device = "",
+    precision: Annotated[str, optional("{fp16,bf16,fp32,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
+    trust: bool = False,
+) -> None:
+    """Measure how long networks take from a frame to its labels, and what they cost.
+
+    Args:
+        models: Names of networks, with random weights and 19 classes, checkpoints, or files that export wrote (.onnx,
+            .xml, .pt2). fanet18, fanet34, and the rivals segnet, enet, icnet, erfnet, bisenet18, shelfnet18,
+            swiftnet18, fcn16s, fcn8s, deeplab.
+        size: Height and width of the frames.
+        batch: Frames at a time.
+        compiled: Measure torch.compile too, which takes a minute for each network.
+        seconds: How long to measure each network.
+        profile: Name the ten most expensive kernels or operators.
+        json: A file for the figures.
+        plot: A PNG for the median times.
+        device: cuda or cpu; with a .onnx or .xml file it is cpu unless told otherwise.
+        precision: What the fast and the plain way compute in; a file has its own.
+        trust: Open a .pt2 file, which is a program and can do whatever it likes.
+    """
+    from dataclasses import asdict
+    from json import dumps
+
+    from streamseg import benchmark as costs, plot as plots, runtime
+    from streamseg.files import check_place, written_whole
+    from streamseg.layers import check_count
+    from streamseg.stream import check_positive
+
+    check_count("batch", batch)
+    check_positive("seconds", seconds)
+    # one device for all, or their times could not be compared
+    usual = "cpu" if any(runtime.usual_device(Path(name)) for name in models) else ""
+    place = pick_device(device or usual)
+    seen = parse_size("--size", size) or ((1024, 2048) if place.type == "cuda" else (512, 1024))
+    if json:
+        check_place(json)
+    if plot:
+        plots.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
+        check_place(plot)
+    found = []
+    for number, name in enumerate(models):
+        show_progress(number, len(models))
+        found.append(
+            costs.measure(name, seen, batch, place, precision, compiled=compiled, seconds=seconds, trust=trust)
+        )
+    clear_line()
+    machine = costs.describe_machine(place)
+    print(costs.render(found, seen, batch, machine))
+    if profile:
+        for name in models:
+            print(f"\n{name}: the ten that take most, ms a frame")
+            spent = costs.profile(name, seen, place, precision)
+            for kernel, taken in spent:
+                print(f"{taken:10.4f}  {kernel:.100}")
+            if not spent:
+                print(f"{'-':>10}")
+    if json:
+        entry = {"machine": machine, "size": seen, "batch": batch, "networks": [asdict(cost) for cost in found]}
+        with written_whole(json) as temporary:
+            temporary.write_text(dumps(entry, indent=2) + "\n")
+    if plot:
+        costs.draw(plot, found, seen, machine)

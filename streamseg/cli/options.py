@@ -1,0 +1,92 @@
+"""Options that several verbs share: how they are shown, and what is made of what is given."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+if TYPE_CHECKING:
+    import torch
+
+    from streamseg.runtime import Exported
+    from streamseg.stream import Policy
+
+
+DataFolder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
+
+
+def optional(metavar: str, default: str) -> Any:
+    """How the help shows an option that may be left out."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
+
+
+Device = Annotated[str, optional("NAME", "a GPU if there is one")]
+
+
+def parse_size(option: str, text: str) -> tuple[int, int] | None:
+    """A height and width from "HEIGHTxWIDTH"; None from nothing."""
+    if not text:
+        return None
+    sides = text.lower().split("x")
+    if len(sides) != 2 or not all(side.isascii() and side.isdecimal() and 32 <= int(side) <= 65536 for side in sides):
+        raise ValueError(f"{option} is {text!r:.80}; expected a height and a width from 32 up, such as 720x1280.")
+    return int(sides[0]), int(sides[1])
+
+
+def pick_policy(window: int | None, half_life: float | None) -> "Policy | None":
+    """What is remembered of a video: the last frames, or a past that fades in time; None where nothing was said."""
+    from streamseg.stream import FadingInTime, LastFrames
+
+    if window is not None and half_life is not None:
+        raise ValueError("Give --window or --half-life, not both.")
+    if half_life is not None:
+        return FadingInTime(half_life)
+    return None if window is None else LastFrames(window)
+
+
+def pick_device(name: str) -> "torch.device":
+    """The device of a name, or the best that there is."""
+    import torch
+
+    if not name:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":  # of the processes that torchrun starts, each has a GPU of its own
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"{name!r} is no device: give cuda or cpu.") from None
+    if device.type not in ("cuda", "cpu"):
+        raise ValueError(f"{name!r} is no device to compute on here: give cuda or cpu.")
+    if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
+        raise ValueError(f"There is no GPU for --device {name}: leave the option out, or give cpu.")
+    return device
+
+
+def check_exported(
+    file: "Exported",
+    policy: "Policy | None",
+    *,
+    size: tuple[int, int] | None = None,
+    tile: bool = False,
+    deadline: float | None = None,
+    precision: str = "",
+    confidence: bool = False,
+) -> None:
+    """Raise a ValueError that says what an exported file cannot do, if that is asked for."""
+    from streamseg.stream import LastFrames
+
+    path, fixed = file.path, file.manifest.size
+    if tile:
+        raise ValueError(f"--tile needs the network itself, and {path} is an exported file: give a checkpoint.")
+    if precision:
+        raise ValueError(f"{path} computes in what it was exported in: leave out --precision.")
+    if confidence and not file.manifest.confidence:
+        raise ValueError(f"{path} gives no confidence: leave out --confidence, or export it with --confidence.")
+    if fixed and size not in (None, fixed):
+        raise ValueError(f"{path} takes frames of {fixed[0]} x {fixed[1]} alone: leave out --size.")
+    if fixed and deadline is not None:
+        raise ValueError(f"{path} takes frames of one size: leave out --deadline, or export it without --size.")
+    if not file.manifest.state and policy not in (None, LastFrames(1)):
+        raise ValueError(f"{path} looks at single frames: leave out the window, or export it with --video.")

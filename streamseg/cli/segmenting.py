@@ -1,0 +1,300 @@
+"""The verb segment: pictures, videos and cameras, here or on a cluster."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from streamseg.cli.options import Device, check_exported, optional, parse_size, pick_device, pick_policy
+from streamseg.cli.say import clear_line, complain, fail
+
+if TYPE_CHECKING:
+    import torch
+
+    from streamseg.archive import Orders
+    from streamseg.pipeline import Labeller, Outcome, Pipeline
+    from streamseg.stream import Policy
+
+
+def segment(
+    names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE... [OUT]")],
+    /,
+    *,
+    weights: Annotated[Path | None, optional("FILE", "those that ship")] = None,
+    overlay: bool = True,
+    labels: bool = False,
+    confidence: bool = False,
+    side_by_side: bool = False,
+    legend: bool = False,
+    classes: str = "",
+    alpha: float = 0.5,
+    json: Annotated[Path | None, optional("FILE", "none is written")] = None,
+    show: bool = False,
+    window: Annotated[int | None, optional("FRAMES", "what the weights were trained with")] = None,
+    half_life: Annotated[float | None, optional("SECONDS", "the exact window")] = None,
+    cut: Annotated[float | None, optional("DISTANCE", "off")] = None,
+    deadline: Annotated[float | None, optional("MS", "none")] = None,
+    size: Annotated[str, optional("HEIGHTxWIDTH", "the frames' own, up to 1024 x 2048 pixels")] = "",
+    tile: bool = False,
+    raw_size: Annotated[str, optional("HEIGHTxWIDTH", "none")] = "",
+    rate: Annotated[float | None, optional("FPS", "25")] = None,
+    device: Device = "",
+    precision: Annotated[str, optional("{fp32,fp16,bf16,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
+    trust: bool = False,
+    ray: Annotated[str, optional("[ADDRESS]", "off; without ADDRESS this machine alone")] = "",
+) -> None:
+    """Label every pixel of pictures, videos, cameras and streams, and write them under the colours of their classes.
+
+    Args:
+        names: What to label: pictures, a folder, a pattern ('*.jpg'), a list (.txt), a video, numbered pictures
+            (frame_%04d.png), an http or rtsp address, a camera (0), or - for raw frames on standard input. Behind it,
+            where to write: a picture or a video, a folder, numbered pictures, or - for raw labels on standard output;
+            without it, NAME-overlay.png or .mp4 in this folder.
+        weights: A checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
+        overlay: Write the overlay: a picture, or a video.
+        labels: Write the labels too: NAME-labels.png, indexed, or NAME-labels.mkv, lossless; a pixel is its class.
+        confidence: Write how sure the network is too, 0 to 255: NAME-confidence.png or .mkv, lossless.
+        side_by_side: Put the frame itself beside the overlay.
+        legend: Name the colours.
+        classes: Highlight these alone, such as road,car.
+        alpha: Share of the colours in the overlay, 0 to 1.
+        json: A file for a line of JSON a frame: shares of the classes, latency, age of the mask, size it was seen at.
+        show: Show the overlay of one source in a window, of pictures the last until it is closed; q closes it.
+        window: How many frames of a video the network looks at; more than 1 is for networks trained so.
+        half_life: Instead of a window, let the past fade by half in so many seconds, whatever frames were dropped.
+        cut: Forget the past at a change of scene: where contexts differ by more than this.
+        deadline: See frames smaller if need be, so that labels come within so many milliseconds.
+        size: See frames at this size; labels have the frames' own all the same.
+        tile: See large pictures whole, tile by tile, instead of smaller.
+        raw_size: The size of raw frames on standard input: RGB, 8 bits.
+        rate: Frames a second of numbered pictures and raw frames.
+        device: cuda or cpu.
+        precision: What the network computes in; int8 is more than twice as fast on a CPU, with nearly the same labels.
+        trust: Open a .pt2 file, which is a program and can do whatever it likes.
+        ray: Spread videos over a Ray cluster: local, auto, HOST:PORT or ray://HOST:PORT. Into OUT go labels and
+            statistics of each video, and an overlay with --overlay; started again, it goes on where it ended.
+    """
+    from contextlib import ExitStack
+    from json import dumps
+    from time import monotonic
+
+    from streamseg import latency, runtime
+    from streamseg.files import written_whole
+    from streamseg.images import allow_large_pictures
+    from streamseg.layers import check_choice
+    from streamseg.pipeline import Pipeline, Style
+    from streamseg.results import Results, check_records, plan
+    from streamseg.show import Window
+    from streamseg.sources import Capture, search
+    from streamseg.stream import check_positive
+
+    given, out = (names[:-1], names[-1]) if len(names) > 1 else (names, "")
+    raw = out == "-"
+    if precision:
+        check_choice("precision", precision, ("fp32", "fp16", "bf16", "int8"))
+    if tile and (confidence or (window or 1) > 1 or half_life or deadline or size):
+        raise ValueError(
+            "--tile sees single pictures at full size: leave out --confidence, --window, --half-life, --deadline and "
+            "--size."
+        )
+    if tile:
+        allow_large_pictures()
+    for option, number in (("deadline", deadline), ("cut", cut)):
+        if number is not None:
+            check_positive(option, number)
+    policy = pick_policy(window, half_life)
+
+    def labeller_and_style() -> tuple["Labeller", Style]:
+        labeller = open_labeller(
+            weights,
+            pick_device(device or runtime.usual_device(weights)),
+            policy,
+            cut=cut,
+            size=parse_size("--size", size),
+            tile=tile,
+            deadline=deadline,
+            precision=precision,
+            confidence=confidence,
+            trust=trust,
+        )
+        only = tuple(find_class(name, labeller.classes.names) for name in classes.split(",") if name.strip())
+        return labeller, Style(alpha, only, legend, side_by_side)
+
+    if ray:
+        if json or show or tile or raw or deadline is not None or raw_size or rate or not out:
+            raise ValueError(
+                "--ray reads videos and writes a folder, which comes last: leave out --json, --show, --tile, "
+                "--deadline, --raw-size, --rate and -."
+            )
+        from streamseg.archive import Orders
+
+        labeller, style = labeller_and_style()  # as each worker will have it: what is wrong is told at once
+        path = weights and weights.absolute()
+        orders = Orders(path, labeller.window, precision, cut, labeller.size, overlay, labels, confidence, style, trust)
+        segment_archive(given, out, orders, ray, gpus=(device or runtime.usual_device(weights)) != "cpu")
+        return
+    sources, missing = search(given, raw_size=parse_size("--raw-size", raw_size), rate=rate)
+    if not sources:
+        raise missing[0]
+    results = plan(sources, out, overlay=overlay, labels=labels, confidence=confidence, missing=len(missing))
+    if not (overlay or labels or confidence or json or raw or show):
+        raise ValueError("There is nothing to write with --no-overlay alone: add --labels, --confidence or --json.")
+    if show and len(sources) > 1:
+        raise ValueError(f"--show has one window, and there are {len(sources)} sources: give one, or leave it out.")
+    if json:
+        check_records(json, sources, results)
+    labeller, style = labeller_and_style()
+
+    words = sys.stderr if raw else sys.stdout
+    meter = latency.Meter()
+    last = monotonic()
+
+    def wrote(capture: Capture, shares: list[float], places: Results) -> None:
+        if places.are_pictures and places.paths:
+            clear_line()
+            print(f"{capture.name}: {describe_shares(labeller.classes.names, shares)}", file=words)
+            print("  " + "  ".join(map(str, places.of(capture).paths)), file=words)
+
+    def watch() -> None:
+        nonlocal last
+        if sys.stderr.isatty() and monotonic() - last > 0.25:
+            last = monotonic()
+            told = latency.line(meter.summary(), pipeline.total)
+            print(f"\r\x1b[K{told}", end="", file=sys.stderr, flush=True)
+
+    screen = Window("streamseg") if show else None
+    with ExitStack() as files:
+        records = files.enter_context(files.enter_context(written_whole(json)).open("w")) if json else None
+        pipeline = Pipeline(
+            list(zip(sources, results, strict=True)),
+            labeller,
+            style,
+            meter,
+            deadline=None if deadline is None else deadline / 1000,
+            records=records,
+            raw=sys.stdout.buffer if raw else None,
+            window=screen,
+            say=complain,
+            wrote=wrote,
+            watch=watch,
+        )
+        outcome = pipeline.run()
+        summary = meter.summary()
+        problems = [*map(str, missing), *outcome.problems]
+        if not outcome.frames and problems:
+            fail(problems[0])
+        if records:
+            records.write(dumps({"summary": latency.to_json(summary)}) + "\n")
+
+    clear_line()
+    for line in report(pipeline, outcome, deadline):
+        print(line, file=words)
+    if outcome.frames > 1:
+        print(latency.render(summary), file=words)
+    for problem in problems:
+        complain(problem)
+    if outcome.signal:
+        complain(f"Stopped after {outcome.frames} frames: what was written holds those.")
+    if screen and outcome.frames and not outcome.signal and not any(source.moving for source in sources):
+        screen.wait()  # pictures would be gone before anybody saw them
+    if outcome.signal or problems:
+        sys.exit(128 + outcome.signal if outcome.signal else 1)
+
+
+def open_labeller(
+    weights: Path | None,
+    place: "torch.device",
+    policy: "Policy | None",
+    *,
+    cut: float | None,
+    size: tuple[int, int] | None,
+    tile: bool,
+    deadline: float | None,
+    precision: str,
+    confidence: bool,
+    trust: bool,
+) -> "Labeller":
+    """A network, and how it is to see frames; a ValueError says what it cannot do, if that is asked for."""
+    from streamseg import checkpoint, fast, runtime
+    from streamseg.pipeline import Labeller
+    from streamseg.stream import LastFrames, check_window
+
+    model, classes, trained = runtime.open_weights(weights, place, trust=trust)
+    if isinstance(model, runtime.Exported):
+        check_exported(
+            model, policy, size=size, tile=tile, deadline=deadline, precision=precision, confidence=confidence
+        )
+        trained = trained if model.manifest.state else 1
+        size = model.manifest.size or size
+    elif tile:
+        checkpoint.only_fanet(model, "--tile")
+    engine = fast.engine_for(model, place, precision, plain=tile)
+    policy = policy or LastFrames(1 if tile else trained)
+    check_window(engine, policy)
+    return Labeller(engine, classes, policy, cut, size, tile, confidence)
+
+
+def segment_archive(names: Sequence[str], out: str, orders: "Orders", address: str, *, gpus: bool) -> None:
+    """Label videos on a Ray cluster, and tell how far it is and how it went. Exit status 1 if any had a problem."""
+    from time import monotonic
+
+    from streamseg import archive
+
+    last = monotonic()
+
+    def progress(report: archive.Report) -> None:
+        nonlocal last
+        terminal = sys.stderr.isatty()
+        if monotonic() - last > (0.25 if terminal else 60):
+            last = monotonic()
+            start, end = ("\r\x1b[K", "") if terminal else ("", "\n")
+            print(f"{start}{archive.line(report)}", end=end, file=sys.stderr, flush=True)
+
+    report = archive.segment_archive(names, out, orders, address, gpus=gpus, progress=progress)
+    clear_line()
+    print(archive.line(report))
+    print(out)
+    for problem in report.problems.values():
+        complain(problem)
+    if report.problems:
+        sys.exit(1)
+
+
+def report(pipeline: "Pipeline", outcome: "Outcome", deadline: float | None) -> Iterator[str]:
+    """What a run wrote and saw, in lines."""
+    for stream in pipeline.streams:
+        if stream.written and not stream.results.are_pictures:
+            yield f"{stream.source.name}: {'  '.join(map(str, stream.results.paths))}"
+    if outcome.frames > 1:
+        yield f"\nall frames: {describe_shares(pipeline.labeller.classes.names, outcome.shares)}"
+        yield f"seen at {outcome.size[0]} x {outcome.size[1]}\n"
+        if deadline is not None:
+            yield f"{describe_deadline(deadline, outcome)}\n"
+
+
+def find_class(name: str, names: tuple[str, ...]) -> int:
+    """The number of a class by its name, in small letters or large."""
+    for number, known in enumerate(names):
+        if known.lower() == name.strip().lower():
+            return number
+    raise ValueError(f"No class is called {name.strip()!r:.80}; there are {', '.join(names)}.")
+
+
+def describe_shares(names: tuple[str, ...], shares: list[float]) -> str:
+    """The largest classes of a frame and their shares of it."""
+    largest = sorted(zip(shares, names, strict=True), reverse=True)[:5]
+    return ", ".join(f"{name} {share:.0%}" for share, name in largest if share > 0.005)
+
+
+def describe_deadline(milliseconds: float, outcome: "Outcome") -> str:
+    """How many frames held a deadline, and how small they had to be seen for it."""
+    late, (height, width) = outcome.late / outcome.frames, outcome.smallest
+    told = f"deadline of {milliseconds:g} ms"
+    if outcome.out_of_reach > 0.01 * outcome.frames:
+        return (
+            f"{told} could not be held: {100 * late:.1f} % of the frames were late, though seen as small as "
+            f"{height} x {width}, the least; give a longer one, a smaller --size or a faster --device"
+        )
+    return f"{told} held by {100 - 100 * late:.1f} % of the frames, the smallest of them seen at {height} x {width}"
