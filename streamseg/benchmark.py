@@ -110,6 +110,7 @@ def measure(
     """
     if is_exported(name):
         return measure_file(open_exported(name, device, trust=trust), size, batch, seconds)
+    before = allocated(device)
     network = open_network(name)
     parameters, macs = sum(x.numel() for x in network.parameters()), count_macs(network, (1, 3, *size))
     network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
@@ -120,7 +121,7 @@ def measure(
         raise ValueError(f"precision is {kind!r:.80}; on this device choose one of: {', '.join(known)}.")
     with torch.no_grad():
         quick = make_fast(network, frames, kind)
-        timings = time_ways(ways(network, quick, frames, kind, compiled), device, batch, seconds)
+        timings = time_ways(ways(network, quick, frames, kind, compiled), device, batch, seconds, before)
         stages = share_out(quick, frames, device, seconds / 3) if quick else {}
     return Cost(network.name, parameters, macs / 1e9, timings, stages, paper_fps(network.name, size))
 
@@ -145,20 +146,32 @@ def is_exported(name: str) -> bool:
 
 
 def time_ways(
-    prepared: dict[str, Callable[[], Call]], device: torch.device, batch: int, seconds: float
+    prepared: dict[str, Callable[[], Call]], device: torch.device, batch: int, seconds: float, before: int = 0
 ) -> tuple[Timing, ...]:
-    """How long each of several ways takes, in turn, and the memory that it needs."""
+    """How long each of several ways takes, in turn, and the memory that it needs.
+
+    Args:
+        before: How much of a GPU's memory was taken before the network was there, in bytes.
+    """
     calls: dict[str, Call] = {}
     memory: dict[str, float | None] = {}
+    shared = allocated(device)
     for way, prepare in prepared.items():
+        others = before + allocated(device) - shared
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
         calls[way] = prepare()
         calls[way]()
-        memory[way] = torch.cuda.max_memory_allocated(device) / 1e6 if device.type == "cuda" else None
+        most = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        memory[way] = None if most is None else (most - others) / 1e6
     times = time_in_turn(calls, device, seconds)
     return tuple(summarise(way, times[way], batch, memory[way]) for way in calls)
+
+
+def allocated(device: torch.device) -> int:
+    """How much of a GPU's memory tensors take, in bytes; of the CPU's, nothing is known."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def make_fast(network: Network, frames: Tensor, precision: str) -> Fast | None:
@@ -256,8 +269,7 @@ def summarise(way: str, times: Sequence[float], batch: int, memory: float | None
 
 def share_out(quick: Fast, frames: Tensor, device: torch.device, seconds: float) -> dict[str, float]:
     """The share of each stage in the time from frames to labels, from the times of ever longer beginnings of it."""
-    batch, _, height, width = frames.shape
-    ready, folded = quick.prepare((batch, height, width, False)), quick.folded
+    ready, folded = quick.prepare((frames.shape, False)), quick.folded
     ready.frame.copy_(frames)
     unfolded = ready.unfolded if device.type == "cuda" else None
 

@@ -151,12 +151,12 @@ def check_sizes(frame: Tensor, path: Path, other: Tensor, other_path: Path) -> N
     )
 
 
-def cityscapes(data: Path, split: str) -> Dataset:
+def cityscapes(data: str | Path, split: str) -> Dataset:
     """Cityscapes, finely labelled: 34 ids become the 19 classes of evaluation; sequences if they are there."""
     return choose("cityscapes", data, split, list_splits("cityscapes", data))
 
 
-def camvid(data: Path, split: str) -> Dataset:
+def camvid(data: str | Path, split: str) -> Dataset:
     """CamVid with 11 classes, from SegNet's copy or from the original; trainval is train and val."""
     splits = list_splits("camvid", data)
     if "train" in splits and "val" in splits:
@@ -164,7 +164,7 @@ def camvid(data: Path, split: str) -> Dataset:
     return choose("camvid", data, split, splits)
 
 
-def coco_stuff(data: Path, split: str) -> Dataset:
+def coco_stuff(data: str | Path, split: str) -> Dataset:
     """COCO-Stuff with 171 classes, of 164,000 frames or of 10,000; the latter's val is its test."""
     splits = list_splits("coco-stuff", data)
     if "test" in splits:
@@ -172,12 +172,12 @@ def coco_stuff(data: Path, split: str) -> Dataset:
     return choose("coco-stuff", data, split, splits)
 
 
-def ade20k(data: Path, split: str) -> Dataset:
+def ade20k(data: str | Path, split: str) -> Dataset:
     """ADE20K with the 150 classes of the scene parsing challenge."""
     return choose("ade20k", data, split, list_splits("ade20k", data))
 
 
-def folder(data: Path, split: str) -> Dataset:
+def folder(data: str | Path, split: str) -> Dataset:
     """One's own data set: classes.txt, images/ and labels/; the split all is everything.
 
     Splits are folders in images/ and labels/, or else lists train.txt, val.txt, test.txt of names; without either,
@@ -210,18 +210,18 @@ def in_parallel(function: Callable[[Item], Result], items: Iterable[Item], threa
             pool.shutdown(cancel_futures=True)
 
 
-def list_splits(name: str, data: Path) -> dict[str, Dataset]:
+def list_splits(name: str, data: str | Path) -> dict[str, Dataset]:
     """Every split of a data set by its name; files of its pairs may be missing."""
     if name not in LAYOUTS:
         raise ValueError(f"No data set is called {name!r}; expected one of {', '.join(LAYOUTS)}.")
     list_them, layout = LAYOUTS[name]
-    splits = {split: Dataset(name, split, *found) for split, found in list_them(data).items()}
+    splits = {split: Dataset(name, split, *found) for split, found in list_them(Path(data)).items()}
     if not splits:
         raise FileNotFoundError(f"No {name} data in {data}: expected there {layout}.")
     return splits
 
 
-def choose(name: str, data: Path, split: str, splits: dict[str, Dataset]) -> Dataset:
+def choose(name: str, data: str | Path, split: str, splits: dict[str, Dataset]) -> Dataset:
     """One of the splits, if none of its files is missing."""
     remedy = " Add pictures, or train with --validate ''." if split == "val" else ""
     layout = f"the layout is {LAYOUTS[name][1]}.{remedy}"

@@ -36,20 +36,25 @@ LEARNED = 8
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.uint8}
 """What numbers are computed with, by their names."""
 
-Size = tuple[int, int, int, bool]
-"""Batch, height, width, and whether confidence is wanted."""
+Size = tuple[torch.Size, bool]
+"""The shape that frames are given in, and whether confidence is wanted."""
 
 
 @dataclass(eq=False)
 class Ready:
     """What a size of frames needs on a GPU: places for what goes in and comes out, and the graph between them."""
 
+    given: Tensor
+    """The frames' place in the shape that they are given in, (3, H, W) or (B, 3, H, W)."""
     frame: Tensor
+    """The same as (B, 3, H, W)."""
     past: Tensor
     scale: Tensor
     context: Tensor
     unfolded: Tensor
     labels: Tensor
+    answer: Tensor
+    """The labels' place in the shape that fits the frames'."""
     confidence: Tensor | None
     alone: tuple[float, ...]
     """The weights of frames without a past."""
@@ -95,21 +100,20 @@ class Fast:
             past: The sum of the contexts of the earlier frames in the window (B, D, C); None for the first.
             weight: How many frames that sum is of, for a network that averages.
         """
-        frames = frame if frame.ndim == 4 else frame[None]
-        key = (len(frames), frames.shape[-2], frames.shape[-1], False)
+        key = (frame.shape, False)
         ready = self.ready.get(key)
         # what follows is waited for, so the host does as little as it can
-        if not (ready and ready.graph and is_like(frames, ready.frame)):
-            labels, context = self.see_first(frames, past, weight)
-        else:
-            self.ready.move_to_end(key)
-            self.fill(ready, frames, past, ready.alone if past is None else (weight,) * len(frames))
-            ready.graph.replay()
-            labels, context = ready.labels, ready.context
-        return labels if frame.ndim == 4 else labels[0], context
+        if ready is None or ready.graph is None or frame.dtype != torch.uint8 or frame.device != ready.given.device:
+            return self.see_first(frame, past, weight)
+        self.ready.move_to_end(key)
+        ready.given.copy_(frame, non_blocking=True)
+        self.remind(ready, past, ready.alone if past is None else (weight,) * len(ready.frame))
+        ready.graph.replay()
+        return ready.answer, ready.context
 
-    def see_first(self, frames: Tensor, past: Tensor | None, weight: float) -> tuple[Tensor, Tensor]:
-        """See step, for frames (B, 3, H, W) that are not ready to be replayed."""
+    def see_first(self, frame: Tensor, past: Tensor | None, weight: float) -> tuple[Tensor, Tensor]:
+        """See step, for frames that are not ready to be replayed."""
+        frames = frame if frame.ndim == 4 else frame[None]
         for one in frames:
             check_frame(one)
         if frames.device != self.device:
@@ -118,10 +122,11 @@ class Fast:
         views = Views(frames, past, weights, [(frames.shape[2], frames.shape[3])] * len(frames))
         with torch.no_grad():
             if self.device.type == "cuda":
-                ready = self.replay(views, at_once=True)
-                return ready.labels, ready.context
+                ready = self.replay(views, frame.shape, at_once=True)
+                return ready.answer, ready.context
             looks, context = self.look(views)
-            return torch.stack([labels for labels, _ in looks]), context
+            labels = torch.stack([labels for labels, _ in looks])
+            return labels if frame.ndim == 4 else labels[0], context
 
     def look(self, views: Views) -> tuple[list[Look], Tensor]:
         views = views._replace(images=to_bytes(views.images))
@@ -148,7 +153,7 @@ class Fast:
 
     def look_on_gpu(self, views: Views) -> tuple[list[Look], Tensor]:
         """See look; labels of another size than the frames were seen at are made from the scores once more."""
-        ready = self.replay(views)
+        ready = self.replay(views, views.images.shape)
         looks: list[Look] = []
         for i, size in enumerate(views.sizes):
             if size == tuple(views.images.shape[2:]):
@@ -162,20 +167,21 @@ class Fast:
             looks.append((labels[0], None if confidence is None else confidence[0]))
         return looks, ready.context.clone()
 
-    def replay(self, views: Views, at_once: bool = False) -> Ready:
+    def replay(self, views: Views, shape: torch.Size, at_once: bool = False) -> Ready:
         """See frames; what is found is in the places of their size.
 
         Args:
+            shape: That in which they were given.
             at_once: Whether a graph is made for a size that comes for the first time; else, for the second.
         """
-        batch, _, height, width = views.images.shape
-        key = (batch, height, width, views.confident)
+        key = (shape, views.confident)
         again = key in self.ready
         ready = self.ready[key] if again else self.prepare(key)
         self.ready.move_to_end(key)
-        self.fill(ready, views.images, views.past, tuple(views.weights))
+        ready.frame.copy_(views.images, non_blocking=True)
+        self.remind(ready, views.past, tuple(views.weights))
         if ready.graph is None and (at_once or again):
-            SAY.info("Preparing for frames of %d x %d, which takes half a minute the first time.", height, width)
+            SAY.info("Preparing for frames of %d x %d, which takes half a minute the first time.", *shape[-2:])
             ready.graph = record(partial(self.run, ready), self.device)
         if ready.graph is None:
             self.run(ready)
@@ -183,9 +189,8 @@ class Fast:
             ready.graph.replay()
         return ready
 
-    def fill(self, ready: Ready, images: Tensor, past: Tensor | None, weights: tuple[float, ...]) -> None:
-        """Put what goes in into its places."""
-        ready.frame.copy_(images, non_blocking=True)
+    def remind(self, ready: Ready, past: Tensor | None, weights: tuple[float, ...]) -> None:
+        """Put the past into its place."""
         if past is not None:
             ready.past.copy_(past)
         elif ready.has_past:
@@ -197,17 +202,21 @@ class Fast:
 
     def prepare(self, key: Size) -> Ready:
         """Places for a size of frames; those of the size that has not been seen for longest go."""
-        batch, height, width, confident = key
+        shape, confident = key
+        batch, height, width = (shape[0] if len(shape) == 4 else 1), *shape[-2:]
         device, half = self.device, self.folded.stem.weight.dtype
         rows, columns = (height + 1) // 2 + 3, (width + 1) // 2 + 3
+        given = torch.empty(shape, dtype=torch.uint8, device=device)
         labels = torch.empty(batch, height, width, dtype=torch.uint8, device=device)
         ready = Ready(
-            frame=torch.empty(batch, 3, height, width, dtype=torch.uint8, device=device),
+            given=given,
+            frame=given.view(batch, 3, height, width),
             past=torch.zeros(batch, *self.context_shape, device=device),
             scale=torch.ones(batch, device=device),
             context=torch.empty(batch, *self.context_shape, device=device),
             unfolded=torch.zeros(batch, rows, columns, 16, dtype=half, device=device).permute(0, 3, 1, 2),
             labels=labels,
+            answer=labels if len(shape) == 4 else labels[0],
             confidence=torch.empty_like(labels) if confident else None,
             alone=(0.0,) * batch,
             weights=(0.0,) * batch,
@@ -222,11 +231,6 @@ class Fast:
         size = (ready.labels.shape[1], ready.labels.shape[2])
         ready.scores = self.folded.scores(ready.frame, ready.past, ready.scale, ready.context, ready.unfolded)
         kernels.label(ready.scores, size, ready.labels, ready.confidence)
-
-
-def is_like(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors are of one shape and type, on one device."""
-    return x.shape == y.shape and x.dtype == y.dtype and x.device == y.device
 
 
 def record(run: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:

@@ -19,11 +19,12 @@ from torch import nn
 
 from streamseg import checkpoint, plot
 from streamseg.attention import ATTENTIONS
-from streamseg.benchmark import Call, count_macs, graphed, label, label_whole, time_call
+from streamseg.benchmark import Call, allocated, count_macs, graphed, label, label_whole, time_call
 from streamseg.classes import Classes
 from streamseg.datasets import Dataset
 from streamseg.evaluate import validate
 from streamseg.evaluate_video import evaluate_video
+from streamseg.fast import Fast, accelerate
 from streamseg.files import written_whole
 from streamseg.paper import Row, Table
 
@@ -44,7 +45,8 @@ class Result:
     row: Row
     found: dict[str, float]
     """By name: parameters; gflops (GMACs, by the paper's name) and per_mpx; fps, avg_ms, max_ms and memory_mb of the
-    network alone; labels_fps, from bytes to full-size labels; miou in percent, the mean of so many runs."""
+    network alone; labels_fps, from bytes to full-size labels, and fast_fps, the same by a FANet's fast form; miou in
+    percent, the mean of so many runs."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,7 @@ def build(row: Row, classes: int) -> nn.Module:
 
 def time_row(row: Row, classes: int, device: torch.device, compiled: bool) -> dict[str, float]:
     """How fast a row's network is, one image at a time; nothing where it does not fit into the memory of a GPU."""
+    before = allocated(device)
     network = build(row, classes).to(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -209,9 +212,12 @@ def time_row(row: Row, classes: int, device: torch.device, compiled: bool) -> di
             times = time_calls(alone_call(network, row, device), device)
             found |= {"fps": 1000 / fmean(times), "avg_ms": fmean(times), "max_ms": max(times)}
             if device.type == "cuda":
-                found["memory_mb"] = torch.cuda.max_memory_allocated(device) / 1e6
+                found["memory_mb"] = (torch.cuda.max_memory_allocated(device) - before) / 1e6
             if row.network and row.window == 1:
                 found["labels_fps"] = 1000 / fmean(time_calls(labels_call(network, row, device, compiled), device))
+                fast = fast_call(network, row, device)
+                if fast:
+                    found["fast_fps"] = 1000 / fmean(time_calls(fast, device))
     except torch.OutOfMemoryError:
         pass
     return found
@@ -237,6 +243,14 @@ def labels_call(network: Any, row: Row, device: torch.device, compiled: bool) ->
     return graphed(partial(see, network, frame), device)
 
 
+def fast_call(network: Any, row: Row, device: torch.device) -> Call | None:
+    """The same way in the fast form, for the two networks themselves: variants would be compiled anew."""
+    own = checkpoint.Variant("FastAttention", 32, "Res-1", "stride")
+    quick = accelerate(network) if row.network in checkpoint.FANETS and variant_of(row) == own else None
+    frame = torch.randint(0, 256, (3, *row.size), dtype=torch.uint8, device=device)
+    return partial(quick, frame) if isinstance(quick, Fast) else None
+
+
 def time_calls(call: Call, device: torch.device) -> list[float]:
     """Milliseconds of calls, one after the other; the first two do not count."""
     times: list[float] = []
@@ -255,6 +269,7 @@ COLUMNS = (
     ("fps, paper", "paper", "fps"),
     ("fps, here: network alone", "here", "fps"),
     ("fps, here: frame → labels", "here", "labels_fps"),
+    ("fps, here: the same, fast form", "here", "fast_fps"),
     ("Avg RT, paper, ms", "paper", "avg_ms"),
     ("Avg RT, here, ms", "here", "avg_ms"),
     ("MaxLatency, paper, ms", "paper", "max_ms"),

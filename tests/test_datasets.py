@@ -112,6 +112,11 @@ def test_a_clip_has_a_frame():
         Dataset("folder", "train", CAMVID, (), read_ids).clips(0)
 
 
+def test_a_data_set_s_folder_may_be_a_string(tmp_path):
+    make_camvid(tmp_path, "train", ["0006R0_f00930"])
+    assert camvid(str(tmp_path), "train").pairs == camvid(tmp_path, "train").pairs
+
+
 def test_a_clip_is_read_as_its_frames_and_the_labels_of_the_last(tmp_path):
     dataset = camvid(make_camvid(tmp_path, "train", [f"0016E5_{number:05}" for number in (840, 870, 900)]), "train")
     for clip, last in zip(dataset.clips(2), (1, 2), strict=True):

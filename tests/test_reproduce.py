@@ -85,6 +85,7 @@ def test_every_network_is_timed_alone_and_from_frame_to_labels(monkeypatch):
         assert found["max_ms"] >= found["avg_ms"]
     assert "fps" in module
     assert ["labels_fps" in found for found in (image, video, rival, module)] == [True, False, True, False]
+    assert ["fast_fps" in found for found in (image, video, rival, module)] == [True, False, False, False]
     assert elsewhere == {}
 
 
@@ -95,6 +96,7 @@ def test_on_a_gpu_every_network_runs_in_half_precision_as_one_graph(monkeypatch)
     rows = tuple(Row(name, {}, name, size=(64, 96)) for name in ("fanet18", *PEERS))
     for result in reproduce(Table("all", "all", rows, 3), torch.device("cuda"), timed=True):
         assert {"fps", "labels_fps", "memory_mb"} < {*result.found}
+        assert ("fast_fps" in result.found) == (result.row.network == "fanet18")
 
 
 def test_a_slow_call_is_made_once_and_counts(monkeypatch):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.kernels import backend
-from streamseg.kernels.backend import jit, tl
+from streamseg.kernels.backend import jit, tl, wait
 
 
 def gather_context(
@@ -41,7 +41,18 @@ def gather_context(
     # parts that are summed in order, and no atomics: the same frame has the same context every time
     partial = torch.empty(batch, parts, keys, channels, device=x.device)
     context_kernel[parts, channels // columns, batch](
-        x, weight, bias, partial, pixels, C=channels, D=keys, TILES=each, TILE=tile, COLUMNS=columns, DEPTH=columns
+        x,
+        weight,
+        bias,
+        partial,
+        pixels,
+        C=channels,
+        D=keys,
+        TILES=each,
+        TILE=tile,
+        COLUMNS=columns,
+        DEPTH=columns,
+        **backend.early(x.device),
     )
     total = torch.empty(batch, keys, channels, dtype=x.dtype, device=x.device)
     total_kernel[keys, channels // columns, batch](
@@ -58,6 +69,7 @@ def gather_context(
         D=keys,
         COLUMNS=columns,
         PARTS=backend.next_power_of_2(parts),
+        **backend.early(x.device),
     )
     return total
 
@@ -79,7 +91,9 @@ def total_kernel(
     D: tl.constexpr,
     COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait(EARLY)
     d, chunk, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     columns = chunk * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.arange(0, PARTS)[:, None]
@@ -103,7 +117,9 @@ def context_kernel(
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait(EARLY)
     part, chunk, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     d, depth = tl.arange(0, D), tl.arange(0, DEPTH)
     columns = chunk * COLUMNS + tl.arange(0, COLUMNS)
@@ -161,6 +177,7 @@ def attend(
         TILE=tile,
         COLUMNS=columns,
         DEPTH=columns,
+        **backend.early(x.device),
     )
     return out
 
@@ -180,7 +197,9 @@ def attend_kernel(
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait(EARLY)
     tile, chunk, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     d, depth = tl.arange(0, D), tl.arange(0, DEPTH)
     columns = chunk * COLUMNS + tl.arange(0, COLUMNS)

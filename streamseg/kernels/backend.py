@@ -35,6 +35,33 @@ def is_recent(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+def early(device: torch.device) -> dict[str, bool]:
+    """What tells a kernel, and the GPU, that it may be launched before the one before it has ended: from Hopper on.
+
+    Such a kernel begins with wait(EARLY), before it reads or writes anything.
+    """
+    return {"EARLY": True, "launch_pdl": True} if is_hopper(device) else {"EARLY": False}
+
+
+@cache
+def is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@jit
+def wait(EARLY):
+    """Wait until the kernel before this one has ended."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+
+
+@jit
+def release(EARLY):
+    """Let the kernel after this one be launched, which waits for the rest of this one: when that is short."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
 @cache
 def processors(device: torch.device) -> int:
     """How many programs a GPU runs at a time, if each takes all of a processor."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.kernels import backend
-from streamseg.kernels.backend import jit, tl
+from streamseg.kernels.backend import jit, release, tl, wait
 
 TILES = 1024
 """The most parts of a map whose sums are shared among programs."""
@@ -88,6 +88,7 @@ def convolve(
         RELU=relu,
         num_warps=4,
         num_stages=3,
+        **backend.early(x.device),
     )
 
 
@@ -117,7 +118,9 @@ def convolve_kernel(
     SPLITS: tl.constexpr,
     SHORTCUT: tl.constexpr,
     RELU: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait(EARLY)
     tile, chunk, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     pixel, n = tile * PIXELS + tl.arange(0, PIXELS), chunk * CHANNELS + tl.arange(0, CHANNELS)
     depth = tl.arange(0, DEPTH)
@@ -135,6 +138,7 @@ def convolve_kernel(
         seen = tl.load(x + ((image * height + i) * width + j)[:, None] * C + c[None, :], known[:, None], 0.0)
         place = (n * SIDE * SIDE + tap)[None, :] * C + c[:, None]
         found = tl.dot(seen, tl.load(weight + place, step < steps, 0.0), found)
+    release(EARLY)
     last = True
     if SPLITS > 1:  # the program that comes last adds the others' sums to its own, always in the same order
         part = tile * tl.num_programs(1) + chunk

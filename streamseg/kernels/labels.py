@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.kernels import backend
-from streamseg.kernels.backend import jit, tl
+from streamseg.kernels.backend import jit, tl, wait
 
 
 def label(scores: Tensor, size: tuple[int, int], labels: Tensor, confidence: Tensor | None = None) -> None:
@@ -40,6 +40,7 @@ def label(scores: Tensor, size: tuple[int, int], labels: Tensor, confidence: Ten
         BLOCK=block,
         CONFIDENCE=confidence is not None,
         num_warps=2,
+        **backend.early(scores.device),
     )
 
 
@@ -60,7 +61,9 @@ def label_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     CONFIDENCE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait(EARLY)
     block, strip, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     # the rows of the frame between the middles of two rows of the map
     first = tl.maximum(tl.ceil((strip - 0.5) * height / h - 0.5), 0.0).to(tl.int32)

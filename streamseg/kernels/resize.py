@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.kernels import backend
-from streamseg.kernels.backend import jit, tl
+from streamseg.kernels.backend import jit, tl, wait
 
 
 def add_resized(x: Tensor, small: Tensor) -> Tensor:
@@ -47,11 +47,26 @@ def resize(small: Tensor, out: Tensor, add: Tensor | None = None) -> None:
         C=channels,
         BLOCK=block,
         ADD=add is not None,
+        **backend.early(small.device),
     )
 
 
 @jit
-def resize_kernel(small, out, add, h, w, height, width, total, C: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
+def resize_kernel(
+    small,
+    out,
+    add,
+    h,
+    w,
+    height,
+    width,
+    total,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADD: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait(EARLY)
     block, row, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     column, channel = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, C)
     y = tl.minimum(tl.maximum((row + 0.5) * h / height - 0.5, 0.0), h - 1.0)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.kernels import backend
-from streamseg.kernels.backend import jit, tl
+from streamseg.kernels.backend import jit, release, tl, wait
 
 
 def unfold_frame(frame: Tensor, mean: Tensor, out: Tensor) -> None:
@@ -30,7 +30,19 @@ def unfold_frame(frame: Tensor, mean: Tensor, out: Tensor) -> None:
     _, _, rows, columns = out.shape
     block = 128
     grid = (rows - 3, backend.cdiv(columns - 3, block), batch)
-    unfold_kernel[grid](frame, mean, out, height, width, rows, columns, *frame.stride(), BLOCK=block, num_warps=4)
+    unfold_kernel[grid](
+        frame,
+        mean,
+        out,
+        height,
+        width,
+        rows,
+        columns,
+        *frame.stride(),
+        BLOCK=block,
+        num_warps=4,
+        **backend.early(frame.device),
+    )
 
 
 def squares(x: Tensor) -> Tensor:
@@ -42,8 +54,21 @@ def squares(x: Tensor) -> Tensor:
 
 @jit
 def unfold_kernel(
-    frame, mean, out, height, width, rows, columns, stride_b, stride_c, stride_y, stride_x, BLOCK: tl.constexpr
+    frame,
+    mean,
+    out,
+    height,
+    width,
+    rows,
+    columns,
+    stride_b,
+    stride_c,
+    stride_y,
+    stride_x,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait(EARLY)
     row, block, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     column = block * BLOCK + tl.arange(0, BLOCK)
     part = tl.arange(0, 16)
@@ -75,7 +100,19 @@ def look(unfolded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     block = 128
     strip = make_strip(backend.cdiv(wide, block // 2 - 1) * batch, tall, backend.processors(unfolded.device))
     look_kernel[backend.cdiv(wide, block // 2 - 1), backend.cdiv(tall, strip), batch](
-        unfolded, weight, bias, out, rows, columns, tall, wide, C=channels, BLOCK=block, STRIP=strip, num_warps=8
+        unfolded,
+        weight,
+        bias,
+        out,
+        rows,
+        columns,
+        tall,
+        wide,
+        C=channels,
+        BLOCK=block,
+        STRIP=strip,
+        num_warps=8,
+        **backend.early(unfolded.device),
     )
     return out
 
@@ -102,7 +139,9 @@ def look_kernel(
     C: tl.constexpr,
     BLOCK: tl.constexpr,
     STRIP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait(EARLY)
     block, strip, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     unfolded += image * rows * columns * 16
     half: tl.constexpr = BLOCK // 2
@@ -126,6 +165,7 @@ def look_kernel(
     next_one = tl.broadcast_to(next_one[:, None], (half, C))
     x = block * (half - 1) + tl.arange(0, half)
     inside = x < tl.minimum(wide, (block + 1) * (half - 1))
+    release(EARLY)
     for _ in range(STRIP):
         l3 = read_line(lines, 2 * y + 3, rows, columns, known)
         l4 = read_line(lines, 2 * y + 4, rows, columns, known)
