@@ -1,9 +1,9 @@
-# make demo and make test each do all of their own set-up, in .venv; a second run installs nothing.
+# make demo, make test and make docs each do all of their own set-up, in .venv; a second run installs nothing.
 
 PYTHON ?= python3
 INSTALL = .venv/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test lint wheel clean
+.PHONY: demo test lint docs wheel clean
 
 demo: .venv/installed
 	.venv/bin/python examples/demo.py
@@ -17,12 +17,16 @@ lint: .venv/installed-dev
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 
+docs: .venv/installed-docs
+	.venv/bin/python docs/options.py
+	.venv/bin/python docs/build.py
+
 wheel: .venv/installed
 	.venv/bin/python -m streamseg.page
 	.venv/bin/pip wheel --quiet --no-deps -w dist .
 
 clean:
-	rm -rf .venv out build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv out site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/pip:
@@ -37,4 +41,9 @@ clean:
 .venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/pip
 	@echo "Installing streamseg and its development tools into .venv (a minute or so; about 1.5 GB with torch)"
 	@$(INSTALL) -e '.[dev]'
-	@touch $@ .venv/installed
+	@touch $@ .venv/installed .venv/installed-docs
+
+.venv/installed-docs: pyproject.toml constraints.txt | .venv/bin/pip
+	@echo "Installing streamseg and what builds its documents into .venv (a minute or so; about 1 GB with torch)"
+	@$(INSTALL) -e '.[docs]'
+	@touch $@

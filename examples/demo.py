@@ -1,7 +1,12 @@
-"""What `make demo` runs: the weights that ship, over the samples and a video that a virtual camera takes of one."""
+"""What `make demo` runs: the weights that ship, over the samples and a video that a virtual camera takes of them."""
 
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+from torch import Tensor
+from torch.nn import functional as F
 
 import streamseg
 from streamseg import cli
@@ -10,29 +15,53 @@ OUT = Path("out/demo")
 CLIP = OUT / "drive.mp4"
 
 
-def pan(picture: Path, frames: int = 30, size: tuple[int, int] = (360, 640)):
-    """Frames of a camera that moves over a picture from the left to the right."""
-    whole = streamseg.read_image(picture)[:, ::2, ::2]
-    height, width = size
-    top, path = whole.shape[1] - height, whole.shape[2] - width
-    for i in range(frames):
-        left = round(path * i / (frames - 1))
-        yield whole[:, top : top + height, left : left + width].contiguous()
+def drive(pictures: list[Path], frames: int = 12, size: tuple[int, int] = (360, 640)) -> Iterator[Tensor]:
+    """Frames of a virtual camera, which moves into one picture after the other, as if it drove down the road."""
+    for picture in pictures:
+        whole = streamseg.read_image(picture)[None].float()
+        for i in range(frames):
+            height, width = (round(side / (1 + 0.4 * i / frames)) for side in whole.shape[2:])
+            top, left = (whole.shape[2] - height) // 2, (whole.shape[3] - width) // 2
+            view = whole[:, :, top : top + height, left : left + width]
+            yield F.interpolate(view, size, mode="bilinear", antialias=True)[0].round().byte()
 
 
 def run(*arguments: str) -> None:
     """Run a command, and show it."""
-    print(f"\n$ streamseg {' '.join(arguments)}")
+    print(f"$ streamseg {' '.join(arguments)}", flush=True)
     sys.argv = ["streamseg", *arguments]
     cli.main()
 
 
+def show(reports: dict[str, Path]) -> None:
+    """Print what lines of JSON say of each run: the shares of the classes, and how long a frame took."""
+    runs = [[json.loads(line) for line in path.read_text().splitlines()] for path in reports.values()]
+    frames, summaries = [run[:-1] for run in runs], [run[-1]["summary"] for run in runs]
+    shares = {
+        name: [sum(frame["shares"].get(name, 0) for frame in run) / len(run) for run in frames]
+        for name in sorted({name for run in frames for frame in run for name in frame["shares"]})
+    }
+    print("\n" + f"{'share of the pixels':24}" + "".join(f"{name:>12}" for name in reports))
+    for name, found in sorted(shares.items(), key=lambda row: -sum(row[1])):
+        if max(found) > 0.0005:
+            print(f"{name:24}" + "".join(f"{100 * share:>10.1f} %" for share in found))
+    print("\n" + f"{'frames':24}" + "".join(f"{len(run):>12}" for run in frames))
+    for name in ("p50", "p95"):
+        row = "".join(f"{summary['latency_ms'][name]:>9.0f} ms" for summary in summaries)
+        print(f"{f'latency, {name}':24}{row}")
+
+
 if __name__ == "__main__":
     OUT.mkdir(parents=True, exist_ok=True)
-    streamseg.write_frames(CLIP, pan(Path("samples/suburb-3.jpg")), 15)
-    run("segment", "samples", str(OUT), "--legend")
-    run("segment", str(CLIP), str(OUT / "drive-labelled.mp4"), "--legend")
-    print(f"\nOpen the overlays in {OUT}. With a picture, a video or the camera of yours:")
-    print("  .venv/bin/streamseg segment photo.jpg")
-    print("  .venv/bin/streamseg segment video.mp4 labelled.mp4")
-    print("  .venv/bin/streamseg segment 0 --show")
+    print(f"A virtual camera films five of the samples: {CLIP}", flush=True)
+    streamseg.write_frames(CLIP, drive(sorted(Path("samples").glob("suburb-*.jpg"))), 15)
+    labelled, reports = OUT / "drive-labelled.mp4", {"pictures": OUT / "pictures.jsonl", "video": OUT / "drive.jsonl"}
+    run("segment", "samples", str(OUT), "--legend", "--quiet", "--json", str(reports["pictures"]))
+    run("segment", str(CLIP), str(labelled), "--legend", "--quiet", "--json", str(reports["video"]))
+    show(reports)
+    print(f"\n{OUT}/*-overlay.png are the pictures under the colours of their classes, and")
+    print(f"{labelled} is the video. What to try next:\n")
+    print("  .venv/bin/streamseg segment samples/city-traffic.jpg --classes car,road --side-by-side")
+    print(f"  .venv/bin/streamseg segment {CLIP} faster.mp4 --precision int8")
+    print("  .venv/bin/streamseg segment 0 --show   # a camera; or a picture, folder or video of yours")
+    print("  .venv/bin/streamseg --help")

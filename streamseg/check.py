@@ -250,6 +250,21 @@ def render(report: Report) -> str:
     return "\n".join(lines)
 
 
+def to_json(report: Report) -> dict:
+    """A report as JSON can hold it: pixels of each class, of each split."""
+    return {
+        "dataset": report.name,
+        "data": str(report.data),
+        "frames": report.counts,
+        "pixels": {
+            split: dict(zip(report.classes.names, found, strict=True)) for split, found in report.pixels.items()
+        },
+        "ignored_pixels": report.ignored,
+        "errors": report.errors,
+        "warnings": report.warnings,
+    }
+
+
 def write_contact_sheet(path: Path, report: Report) -> None:
     """Write up to twelve frames of a data set under the colours of their labels as one picture."""
     images.check_suffix(path)

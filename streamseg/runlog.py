@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -28,11 +28,11 @@ EVERY = 50
 class Log:
     """What a run tells: log.jsonl, a live line on the terminal, TensorBoard if asked, curves at the end."""
 
-    def __init__(self, out: Path, first: int, tensorboard: bool):
+    def __init__(self, out: Path, first: int, tensorboard: bool, words: TextIO | None = None):
         out.mkdir(parents=True, exist_ok=True)
         for unfinished in out.glob(f"{UNFINISHED}*"):  # what a killed run was writing
             unfinished.unlink()
-        self.out = out
+        self.out, self.words = out, words or sys.stderr
         self.path = out / "log.jsonl"
         self.entries: list[dict[str, Any]] = []
         if first and self.path.exists():
@@ -114,14 +114,14 @@ class Log:
         left = int((config.iterations - done) * config.batch / speed)
         line = f"{done}/{config.iterations}  loss {loss:.3f}  rate {rate:.1e}  {speed:.0f} images/s  "
         line += f"{left // 60}:{left % 60:02d} left  {memory:.1f} GB"
-        if sys.stderr.isatty():
+        if self.words.isatty():
             end = "\n" if done == config.iterations else ""
-            print(f"\r\x1b[K{line}", end=end, file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{line}", end=end, file=self.words, flush=True)
         else:
-            print(line, file=sys.stderr, flush=True)
+            print(line, file=self.words, flush=True)
 
     def say(self, sentence: str) -> None:
-        print(("\r\x1b[K" if sys.stderr.isatty() else "") + sentence, file=sys.stderr, flush=True)
+        print(("\r\x1b[K" if self.words.isatty() else "") + sentence, file=self.words, flush=True)
 
     def finish(self) -> None:
         """Draw the curves, where the plotting library is there."""
@@ -143,6 +143,14 @@ def read_entries(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text(errors="replace").splitlines():
         with suppress(ValueError):
             yield json.loads(line)
+
+
+def summarise(path: Path) -> dict[str, Any]:
+    """Of a run's log what it came to: iterations, and the last loss and accuracy that there are."""
+    told: dict[str, Any] = {"iterations": 0, "loss": None, "val_miou": None, "val_iou": None}
+    for entry in read_entries(path):
+        told |= {"iterations": entry["step"], **{name: entry[name] for name in told.keys() & entry.keys()}}
+    return told
 
 
 def peak_memory(device: torch.device) -> float:

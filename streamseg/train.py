@@ -7,6 +7,7 @@ import warnings
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,7 @@ def train(
     tensorboard: bool = False,
     threads: int = 2,
     save_seconds: float = 60,
+    words: TextIO | None = None,
 ) -> Path:
     """Train a network as a config says, and return the path of its weights.
 
@@ -57,6 +59,7 @@ def train(
         encoder_weights: The file of ImageNet weights, where it should not be downloaded.
         compiled: Compile the network with torch.compile.
         save_seconds: How often to save the state.
+        words: Where to tell how far it is; standard error unless given.
     """
     config.check()
     share = rank, processes = distributed.start(device)
@@ -101,7 +104,7 @@ def train(
     parts = {"trainee": trainee, "average": average, "optimiser": optimiser, "scaler": scaler}
     settings = {**asdict(config), "data": runlog.names_hash(dataset)}
     first = restart.restore(out, settings, parts) if resume else 0
-    log = runlog.Log(out, first, tensorboard) if rank == 0 else None
+    log = runlog.Log(out, first, tensorboard, words) if rank == 0 else None
     if log and untrained:
         log.say(f"There are no ImageNet weights for {config.network}: it starts from nothing.")
     if log:

@@ -1,8 +1,11 @@
 import json
 import os
+import re
+import runpy
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from functools import wraps
 from pathlib import Path
 
 import numpy
@@ -15,6 +18,7 @@ from test_layouts import make_camvid
 
 import streamseg
 from streamseg import cli, datasets
+from streamseg.cli.completion import options_of
 from streamseg.cli.options import pick_device
 from streamseg.evaluate import averaging
 
@@ -27,12 +31,56 @@ def folder(tmp_path, monkeypatch, model):
     return tmp_path
 
 
-@pytest.mark.parametrize("arguments", [[], ["segmant"], ["segment", "a.png", "--colour", "red"]])
-def test_a_wrong_command_line_is_explained_with_exit_2(monkeypatch, capsys, arguments):
-    assert run(monkeypatch, *arguments) == 2
-    shown = capsys.readouterr()
-    assert "--help" in shown.out + shown.err
-    assert "Traceback" not in shown.out + shown.err
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("", "Give a verb, such as segment: streamseg --help has the list."),
+        ("segmant", "There is no verb 'segmant': did you mean segment? streamseg --help has the list."),
+        ("--verson", "There is no verb '--verson': did you mean --version? streamseg --help has the list."),
+        ("xyz", "There is no verb 'xyz': streamseg --help has the list."),
+        ("train", "Give a recipe behind train, such as folder-18: streamseg train --help has the list."),
+        ("train --data mine --out run", "Give a recipe behind train"),
+        (
+            "train folder18",
+            "There is no recipe 'folder18': did you mean folder-18? streamseg train --help has the list.",
+        ),
+        (
+            "train folder-18 --optimizer sgd",
+            "train has no option '--optimizer': did you mean --optimiser? streamseg train folder-18 --help",
+        ),
+        ("segment a.png --legned", "segment has no option '--legned': did you mean --legend? streamseg segment --help"),
+        ("segment a.png --colour=red", "segment has no option '--colour': streamseg segment --help has the list."),
+        ("segment a.png", "Nothing at a.png: expected a picture, a video, a folder or a list of names."),
+        ("segment", "Nothing to read: give a picture, a video, a folder, a camera or an address."),
+        ("segment there.png --size 12", "--size is '12'; expected a height and a width from 32 up, such as 720x1280."),
+        ("segment - - --json -", "Raw labels and lines of JSON cannot share standard output"),
+        ("export model.xyz", "expected .onnx, .xml, .pt2."),
+        ("benchmark fanet19", "'fanet19' is neither a file nor one of the networks fanet18, fanet34,"),
+        ("reproduce VII", "table is 'VII'; choose one of: 'I', 'II',"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_with_a_sentence(tmp_path, monkeypatch, capsys, command, sentence):
+    monkeypatch.chdir(tmp_path)
+    Path("there.png").touch()
+    assert sentence in complaint(monkeypatch, capsys, *command.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("segment a.png --size", "Missing value for argument '--size'"),
+        ("segment a.png --alpha red", "Error parsing --alpha"),
+        ("check folder", "--data DIR"),
+        ("pack camvid --data x", "OUT"),
+        ("completion tcsh", "Expected one of ('bash', 'zsh',"),
+    ],
+)
+def test_what_is_missing_or_no_value_is_told_with_exit_2_and_where_help_is(monkeypatch, capsys, command, words):
+    assert run(monkeypatch, *command.split()) == 2
+    shown = capsys.readouterr().err
+    assert words in shown
+    assert "--help" in shown
+    assert "Traceback" not in shown
 
 
 @pytest.mark.parametrize(
@@ -49,6 +97,201 @@ def test_a_wrong_command_line_is_explained_with_exit_2(monkeypatch, capsys, argu
 )
 def test_names_come_before_options_in_their_order(given, expected):
     assert cli.names_first(given.split()) == expected.split()
+
+
+def test_an_option_of_several_values_takes_all_that_follow_it():
+    given, expected = "camvid --splits train val --quiet shards", "camvid shards --splits train val --quiet"
+    assert cli.names_first(given.split(), cli.pack) == expected.split()
+
+
+PAGES = [[], *([verb] for verb in cli.VERBS), ["train", "folder-18"]]
+
+
+def read_page(monkeypatch, capsys, *arguments):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(monkeypatch, *arguments, "--help") == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", PAGES, ids=" ".join)
+def test_a_page_of_help_fits_a_terminal_and_ends_with_examples_that_are_right(monkeypatch, capsys, arguments):
+    page = read_page(monkeypatch, capsys, *arguments)
+    assert max(map(len, page.splitlines())) <= 80
+    for odd in ("\x1b", "(default: )", " STR ", "{segment", "SUBCOMMANDS"):
+        assert odd not in page
+    examples = page.partition("\nexamples:\n")[2].splitlines()
+    assert 2 <= len(examples) <= 4
+    called = []
+    for name, verb in cli.VERBS.items():
+        monkeypatch.setitem(cli.VERBS, name, wraps(verb)(lambda *given, **options: called.append(options)))
+    for example in examples:
+        command = re.fullmatch(r"  (?:source <\()?(streamseg [^)>]*?|curl .*)(?:\)| >+ .*)?", example)[1]
+        if command.startswith("streamseg"):
+            assert run(monkeypatch, *command.split()[1:]) == 0
+            assert called or command.endswith("--help")
+        called.clear()
+
+
+def test_the_page_of_the_program_has_its_version_among_the_options(monkeypatch, capsys):
+    assert re.search(r"^[│ ] --version +show the version and exit", read_page(monkeypatch, capsys), re.MULTILINE)
+
+
+def test_the_page_on_the_command_line_names_every_verb_and_only_options_that_there_are():
+    page = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page.partition("## The same words")[0], re.MULTILINE) == [*cli.VERBS]
+    known = {option for verb in cli.VERBS.values() for option in options_of(verb)} | {"--help", "--version"}
+    assert {*re.findall(r"--[a-z][a-z-]*", page)} <= known
+
+
+def on_terminal(*command, **environment):
+    """What a command writes to a terminal."""
+    ours, theirs = os.openpty()
+    given = {**os.environ, "TERM": "xterm", "COLUMNS": "80", **environment}
+    given = {name: value for name, value in given.items() if value}
+    program = subprocess.Popen([sys.executable, "-m", *command], stdout=theirs, stderr=theirs, stdin=theirs, env=given)
+    os.close(theirs)
+    written = b""
+    with suppress(OSError), open(ours, "rb", buffering=0) as terminal:  # noqa: PTH123 (a descriptor)
+        while part := terminal.read(65536):
+            written += part
+    program.wait()
+    return written.decode()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["check", "folder"]])
+def test_there_are_colours_on_a_terminal_alone_and_not_where_none_are_wanted(arguments):
+    command = ["streamseg", *arguments]
+    assert "\x1b[" in on_terminal(*command, NO_COLOR="")
+    assert "\x1b" not in on_terminal(*command, NO_COLOR="1")
+    assert "\x1b" not in on_terminal(*command, NO_COLOR="", TERM="dumb")
+    piped = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
+    assert piped.stdout + piped.stderr
+    assert "\x1b" not in piped.stdout + piped.stderr
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """What bash completes a command line to."""
+    (tmp_path / "photo.jpg").touch()
+    script = """
+        source <("$1" -m streamseg completion bash)
+        complete -p streamseg | grep -q -- '-o default' || exit 1
+        shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+        _streamseg; printf '%s\n' "${COMPREPLY[@]}"
+    """
+
+    def complete(*words):
+        command = ["bash", "-c", script, "bash", sys.executable, "streamseg", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.split()
+
+    return complete
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["seg"], ["segment"]),
+        (["train", "folder"], ["folder-18"]),
+        (["check", "cam"], ["camvid"]),
+        (["segment", "--le"], ["--legend"]),
+        (["segment", "photo.jpg", "--side"], ["--side-by-side"]),
+        (["segment", "photo.jpg", "--precision", "b"], ["bf16"]),
+        (["train", "camvid-18", "--attention", "s"], ["self"]),
+        (["segment", "pho"], []),  # which bash completes as a file
+        (["completion", ""], ["bash", "zsh", "fish"]),
+    ],
+    ids=str,
+)
+def test_bash_completes_verbs_recipes_options_and_values(shell, words, expected):
+    assert shell(*words) == expected
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
+def test_a_shell_knows_every_verb_and_every_option_of_the_help(monkeypatch, capsys, name):
+    assert run(monkeypatch, "completion", name) == 0
+    script = capsys.readouterr().out
+    for arguments in PAGES[1:]:
+        assert arguments[-1] in script
+        page = read_page(monkeypatch, capsys, *arguments)
+        found = re.findall(r"^[│ ] (?:-h, )?--([a-z][a-z0-9-]*)", page, re.MULTILINE)
+        assert found[0] == "help"
+        for option in found[1:]:
+            assert (f"-l {option}" if name == "fish" else f"--{option}") in script
+
+
+def test_a_quiet_verb_prints_nothing_and_its_figures_are_in_a_file(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for again, command, figures in (
+        (True, ("check", "folder", "--data", toy), {"frames", "pixels", "errors", "warnings"}),
+        (False, ("pack", "folder", "shards", "--data", toy), {"out", "frames"}),
+        (False, ("train", "folder-18", "--data", toy, "--out", "run", *SHORT), {"weights", "iterations", "val_miou"}),
+        (True, ("evaluate", "run/weights.safetensors", "--data", toy, "--dataset", "folder"), {"miou", "iou"}),
+        (True, ("benchmark", "enet", "--size", "64x64", "--seconds", "0.01"), {"machine", "networks"}),
+    ):
+        assert run(monkeypatch, *command, "--quiet", "--json", "figures.json") == 0
+        assert capsys.readouterr() == ("", "")
+        assert json.loads(Path("figures.json").read_text()).keys() >= figures
+        if again:  # the others do not write over what is there
+            assert run(monkeypatch, *command, "--json", "-") == 0
+            shown = capsys.readouterr()
+            assert json.loads(shown.out).keys() >= figures
+            assert shown.err
+
+
+def test_a_quiet_check_still_tells_by_its_exit_status(paint, tmp_path, monkeypatch, capsys):
+    data = paint(tmp_path / "data", [(64, 96)] * 2)
+    for path in (data / "labels").iterdir():
+        path.unlink()
+    assert run(monkeypatch, "check", "folder", "--data", data, "--quiet", "--json", tmp_path / "a.json") == 1
+    assert capsys.readouterr() == ("", "")
+    assert json.loads((tmp_path / "a.json").read_text())["errors"]
+
+
+def test_a_table_is_reproduced_as_json(monkeypatch, capsys):
+    assert run(monkeypatch, "reproduce", "I", "--json", "-", "--quiet", "--device", "cpu") == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)[0]["table"] == "I"
+    assert not shown.err
+
+
+def test_lines_of_json_can_go_to_standard_output_and_all_words_away(folder, toy, monkeypatch, capsys):
+    segmented = ("segment", toy / "images" / "0.png", toy / "images" / "1.png", "out", "--no-overlay", "--json", "-")
+    assert run(monkeypatch, *segmented, "--weights", "camvid.safetensors") == 0
+    shown = capsys.readouterr()
+    frames = [json.loads(line) for line in shown.out.splitlines()]
+    assert [frame.get("name") for frame in frames] == ["0", "1", None]
+    assert frames[-1]["summary"]["frames"]["labelled"] == 2
+    assert "all frames: " in shown.err
+    assert run(monkeypatch, *segmented, "--weights", "camvid.safetensors", "--quiet") == 0
+    assert capsys.readouterr().err == ""
+    assert run(monkeypatch, "segment", toy / "images" / "0.png", "nowhere.png", "out", "--quiet") == 1
+    told, complained = capsys.readouterr()
+    assert told == ""
+    assert complained.startswith("streamseg: Nothing at nowhere.png")
+    assert complained.count("\n") == 1
+
+
+def test_ctrl_c_is_exit_130(monkeypatch, toy, capsys):
+    monkeypatch.setattr("streamseg.check.check", failing(KeyboardInterrupt()))
+    assert run(monkeypatch, "check", "folder", "--data", toy) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_demo_films_pictures_and_tells_classes_and_latency(folder, monkeypatch, capsys):
+    demo = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "demo.py"))
+    Image.fromarray(numpy.random.default_rng(0).integers(256, size=(72, 128, 3), dtype=numpy.uint8)).save("a.png")
+    frames = list(demo["drive"]([Path("a.png")], frames=3, size=(36, 64)))
+    assert [frame.shape for frame in frames] == [(3, 36, 64)] * 3
+    assert not frames[0].equal(frames[1])
+    asked = ("--no-overlay", "--weights", "camvid.safetensors", "--quiet", "--json", "a.jsonl")
+    monkeypatch.setattr(sys, "argv", [])
+    demo["run"]("segment", "a.png", *asked)
+    demo["show"]({"pictures": Path("a.jsonl")})
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"$ streamseg segment a.png {' '.join(asked)}\n")
+    shares = [float(share) for share in re.findall(r"^\w+ +([\d.]+) %$", shown, re.MULTILINE)]
+    assert sum(shares) == pytest.approx(100, abs=1)
+    assert re.search(r"^latency, p50 +\d+ ms$", shown, re.MULTILINE)
 
 
 SHORT = ["--initial", "nothing", "--crop", "64", "64", "--batch", "2", "--iterations", "2", "--device", "cpu"]
@@ -299,7 +542,8 @@ def test_each_process_of_torchrun_has_a_gpu_of_its_own(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["segment", "--help"], ["train", "folder-18", "--help"]]
+    "arguments",
+    [["--help"], ["--version"], ["segment", "--help"], ["train", "folder-18", "--help"], ["completion", "bash"]],
 )
 def test_help_and_version_need_no_heavy_import(arguments):
     program = "import sys; from streamseg.cli import main\ntry: main()\nfinally: print(sorted(sys.modules))"

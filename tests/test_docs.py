@@ -1,17 +1,32 @@
 """The documents tell the truth: their code runs or stands in the package, and their links lead somewhere."""
 
+import ast
+import json
 import re
+import shlex
+import sys
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 
 import pytest
 from clips import make_clip
 from exports import exported as exported
+from PIL import Image
 
 import streamseg
 from streamseg import cli
+from streamseg.cli.training import TrainRun
+from streamseg.config import RECIPES, TrainConfig
 from streamseg.paper import TABLES
 
 ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "examples")]
+
+import build  # noqa: E402 (the scripts of the two folders, which are no packages)
+import options  # noqa: E402
+import own_data  # noqa: E402
+
 DOCUMENTS = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("samples/*.md")])
 
 
@@ -137,6 +152,194 @@ def test_links_within_the_repository_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
         if not target.startswith("https://"):
             assert (document.parent / target).exists(), target
+
+
+def test_the_site_has_every_document_and_no_link_in_it_is_dead(tmp_path):
+    build.build(tmp_path)
+    pages = sorted(tmp_path.rglob("*.html"))
+    assert {build.place(path) for path in build.find_pages()} <= {str(page.relative_to(tmp_path)) for page in pages}
+    anchors = {page: set(re.findall(r'id="([^"]+)"', page.read_text())) for page in pages}
+    for page in pages:
+        for target in re.findall(r'(?:href|src)="([^"]+)"', page.read_text()):
+            if not target.startswith("https://"):
+                path, _, anchor = target.partition("#")
+                file = (page.parent / path).resolve() if path else page
+                assert file.is_file(), (page, target)
+                assert not anchor or anchor in anchors[file], (page, target)
+
+
+def test_the_site_needs_nothing_from_elsewhere(tmp_path):
+    build.build(tmp_path)
+    for page in tmp_path.rglob("*.html"):
+        text = page.read_text()
+        assert "<script" not in text
+        assert re.findall(r'(?:src|<link[^>]* href)="(?:https?:)?//', text) == []
+    assert "url(" not in (tmp_path / "site.css").read_text()
+
+
+@pytest.mark.parametrize(
+    ("link", "problem"),
+    [
+        ("nowhere.md", "leads to no file"),
+        ("../../elsewhere.md", "leads to no file"),
+        ("../streamseg", "leads to no file"),
+        ("segment.md#nothing", "leads to no heading"),
+        ("#nothing", "leads to no heading"),
+        ("../streamseg/model.py#nothing", "leads to no heading"),
+        ("http://example.com", "is no address"),
+        ("https://", "is no address"),
+    ],
+)
+def test_a_dead_link_stops_the_site(tmp_path, monkeypatch, link, problem):
+    plain = build.read_text
+    broken = {"docs/quickstart.md": f"# A page\n\n[a link]({link})\n"}
+    monkeypatch.setattr(build, "read_text", lambda path: broken.get(path) or plain(path))
+    with pytest.raises(build.Problem, match=f"docs/quickstart.md: {re.escape(link)} {problem}"):
+        build.build(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_that_nobody_would_find_stops_the_site(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "find_pages", lambda: {*build.PAGES, "docs/lost.md"})
+    with pytest.raises(build.Problem, match="docs/lost.md is in no navigation"):
+        build.build(tmp_path)
+
+
+def test_headings_have_the_anchors_that_github_gives_them(monkeypatch):
+    monkeypatch.setattr(build, "read_text", lambda _: "# Why `--size`?\n## Eq. 2 → 3\n## A B\n## A b\n")
+    anchors = [heading.anchor for heading in build.read("page.md").headings]
+    assert anchors == ["why---size", "eq-2--3", "a-b", "a-b-1"]
+
+
+def options_of(verb):
+    """The options of a verb, from its definition."""
+    if verb == "train":
+        names = [field.name for field in (*fields(TrainRun), *fields(TrainConfig)) if field.name != "config"]
+    else:
+        parameters = signature(getattr(cli, verb)).parameters.values()
+        names = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    return {"--" + name.replace("_", "-") for name in names}
+
+
+VERBS = re.findall(r"^## (\w+)$", (ROOT / "docs/options.md").read_text(), re.MULTILINE)
+
+
+def test_no_option_is_undocumented():
+    page = dict(re.findall(r"^## (\w+)$(.*?)(?=^## |\Z)", (ROOT / "docs/options.md").read_text(), re.M | re.S))
+    assert {"segment", "train", "evaluate", "check", "pack", "reproduce", "benchmark", "export", "serve"} <= {*page}
+    for verb, section in page.items():
+        assert set(re.findall(r"^\| `(--[a-z0-9-]+)", section, re.MULTILINE)) == options_of(verb), verb
+
+
+def test_the_page_of_options_is_what_the_command_line_says():
+    assert options.write() == options.PAGE.read_text(), "run: python docs/options.py"
+
+
+def commands(block):
+    """The commands of a block of shell: lines without comments, cut at pipes and the like, as words."""
+    for line in block.splitlines():
+        words = shlex.split(line, comments=True)
+        while words:
+            end = next((i for i, word in enumerate(words) if word in ("|", "||", "&&", ">", ">>")), len(words))
+            if words[:end]:
+                yield words[:end]
+            words = words[end + 1 :]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_block_of_code_can_be_read(document):
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    languages = re.findall(r"^```(\w*)\n.*?^```$", document.read_text(), re.MULTILINE | re.DOTALL)
+    assert set(languages) <= {"", "bibtex", "python", "sh"}
+    for block in blocks(document.relative_to(ROOT), "python"):
+        ast.parse(block)
+    for words in (words for block in blocks(document.relative_to(ROOT), "sh") for words in commands(block)):
+        program = Path(words[0]).name
+        if program == "make":
+            assert set(words[1:]) <= {*targets}
+        if program == "python" and words[1] not in ("-c", "-m"):
+            assert (ROOT / words[1]).is_file(), words
+        if "streamseg" in words and (program in ("streamseg", "torchrun") or words[:2] == ["python", "-m"]):
+            verb, *arguments = words[words.index("streamseg") + 1 :]
+            known = options_of(verb) if verb in VERBS else set()
+            given = {word.partition("=")[0].replace("--no-", "--") for word in arguments if word.startswith("--")}
+            assert verb in [*VERBS, "VERB", "--version"], words
+            assert given <= known | {"--help"}, words
+            assert verb != "train" or arguments[0] in [*RECIPES, "RECIPE", "--help"], words
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A working folder like a checkout after make demo, with a small picture and a short video."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "samples").mkdir()
+    Image.open(ROOT / "samples/suburb-1.jpg").resize((160, 96)).save(tmp_path / "samples/suburb-1.jpg")
+    (tmp_path / "out/demo").mkdir(parents=True)
+    for video in ("out/demo/drive.mp4", "in.mp4"):
+        make_clip(tmp_path / video, 3)
+    (tmp_path / "streamseg").symlink_to(ROOT / "streamseg")
+    return tmp_path
+
+
+def run_lines(document, monkeypatch, wanted):
+    """Run the commands of streamseg in a document that are wanted; they are changed in place to be short."""
+    for words in (words for block in blocks(document, "sh") for words in commands(block)):
+        if words[0] == "streamseg" and wanted(words):
+            monkeypatch.setattr("sys.argv", words)
+            cli.main()
+
+
+def test_the_commands_of_the_quickstart_run(checkout, monkeypatch):
+    run_lines("docs/quickstart.md", monkeypatch, lambda words: words[1] != "serve")
+    for written in ("suburb-1-overlay.png", "overlays/suburb-1-overlay.png", "labelled.mp4", "labelled-labels.mkv"):
+        assert (checkout / written).exists()
+
+
+def test_the_python_of_the_quickstart_runs(checkout):
+    names: dict = {}
+    for block in blocks("docs/quickstart.md", "python"):
+        exec(block, names)
+    assert names["picture"].shape == (3, 96, 160)
+    assert 0 <= names["road"] <= 1
+
+
+def test_the_commands_of_the_page_on_ones_own_data_run(checkout, monkeypatch):
+    own_data.make(checkout / "mine", count=6, size=(96, 128))
+
+    def wanted(words):
+        if words[1] == "train":  # as it stands, but short and small
+            for option, (old, new) in {"--iterations": ("150", "2"), "--batch": ("4", "2")}.items():
+                if option in words:
+                    assert words[words.index(option) + 1] == old
+                    words[words.index(option) + 1] = new
+            words += ["--crop", "64", "64"]
+        return words[1] != "train" or "--initial" in words  # the other is that of the readme
+
+    run_lines("docs/own-data.md", monkeypatch, wanted)
+    for written in ("sheet.png", "run/weights.safetensors", "run/confusion.png", "00-overlay.png"):
+        assert (checkout / written).exists()
+    assert len(list((checkout / "drafts").glob("*-labels.png"))) == 6
+
+
+def test_the_polygons_of_the_page_on_ones_own_data_become_labels(checkout):
+    (checkout / "mine/labels").mkdir(parents=True)
+    (checkout / "polygons").mkdir()
+    (checkout / "mine/classes.txt").write_text("street #804080\ntraffic\n")
+    square = {"label": "traffic", "points": [[8, 8], [8, 20], [30, 20], [30, 8]], "shape_type": "polygon"}
+    drawn = {"imageWidth": 64, "imageHeight": 48, "shapes": [square]}
+    (checkout / "polygons/a.json").write_text(json.dumps(drawn))
+    for block in blocks("docs/own-data.md", "python"):
+        exec(block, {})
+    labels = Image.open(checkout / "mine/labels/a.png")
+    assert (labels.size, labels.getpixel((15, 15)), labels.getpixel((40, 40))) == ((64, 48), 1, 255)
+
+
+def test_the_commands_of_the_page_on_troubles_that_need_nothing_run(checkout, monkeypatch):
+    run_lines(
+        "docs/troubleshooting.md", monkeypatch, lambda words: words[-1] in ("out.mp4", "--version", "--confidence")
+    )
+    assert (checkout / "out.mp4").exists()
+    assert (checkout / "suburb-1-confidence.png").exists()
 
 
 def test_the_readme_is_short():

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import tyro
 
-from streamseg.cli.options import Device, check_exported, optional, parse_size, pick_device
-from streamseg.cli.say import complain
+from streamseg.cli.options import Device, Json, Quiet, check_exported, optional, parse_size, pick_device
+from streamseg.cli.say import check_figures, complain, open_words, write_figures
 
 
 def export(
-    names: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="[WEIGHTS] OUT")],
+    names: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="[WEIGHTS] OUT", help_behavior_hint="(required)")],
     /,
     *,
     to: Annotated[str, optional("{onnx,openvino,torch,aotinductor}", "by the suffix")] = "",
@@ -21,21 +21,33 @@ def export(
     video: bool = False,
     int8: bool = False,
     pictures: Annotated[str | None, optional("DIR", "the samples")] = None,
+    json: Json = None,
     device: Device = "",
+    quiet: Quiet = False,
 ) -> None:
-    """Write a network as a file for another runtime, which is then compared with it; one that disagrees is not kept.
+    """Write a network as a file for another runtime.
 
     Args:
         names: A checkpoint, without which it is the one that ships; and the file to write: .onnx, .xml (OpenVINO),
-            .pt2 (torch.export, or with --to an AOTInductor package).
+            .pt2 (torch.export, or with --to an AOTInductor package). One that disagrees with the network is not kept.
         to: What to write.
         size: The size of the frames that it takes, which makes it faster.
         confidence: Give how sure the network is as well.
         video: Carry the state of a stream: four matrices in, four out.
         int8: Compute in bytes for the most part (ONNX), calibrated with half of the pictures, compared on the others.
         pictures: A folder, a video or the like, to compare on; for --int8 like what is to come, to calibrate with too.
+        json: A file for the figures: how far it agrees with the network; - for standard output.
         device: What aotinductor compiles for: cuda or cpu.
+        quiet: Print nothing but warnings and errors.
+
+    Examples:
+        streamseg export model.onnx
+        streamseg export run/weights.safetensors model.onnx --size 512x1024 --video
+        streamseg export model.xml --size 720x1280
+        streamseg export model.onnx --int8 --pictures photos --size 512x1024
     """
+    from dataclasses import asdict
+
     from streamseg import checkpoint, export as exporter
 
     if not names:
@@ -45,6 +57,7 @@ def export(
     *given, out = names
     weights = given[0] if given else checkpoint.SHIPPED
     kind = exporter.pick_kind(out, to)
+    check_figures(json)
     if int8 and pictures is None:
         raise ValueError("--int8 is calibrated with pictures like those to come: give them with --pictures DIR.")
     network, classes = checkpoint.load(weights)
@@ -63,14 +76,16 @@ def export(
         window=description.window,
         source=description.source,
     )
-    print(exporter.render(out, agreement))
+    words = open_words(quiet, json)
+    print(exporter.render(out, agreement), file=words)
+    write_figures(json, {"file": str(out), "kind": kind, **asdict(agreement)}, words)
 
 
 def serve(
     weights: Annotated[Path | None, optional("[WEIGHTS]", "those that ship")] = None,
     /,
     *,
-    host: str = "127.0.0.1",
+    host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1",
     port: int = 8000,
     token: Annotated[str, optional("TEXT", "that of STREAMSEG_TOKEN, or none")] = "",
     window: Annotated[int | None, optional("FRAMES", "what the weights were trained with")] = None,
@@ -82,8 +97,9 @@ def serve(
     device: Device = "",
     precision: Annotated[str, optional("{fp32,fp16,bf16,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
     trust: bool = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Serve a network to other programs, over HTTP and WebSockets, and to people, as a page. Ctrl-C ends it.
+    """Serve a network to programs and, as a page, to people.
 
     Args:
         weights: A checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
@@ -99,6 +115,13 @@ def serve(
         device: cuda or cpu.
         precision: What the network computes in; int8 is more than twice as fast on a CPU, with nearly the same labels.
         trust: Open a .pt2 file, which is a program and can do whatever it likes.
+        quiet: Print nothing but warnings and errors.
+
+    Examples:
+        streamseg serve
+        streamseg serve run/weights.safetensors --port 8080
+        streamseg serve --host 0.0.0.0 --token mine --precision int8
+        curl localhost:8000/segment --data-binary @photo.jpg -o labels.png
     """
     from importlib.util import find_spec
 
@@ -133,7 +156,8 @@ def serve(
     limits = server.Limits(round(megabytes * 2**20), round(megapixels * 1e6), seconds, queue)
     desk = server.Desk(server.Served(engine, classes, frames, weights or checkpoint.SHIPPED), limits, token, batch)
     shown = f"[{host}]" if ":" in host else host
-    print(f"http://{shown}:{listening.getsockname()[1]} serves {desk.served.weights.name}. Ctrl-C ends it.", flush=True)
+    told = f"http://{shown}:{listening.getsockname()[1]} serves {desk.served.weights.name}. Ctrl-C ends it."
+    print(told, file=open_words(quiet), flush=True)
     if not (token or server.is_private(listening)):
         complain("Whoever reaches this machine can use the server: give --token to choose who.")
     caught = server.run(desk, listening)

@@ -6,8 +6,18 @@ from typing import Annotated
 
 import tyro
 
-from streamseg.cli.options import DataFolder, Device, check_exported, optional, parse_size, pick_device, pick_policy
-from streamseg.cli.say import clear_line, show_progress
+from streamseg.cli.options import (
+    DataFolder,
+    Device,
+    Json,
+    Quiet,
+    check_exported,
+    optional,
+    parse_size,
+    pick_device,
+    pick_policy,
+)
+from streamseg.cli.say import check_figures, clear_line, open_words, pick_progress, write_figures
 
 
 def evaluate(
@@ -17,19 +27,20 @@ def evaluate(
     data: DataFolder,
     dataset: str,
     split: str = "val",
-    only: str = "",
-    scales: tuple[float, ...] = (1.0,),
+    only: Annotated[str, optional("NAME", "all frames")] = "",
+    scales: Annotated[tuple[float, ...], optional("FLOAT ...", "1.0")] = (1.0,),
     flip: bool = False,
     window: Annotated[int | None, optional("FRAMES", "single frames, in any order")] = None,
     half_life: Annotated[float | None, optional("SECONDS", "the exact window")] = None,
-    json: Annotated[Path | None, optional("FILE", "none is written")] = None,
+    json: Json = None,
     plots: Annotated[Path | None, optional("DIR", "none are written")] = None,
     device: Device = "",
     precision: Annotated[str, optional("{fp32,fp16,bf16,int8}", "fp32, operator by operator")] = "",
     trust: bool = False,
     ray: Annotated[str, optional("[ADDRESS]", "off; without ADDRESS this machine alone")] = "",
+    quiet: Quiet = False,
 ) -> None:
-    """Measure a network on a data set: mIoU and more, at full size.
+    """Measure a network on a data set: mIoU and more.
 
     Args:
         weights: A checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
@@ -42,21 +53,26 @@ def evaluate(
         window: Look at sequences in order, at so many frames of them at a time, and measure how steady the labels are
             and how long a frame takes; 1 is the network for images.
         half_life: Instead of a window, let the past fade by half in so many seconds.
-        json: A file for the figures.
+        json: A file for the figures; - for standard output.
         plots: A folder for confusion.png and worst.png.
         device: cuda or cpu.
         precision: Measure the network's fast form in this: fp16 or bf16 on a GPU, fp32 or int8 on the CPU.
         trust: Open a .pt2 file, which is a program and can do whatever it likes.
         ray: Spread the frames over a Ray cluster: local, auto, HOST:PORT or ray://HOST:PORT.
+        quiet: Print nothing but warnings and errors.
+
+    Examples:
+        streamseg evaluate --dataset camvid --data CamVid --split val
+        streamseg evaluate run/weights.safetensors --dataset folder --data mine
+        streamseg evaluate --dataset camvid --data CamVid --precision int8 --json -
+        streamseg evaluate --dataset camvid --data CamVid --window 1 --plots plots
     """
     from itertools import zip_longest
-    from json import dumps
 
     import torch
 
     from streamseg import evaluate as evaluation, evaluate_video as video, plot, runtime
     from streamseg.datasets import DATASETS
-    from streamseg.files import check_place, written_whole
     from streamseg.layers import check_choice
     from streamseg.shards import open_dataset
 
@@ -66,8 +82,8 @@ def evaluate(
         raise ValueError("--window and --half-life time each frame, for which it must have no rival: leave out --ray.")
     if policy and (flip or scales != (1.0,)):
         raise ValueError("--window and --half-life see each frame once, as it is: leave out --scales and --flip.")
-    if json:
-        check_place(json)
+    check_figures(json)
+    words, progress = open_words(quiet, json), pick_progress(quiet)
     if plots:
         plot.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
         if plots.exists() and not plots.is_dir():
@@ -87,7 +103,7 @@ def evaluate(
     engine = evaluation.engine_of(model, place, frames, precision=precision, scales=scales, flip=flip)
     threads = torch.get_num_threads()
     if policy:
-        steady = video.evaluate_video(engine, frames, policy, threads=threads, progress=show_progress)
+        steady = video.evaluate_video(engine, frames, policy, threads=threads, progress=progress)
         table, told = video.render_video(steady), video.video_to_json(steady)
     else:
         if ray:
@@ -100,22 +116,19 @@ def evaluate(
                 flip=flip,
                 trust=trust,
                 gpus=(device or runtime.usual_device(weights)) != "cpu",
-                progress=show_progress,
+                progress=progress,
             )
         else:
-            result = evaluation.evaluate(engine, frames, threads=threads, progress=show_progress)
+            result = evaluation.evaluate(engine, frames, threads=threads, progress=progress)
         table, told = evaluation.render(result), evaluation.to_json(result)
-    print(table)
-    if json:
-        with written_whole(json) as temporary:
-            temporary.write_text(dumps(told, indent=2) + "\n")
-        print(json)
+    print(table, file=words)
+    write_figures(json, told, words)
     if plots:
         if policy:
             video.write_video_plots(plots, steady, engine, frames, policy)
         else:
             evaluation.write_plots(plots, result, engine, frames)
-        print(f"{plots / 'confusion.png'}  {plots / 'worst.png'}")
+        print(f"{plots / 'confusion.png'}  {plots / 'worst.png'}", file=words)
 
 
 def reproduce(
@@ -126,13 +139,15 @@ def reproduce(
     data: Annotated[Path | None, optional("DIR", "no accuracy")] = None,
     dataset: str = "camvid",
     split: str = "val",
-    only: str = "",
+    only: Annotated[str, optional("NAME", "all frames")] = "",
     speed: Annotated[str, optional("{yes,no}", "yes on a GPU, no on the CPU")] = "",
     compiled: bool = False,
     out: Annotated[Path | None, optional("DIR", "none are written")] = None,
+    json: Json = None,
     device: Device = "",
+    quiet: Quiet = False,
 ) -> None:
-    """Measure again what the paper prints, and show both side by side.
+    """Measure again what the paper prints, and show both.
 
     Args:
         table: I (cost of the attention), II (its key channels), III (its kinds), reduction (its place and kind; a
@@ -145,7 +160,14 @@ def reproduce(
         speed: Whether to measure speed: the network alone as in the paper, and from frame to labels.
         compiled: Compile each network for the way from frame to labels, which takes minutes.
         out: A folder for each table as Markdown, JSON and a plot.
+        json: A file for the figures of all tables; - for standard output.
         device: cuda or cpu.
+        quiet: Print nothing but warnings and errors.
+
+    Examples:
+        streamseg reproduce I
+        streamseg reproduce all --out tables
+        streamseg reproduce V --runs runs --data CamVid --dataset camvid --split test
     """
     import platform
 
@@ -165,6 +187,8 @@ def reproduce(
         plot.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
         if out.exists() and not out.is_dir():
             raise NotADirectoryError(f"{out} is a file: give a folder for the tables.")
+    check_figures(json)
+    words, progress = open_words(quiet, json), pick_progress(quiet)
     place = pick_device(device)
     threads = torch.get_num_threads()
     judge = None
@@ -178,15 +202,17 @@ def reproduce(
         judge = reproduction.Judge(reproduction.find_runs(runs), frames, place, threads)
     timed = speed == "yes" or (not speed and place.type == "cuda")
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else f"{threads} cores of {platform.machine()}"
-    words = [f"Here: {name}, torch {torch.__version__}; the paper: a Titan X."] if timed else []
+    notes = [f"Here: {name}, torch {torch.__version__}; the paper: a Titan X."] if timed else []
+    figures = []
     for part in [part for name, parts in paper.TABLES.items() if table in (name, "all") for part in parts]:
-        results = reproduction.reproduce(
-            part, place, timed=timed, compiled=compiled, judge=judge, progress=show_progress
-        )
+        results = reproduction.reproduce(part, place, timed=timed, compiled=compiled, judge=judge, progress=progress)
         judged = [judge.describe()] if judge and any("miou" in result.found for result in results) else []
-        print(reproduction.render(part, results, [*words, *judged]))
+        told = part, results, [*notes, *judged]
+        print(reproduction.render(*told), file=words)
+        figures.append(reproduction.to_json(*told))
         if out:
-            print("  ".join(map(str, reproduction.write(out, part, results, [*words, *judged]))), end="\n\n")
+            print("  ".join(map(str, reproduction.write(out, *told))), end="\n\n", file=words)
+    write_figures(json, figures, words)
 
 
 def benchmark(
@@ -201,34 +227,41 @@ def benchmark(
     compiled: bool = False,
     seconds: float = 3.0,
     profile: bool = False,
-    json: Annotated[Path | None, optional("FILE", "none is written")] = None,
+    json: Json = None,
     plot: Annotated[Path | None, optional("FILE", "none is drawn")] = None,
     device: Device = "",
     precision: Annotated[str, optional("{fp16,bf16,fp32,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
     trust: bool = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Measure how long networks take from a frame to its labels, and what they cost.
+    """Measure how fast networks are, and what they cost.
 
     Args:
-        models: Names of networks, with random weights and 19 classes, checkpoints, or files that export wrote (.onnx,
-            .xml, .pt2). fanet18, fanet34, and the rivals segnet, enet, icnet, erfnet, bisenet18, shelfnet18,
-            swiftnet18, fcn16s, fcn8s, deeplab.
+        models: What to measure, from a frame to its labels: names of networks, which get random weights and 19
+            classes, checkpoints, or files that export wrote (.onnx, .xml, .pt2). Networks are fanet18, fanet34, and the
+            rivals segnet, enet, icnet, erfnet, bisenet18, shelfnet18, swiftnet18, fcn16s, fcn8s, deeplab.
         size: Height and width of the frames.
         batch: Frames at a time.
         compiled: Measure torch.compile too, which takes a minute for each network.
         seconds: How long to measure each network.
         profile: Name the ten most expensive kernels or operators.
-        json: A file for the figures.
+        json: A file for the figures; - for standard output.
         plot: A PNG for the median times.
         device: cuda or cpu; with a .onnx or .xml file it is cpu unless told otherwise.
         precision: What the fast and the plain way compute in; a file has its own.
         trust: Open a .pt2 file, which is a program and can do whatever it likes.
+        quiet: Print nothing but warnings and errors.
+
+    Examples:
+        streamseg benchmark
+        streamseg benchmark fanet18 --size 512x1024 --precision int8
+        streamseg benchmark fanet18 enet --json figures.json --plot figures.png
+        streamseg benchmark run/weights.safetensors model.onnx --json -
     """
     from dataclasses import asdict
-    from json import dumps
 
     from streamseg import benchmark as costs, plot as plots, runtime
-    from streamseg.files import check_place, written_whole
+    from streamseg.files import check_place
     from streamseg.layers import check_count
     from streamseg.stream import check_positive
 
@@ -238,31 +271,30 @@ def benchmark(
     usual = "cpu" if any(runtime.usual_device(Path(name)) for name in models) else ""
     place = pick_device(device or usual)
     seen = parse_size("--size", size) or ((1024, 2048) if place.type == "cuda" else (512, 1024))
-    if json:
-        check_place(json)
+    check_figures(json)
+    words, progress = open_words(quiet, json), pick_progress(quiet)
     if plot:
         plots.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
         check_place(plot)
     found = []
     for number, name in enumerate(models):
-        show_progress(number, len(models))
+        progress(number, len(models))
         found.append(
             costs.measure(name, seen, batch, place, precision, compiled=compiled, seconds=seconds, trust=trust)
         )
-    clear_line()
+    if not quiet:
+        clear_line()
     machine = costs.describe_machine(place)
-    print(costs.render(found, seen, batch, machine))
+    print(costs.render(found, seen, batch, machine), file=words)
     if profile:
         for name in models:
-            print(f"\n{name}: the ten that take most, ms a frame")
+            print(f"\n{name}: the ten that take most, ms a frame", file=words)
             spent = costs.profile(name, seen, place, precision)
             for kernel, taken in spent:
-                print(f"{taken:10.4f}  {kernel:.100}")
+                print(f"{taken:10.4f}  {kernel:.100}", file=words)
             if not spent:
-                print(f"{'-':>10}")
-    if json:
-        entry = {"machine": machine, "size": seen, "batch": batch, "networks": [asdict(cost) for cost in found]}
-        with written_whole(json) as temporary:
-            temporary.write_text(dumps(entry, indent=2) + "\n")
+                print(f"{'-':>10}", file=words)
+    networks = [asdict(cost) for cost in found]
+    write_figures(json, {"machine": machine, "size": seen, "batch": batch, "networks": networks}, words)
     if plot:
         costs.draw(plot, found, seen, machine)

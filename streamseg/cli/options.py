@@ -21,6 +21,8 @@ def optional(metavar: str, default: str) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
 
 
+Json = Annotated[Path | None, optional("FILE", "none is written")]
+Quiet = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 Device = Annotated[str, optional("NAME", "a GPU if there is one")]
 
 

@@ -1,7 +1,46 @@
 """What the command line says on the way, and when something is wrong."""
 
 import logging
+import os
 import sys
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import TextIO
+
+from streamseg.files import check_place, written_whole
+
+STANDARD_OUTPUT = Path("-")
+"""What stands for it as the name of a file."""
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Whether a stream shows colours: a terminal does, unless its user wants none (no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class Nowhere(StringIO):
+    """Takes words, and keeps none."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def open_words(quiet: bool, *results: Path | str | None) -> TextIO:
+    """Where a verb says how it went: standard output, or standard error where results go there, or nowhere."""
+    if quiet:
+        logging.getLogger("streamseg").setLevel(logging.WARNING)
+        return Nowhere()
+    return sys.stderr if STANDARD_OUTPUT in {Path(name) for name in results if name} else sys.stdout
+
+
+def pick_progress(quiet: bool) -> Callable[[int, int], None]:
+    """How a verb tells how far it is."""
+    return ignore_progress if quiet else show_progress
+
+
+def ignore_progress(done: int, total: int) -> None:
+    """Say nothing."""
 
 
 def show_progress(done: int, total: int) -> None:
@@ -14,6 +53,25 @@ def clear_line() -> None:
     """Take the line that tells how far it is off the terminal."""
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def check_figures(path: Path | None) -> None:
+    """Raise an error if figures could not be written to a file that was asked for."""
+    if path and path != STANDARD_OUTPUT:
+        check_place(path)
+
+
+def write_figures(path: Path | None, figures: object, words: TextIO) -> None:
+    """Write figures as JSON, to a file or to standard output, if that was asked for."""
+    from json import dumps
+
+    text = dumps(figures, indent=2) + "\n"
+    if path == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+    elif path:
+        with written_whole(path) as temporary:
+            temporary.write_text(text)
+        print(path, file=words)
 
 
 def complain(sentence: str) -> None:

@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import tyro
 
-from streamseg.cli.options import Device, check_exported, optional, parse_size, pick_device, pick_policy
-from streamseg.cli.say import clear_line, complain, fail
+from streamseg.cli.options import Device, Json, Quiet, check_exported, optional, parse_size, pick_device, pick_policy
+from streamseg.cli.say import STANDARD_OUTPUT, clear_line, complain, fail, open_words
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def segment(
-    names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE... [OUT]")],
+    names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE... [OUT]", help_behavior_hint="(required)")],
     /,
     *,
     weights: Annotated[Path | None, optional("FILE", "those that ship")] = None,
@@ -28,9 +29,9 @@ def segment(
     confidence: bool = False,
     side_by_side: bool = False,
     legend: bool = False,
-    classes: str = "",
+    classes: Annotated[str, optional("NAME,...", "all")] = "",
     alpha: float = 0.5,
-    json: Annotated[Path | None, optional("FILE", "none is written")] = None,
+    json: Json = None,
     show: bool = False,
     window: Annotated[int | None, optional("FRAMES", "what the weights were trained with")] = None,
     half_life: Annotated[float | None, optional("SECONDS", "the exact window")] = None,
@@ -44,8 +45,9 @@ def segment(
     precision: Annotated[str, optional("{fp32,fp16,bf16,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
     trust: bool = False,
     ray: Annotated[str, optional("[ADDRESS]", "off; without ADDRESS this machine alone")] = "",
+    quiet: Quiet = False,
 ) -> None:
-    """Label every pixel of pictures, videos, cameras and streams, and write them under the colours of their classes.
+    """Label every pixel of pictures, videos, cameras and streams.
 
     Args:
         names: What to label: pictures, a folder, a pattern ('*.jpg'), a list (.txt), a video, numbered pictures
@@ -60,7 +62,8 @@ def segment(
         legend: Name the colours.
         classes: Highlight these alone, such as road,car.
         alpha: Share of the colours in the overlay, 0 to 1.
-        json: A file for a line of JSON a frame: shares of the classes, latency, age of the mask, size it was seen at.
+        json: A file for a line of JSON a frame: shares of the classes, latency, age of the mask, size it was seen at;
+            - for standard output.
         show: Show the overlay of one source in a window, of pictures the last until it is closed; q closes it.
         window: How many frames of a video the network looks at; more than 1 is for networks trained so.
         half_life: Instead of a window, let the past fade by half in so many seconds, whatever frames were dropped.
@@ -75,6 +78,13 @@ def segment(
         trust: Open a .pt2 file, which is a program and can do whatever it likes.
         ray: Spread videos over a Ray cluster: local, auto, HOST:PORT or ray://HOST:PORT. Into OUT go labels and
             statistics of each video, and an overlay with --overlay; started again, it goes on where it ended.
+        quiet: Print nothing but warnings and errors.
+
+    Examples:
+        streamseg segment photo.jpg
+        streamseg segment photos out --labels --legend
+        streamseg segment drive.mp4 labelled.mp4 --size 360x640 --precision int8
+        streamseg segment 0 --show
     """
     from contextlib import ExitStack
     from json import dumps
@@ -91,7 +101,9 @@ def segment(
     from streamseg.stream import check_positive
 
     given, out = (names[:-1], names[-1]) if len(names) > 1 else (names, "")
-    raw = out == "-"
+    raw, streamed = out == "-", json == STANDARD_OUTPUT
+    if raw and streamed:
+        raise ValueError("Raw labels and lines of JSON cannot share standard output: give --json the name of a file.")
     if precision:
         check_choice("precision", precision, ("fp32", "fp16", "bf16", "int8"))
     if tile and (confidence or (window or 1) > 1 or half_life or deadline or size):
@@ -133,7 +145,8 @@ def segment(
         labeller, style = labeller_and_style()  # as each worker will have it: what is wrong is told at once
         path = weights and weights.absolute()
         orders = Orders(path, labeller.window, precision, cut, labeller.size, overlay, labels, confidence, style, trust)
-        segment_archive(given, out, orders, ray, gpus=(device or runtime.usual_device(weights)) != "cpu")
+        gpus = (device or runtime.usual_device(weights)) != "cpu"
+        segment_archive(given, out, orders, ray, gpus=gpus, quiet=quiet)
         return
     sources, missing = search(given, raw_size=parse_size("--raw-size", raw_size), rate=rate)
     if not sources:
@@ -143,30 +156,34 @@ def segment(
         raise ValueError("There is nothing to write with --no-overlay alone: add --labels, --confidence or --json.")
     if show and len(sources) > 1:
         raise ValueError(f"--show has one window, and there are {len(sources)} sources: give one, or leave it out.")
-    if json:
+    if json and not streamed:
         check_records(json, sources, results)
     labeller, style = labeller_and_style()
 
-    words = sys.stderr if raw else sys.stdout
+    words = open_words(quiet, out, json)
     meter = latency.Meter()
     last = monotonic()
 
     def wrote(capture: Capture, shares: list[float], places: Results) -> None:
-        if places.are_pictures and places.paths:
+        if places.are_pictures and places.paths and not quiet:
             clear_line()
             print(f"{capture.name}: {describe_shares(labeller.classes.names, shares)}", file=words)
             print("  " + "  ".join(map(str, places.of(capture).paths)), file=words)
 
     def watch() -> None:
         nonlocal last
-        if sys.stderr.isatty() and monotonic() - last > 0.25:
+        if not quiet and sys.stderr.isatty() and monotonic() - last > 0.25:
             last = monotonic()
             told = latency.line(meter.summary(), pipeline.total)
             print(f"\r\x1b[K{told}", end="", file=sys.stderr, flush=True)
 
     screen = Window("streamseg") if show else None
     with ExitStack() as files:
-        records = files.enter_context(files.enter_context(written_whole(json)).open("w")) if json else None
+        records: TextIO | None = sys.stdout if streamed else None
+        if isinstance(records, TextIOWrapper):
+            records.reconfigure(line_buffering=True)  # whoever reads on has each line at once
+        if json and not streamed:
+            records = files.enter_context(files.enter_context(written_whole(json)).open("w"))
         pipeline = Pipeline(
             list(zip(sources, results, strict=True)),
             labeller,
@@ -188,7 +205,8 @@ def segment(
         if records:
             records.write(dumps({"summary": latency.to_json(summary)}) + "\n")
 
-    clear_line()
+    if not quiet:
+        clear_line()
     for line in report(pipeline, outcome, deadline):
         print(line, file=words)
     if outcome.frames > 1:
@@ -236,7 +254,7 @@ def open_labeller(
     return Labeller(engine, classes, policy, cut, size, tile, confidence)
 
 
-def segment_archive(names: Sequence[str], out: str, orders: "Orders", address: str, *, gpus: bool) -> None:
+def segment_archive(names: Sequence[str], out: str, orders: "Orders", address: str, *, gpus: bool, quiet: bool) -> None:
     """Label videos on a Ray cluster, and tell how far it is and how it went. Exit status 1 if any had a problem."""
     from time import monotonic
 
@@ -247,15 +265,16 @@ def segment_archive(names: Sequence[str], out: str, orders: "Orders", address: s
     def progress(report: archive.Report) -> None:
         nonlocal last
         terminal = sys.stderr.isatty()
-        if monotonic() - last > (0.25 if terminal else 60):
+        if not quiet and monotonic() - last > (0.25 if terminal else 60):
             last = monotonic()
             start, end = ("\r\x1b[K", "") if terminal else ("", "\n")
             print(f"{start}{archive.line(report)}", end=end, file=sys.stderr, flush=True)
 
     report = archive.segment_archive(names, out, orders, address, gpus=gpus, progress=progress)
-    clear_line()
-    print(archive.line(report))
-    print(out)
+    if not quiet:
+        clear_line()
+        print(archive.line(report))
+        print(out)
     for problem in report.problems.values():
         complain(problem)
     if report.problems:

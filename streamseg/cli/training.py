@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from streamseg.cli.options import DataFolder, Device, optional, pick_device
-from streamseg.cli.say import out_of_memory, show_progress
+from streamseg.cli.options import DataFolder, Device, Json, Quiet, optional, pick_device
+from streamseg.cli.say import STANDARD_OUTPUT, check_figures, open_words, out_of_memory, pick_progress, write_figures
 from streamseg.config import RECIPES, TrainConfig
 
 
@@ -19,13 +19,22 @@ def check(
     *,
     data: DataFolder,
     sheet: Annotated[Path | None, optional("FILE", "none is written")] = None,
+    json: Json = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Look for all that would make training on a data set go wrong. Exit status 1 if anything would.
+    """Look for all that would make a training go wrong.
 
     Args:
         dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for one's own.
         data: The data set's folder.
         sheet: A PNG to write some frames to, with their labels drawn over.
+        json: A file for the figures, the errors and the warnings; - for standard output.
+        quiet: Print nothing but warnings and errors; the exit status is 1 if there are errors.
+
+    Examples:
+        streamseg check folder --data mine
+        streamseg check folder --data mine --sheet sheet.png
+        streamseg check camvid --data CamVid --quiet --json report.json
     """
     import streamseg.check as doctor
     from streamseg.files import check_place
@@ -34,30 +43,43 @@ def check(
     if sheet:
         check_suffix(sheet)
         check_place(sheet)
+    check_figures(json)
+    words = open_words(quiet, json)
     report = doctor.check(dataset, data)
-    print(doctor.render(report))
+    print(doctor.render(report), file=words)
     if sheet and report.samples:
         doctor.write_contact_sheet(sheet, report)
-        print(sheet)
+        print(sheet, file=words)
+    write_figures(json, doctor.to_json(report), words)
     if report.errors:
         sys.exit(1)
 
 
 def pack(
-    names: Annotated[tuple[str, str], tyro.conf.arg(metavar="DATASET OUT")],
+    dataset: Annotated[str, tyro.conf.arg(metavar="DATASET")],
+    out: Annotated[Path, tyro.conf.arg(metavar="OUT")],
     /,
     *,
     data: DataFolder,
-    splits: Annotated[tuple[str, ...], optional("SPLIT ...", "all")] = (),
+    splits: Annotated[tuple[str, ...], optional("NAME ...", "all")] = (),
     megabytes: float = 256.0,
+    json: Json = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Pack a data set into a few large tar files, which train and evaluate take as --data, on a disk or in a store.
+    """Pack a data set into a few large tar files.
 
     Args:
-        names: cityscapes, camvid, coco-stuff, ade20k, or folder for one's own; and the folder to write to.
+        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for one's own.
+        out: The folder to write to, which train and evaluate take as --data, on a disk or in a store.
         data: The data set's folder.
         splits: The parts to pack.
         megabytes: The size of a file.
+        json: A file for the figures: how many frames each part has; - for standard output.
+        quiet: Print nothing but warnings and errors.
+
+    Examples:
+        streamseg pack folder shards --data mine
+        streamseg pack cityscapes shards --data CITYSCAPES --splits train val
     """
     import torch
 
@@ -66,13 +88,15 @@ def pack(
     from streamseg.layers import check_choice
     from streamseg.stream import check_positive
 
-    dataset, out = names[0], Path(names[1])
     check_choice("dataset", dataset, tuple(DATASETS))
     check_positive("megabytes", megabytes)
+    check_figures(json)
+    words = open_words(quiet, json)
     found = shards.pack(
-        dataset, data, out, splits, megabytes=megabytes, threads=torch.get_num_threads(), progress=show_progress
+        dataset, data, out, splits, megabytes=megabytes, threads=torch.get_num_threads(), progress=pick_progress(quiet)
     )
-    print(f"{out}: {', '.join(f'{count:,} frames of {split}' for split, count in found.items())}")
+    print(f"{out}: {', '.join(f'{count:,} frames of {split}' for split, count in found.items())}", file=words)
+    write_figures(json, {"out": str(out), "frames": found}, words)
 
 
 @dataclass(frozen=True)
@@ -92,8 +116,12 @@ class TrainRun:
     """A file of ImageNet weights for the encoder, safetensors or torch."""
     tensorboard: bool = False
     """Write TensorBoard files too."""
+    json: Json = None
+    """A file for the figures at the end: weights, iterations, accuracy; - for standard output."""
     device: Device = ""
     """cuda or cpu."""
+    quiet: Quiet = False
+    """Print nothing but warnings and errors; log.jsonl in the out folder has it all."""
 
 
 def recipes() -> Any:
@@ -104,12 +132,20 @@ def recipes() -> Any:
 
 
 def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type: ignore[valid-type] # made at run time
-    """Train a network by a recipe."""
+    """Train a network by a recipe.
+
+    Examples:
+        streamseg train folder-18 --data mine --out run
+        streamseg train folder-18 --data mine --out run --resume
+        streamseg train camvid-18 --data CamVid --out run --batch 8 --iterations 4000
+        streamseg train folder-18 --help
+    """
     import torch
 
-    from streamseg import train as training
+    from streamseg import runlog, train as training
 
     device = pick_device(run.device)
+    check_figures(run.json)
     try:
         weights = training.train(
             run.config,
@@ -122,6 +158,7 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
             tensorboard=run.tensorboard,
             compiled=device.type == "cuda",
             threads=torch.get_num_threads(),
+            words=open_words(run.quiet, STANDARD_OUTPUT),
         )
     except RuntimeError as error:
         if not out_of_memory(error):
@@ -133,4 +170,6 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
             f"try {smaller}; what was saved is still there."
         ) from None
     if int(os.environ.get("RANK", "0")) == 0:
-        print(weights)
+        words = open_words(run.quiet, run.json)
+        print(weights, file=words)
+        write_figures(run.json, {"weights": str(weights), **runlog.summarise(run.out / "log.jsonl")}, words)
