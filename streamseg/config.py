@@ -175,12 +175,13 @@ FOLDER = TrainConfig(dataset="folder", network="fanet18", crop=(512, 512), itera
 
 RECIPES = {
     "camvid-18": Recipe(
-        "FANet-18 on CamVid, our best: made the weights that ship, in 8 minutes on an H200.",
+        "FANet-18 on CamVid, our best: the beginning of the weights that ship, 8 minutes on an H200.",
         better(replace(CAMVID, iterations=10_000)),
     ),
     "camvid-34": Recipe("FANet-34 on CamVid, our best.", better(replace(CAMVID, iterations=10_000, network="fanet34"))),
     "camvid-video-18": Recipe(
-        "FANet-18 on clips of CamVid, from image weights: --initial FILE.", video(replace(CAMVID, iterations=3_000))
+        "FANet-18 on clips of CamVid, from image weights (--initial FILE): the end of the weights that ship.",
+        video(replace(CAMVID, iterations=3_000)),
     ),
     "camvid-video-34": Recipe(
         "FANet-34 on clips of CamVid, from image weights: --initial FILE.",
