@@ -57,7 +57,7 @@ def test_the_python_of_the_page_on_segmenting_runs(folder):
     names: dict = {}
     for block in blocks("docs/segment.md", "python"):
         exec(block, names)
-    assert len(names["state"].contexts) == 1
+    assert len(names["state"].contexts) == 3
 
 
 def test_the_options_on_the_page_on_segmenting_exist(capsys, monkeypatch):
