@@ -35,6 +35,7 @@ NAVIGATION = {
     },
     "Use": {
         "docs/segment.md": "Segment",
+        "docs/python.md": "From Python",
         "docs/video.md": "Video and windows",
         "docs/training.md": "Train",
         "docs/deploy.md": "Deploy",
@@ -57,7 +58,7 @@ NAVIGATION = {
     },
 }
 PAGES = [path for group in NAVIGATION.values() for path in group]
-PICTURES = (".jpg", ".png", ".svg")
+PICTURES = (".gif", ".jpg", ".png", ".svg")
 EXTERNAL = re.compile(r"https://[\w-]+(\.[\w-]+)+(/\S*)?")
 
 

@@ -22,7 +22,7 @@ from streamseg.checkpoint import Network
 from streamseg.folded import Folded, FoldedToBytes
 from streamseg.layers import check_choice
 from streamseg.model import FANet
-from streamseg.stream import Engine, Look, Plain, Views, label_scores, to_bytes, to_engine
+from streamseg.stream import Engine, Look, Plain, Views, keep_steady, label_scores, to_bytes, to_engine
 from streamseg.tiles import check_frame, check_model
 
 SAY = logging.getLogger("streamseg")
@@ -125,7 +125,7 @@ class Fast:
                 ready = self.replay(views, frame.shape, at_once=True)
                 return ready.answer, ready.context
             looks, context = self.look(views)
-            labels = torch.stack([labels for labels, _ in looks])
+            labels = torch.stack([look.labels for look in looks])
             return labels if frame.ndim == 4 else labels[0], context
 
     def look(self, views: Views) -> tuple[list[Look], Tensor]:
@@ -152,19 +152,20 @@ class Fast:
     # on a GPU
 
     def look_on_gpu(self, views: Views) -> tuple[list[Look], Tensor]:
-        """See look; labels of another size than the frames were seen at are made from the scores once more."""
+        """See look; steady labels, and those of another size than the frames', are made from the scores once more."""
         ready = self.replay(views, views.images.shape)
+        assert ready.scores is not None
+        scores, coarse = keep_steady(ready.scores, views)
         looks: list[Look] = []
         for i, size in enumerate(views.sizes):
-            if size == tuple(views.images.shape[2:]):
+            if size == tuple(views.images.shape[2:]) and not views.steady:
                 confidence = None if ready.confidence is None else ready.confidence[i].clone()
-                looks.append((ready.labels[i].clone(), confidence))
+                looks.append(Look(ready.labels[i].clone(), confidence))
                 continue
             labels = torch.empty(1, *size, dtype=torch.uint8, device=self.device)
             confidence = torch.empty_like(labels) if views.confident else None
-            assert ready.scores is not None
-            kernels.label(ready.scores[i : i + 1], size, labels, confidence)
-            looks.append((labels[0], None if confidence is None else confidence[0]))
+            kernels.label(scores[i : i + 1], size, labels, confidence)
+            looks.append(Look(labels[0], None if confidence is None else confidence[0], coarse[i]))
         return looks, ready.context.clone()
 
     def replay(self, views: Views, shape: torch.Size, at_once: bool = False) -> Ready:

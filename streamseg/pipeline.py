@@ -443,7 +443,7 @@ class Pipeline:
             cut=labeller.cut,
         )
         for job, look in zip(jobs, looks, strict=True):
-            job.size, (job.labels, job.confidence) = size, look
+            job.size, job.labels, job.confidence = size, look.labels, look.confidence
         return [state if job.stream.source.moving else None for job, state in zip(jobs, states, strict=True)]
 
     def choose_size(self, size: tuple[int, int], scale: float) -> tuple[int, int]:

@@ -129,9 +129,13 @@ class Exported:
 
     def look(self, views: Views) -> tuple[list[Look], Tensor]:
         """See Engine; labels of another size than the frames were seen at are taken from the nearest pixel."""
-        images, past, weights, sizes, confident = views
+        images, past, weights, sizes, confident, steady, _ = views
         if confident and not self.manifest.confidence:
             raise ValueError(f"{self.path} gives no confidence: export it again with --confidence.")
+        if steady:
+            raise ValueError(
+                f"{self.path} gives labels, whose scores it does not tell: keep them steady with a network."
+            )
         height, width = (min(max(LEAST, side), MOST) for side in images.shape[-2:])
         frames = to_bytes(fit(images, self.manifest.size or (height, width)))
         pasts = images.new_zeros(len(images), *self.context_shape, dtype=torch.float32) if past is None else past
@@ -139,7 +143,7 @@ class Exported:
         for frame, before, weight, size in zip(frames, pasts.float(), weights, sizes, strict=True):
             found = self.run(self.name_inputs(frame, before, weight))
             confidence = resize_nearest(found["confidence"][0], size) if confident else None
-            looks.append((resize_nearest(found["labels"][0], size), confidence))
+            looks.append(Look(resize_nearest(found["labels"][0], size), confidence))
             context = [found[f"context{stage}"] for stage in range(1, len(self.manifest.state) + 1)]
             contexts.append(torch.cat(context, dim=2) if context else pasts.new_zeros(1, 0, 0))
         return looks, torch.cat(contexts)

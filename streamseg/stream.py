@@ -46,10 +46,13 @@ class LastFrames:
     frames: int
     limit: float = math.inf
     """The most that all past frames weigh together; a network that was trained with T frames knows T - 1."""
+    steady: float = 0.0
+    """How much higher another class must score than the one that a pixel had a frame before, to take its place."""
 
     def __post_init__(self) -> None:
         check_count("window", self.frames)
         check_positive("limit", self.limit)
+        check_steady(self.steady)
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,15 @@ class Fading:
     """What a frame's weight is multiplied by with each later frame; 0.5 makes all frames weigh two in the end."""
     limit: float = math.inf
     """The most that all past frames weigh together; a network that was trained with T frames knows T - 1."""
+    steady: float = 0.0
+    """How much higher another class must score than the one that a pixel had a frame before, to take its place."""
 
     def __post_init__(self) -> None:
         check_positive("share", self.share)
         if self.share >= 1:
             raise ValueError(f"share is {self.share}; expected less than 1: what never fades grows without end.")
         check_positive("limit", self.limit)
+        check_steady(self.steady)
 
 
 @dataclass(frozen=True)
@@ -76,12 +82,15 @@ class FadingInTime:
     """Seconds in which a frame's weight halves."""
     limit: float = math.inf
     """The most that all past frames weigh together; a network that was trained with T frames knows T - 1."""
+    steady: float = 0.0
+    """How much higher another class must score than the one that a pixel had a frame before, to take its place."""
 
     def __post_init__(self) -> None:
         check_positive("half_life", self.half_life)
         if self.half_life == math.inf:
             raise ValueError("half_life is inf; expected seconds: what never fades grows without end.")
         check_positive("limit", self.limit)
+        check_steady(self.steady)
 
 
 Policy = LastFrames | Fading | FadingInTime
@@ -98,6 +107,8 @@ class State:
     """Of each context, at the time of the last frame."""
     seconds: float
     """The time of the last frame."""
+    coarse: Tensor | None = None
+    """(h, w), uint8: the labels of the last frame where it was scored, under a policy that keeps labels steady."""
 
 
 def segment(image: Picture, model: "Network | Engine | None" = None) -> Tensor:
@@ -189,7 +200,7 @@ def label_batch(
     images = torch.cat([fit(frame[None].to(engine.device, non_blocking=True), size) for frame in frames])
     own = [(frame.shape[1], frame.shape[2]) for frame in frames]
     looks, after = step_batch(engine, images, states, window, sizes=own, times=times, cut=cut)
-    return [labels.to(frame.device) for (labels, _), frame in zip(looks, frames, strict=True)], after
+    return [labels.to(frame.device) for (labels, *_), frame in zip(looks, frames, strict=True)], after
 
 
 def step_batch(
@@ -223,18 +234,27 @@ def step_batch(
         for past in pasts:
             check_past(past, engine.context_shape)
         weights = [weight_of(*pair, policy) for pair in zip(known, moments, strict=True)]
-        looks, contexts = engine.look(Views(images, together(pasts), weights, sizes, confident))
+        before = [state.coarse if state else None for state in known]
+        looks, contexts = engine.look(Views(images, together(pasts), weights, sizes, confident, policy.steady, before))
         if cut is not None:
             for i, distance in enumerate(distances(known, contexts, engine.widths)):
                 if distance > cut:  # a new scene is seen once more, without the past, which is rare
                     known[i] = None
-                    alone = Views(images[i : i + 1], None, [0.0], sizes[i : i + 1], confident)
+                    alone = Views(images[i : i + 1], None, [0.0], sizes[i : i + 1], confident, policy.steady, [None])
                     looks[i : i + 1], _ = engine.look(alone)
-        return looks, [advance(*entry, policy) for entry in zip(known, contexts.split(1), moments, strict=True)]
+        after = [advance(*entry, policy) for entry in zip(known, contexts.split(1), moments, strict=True)]
+        return looks, [replace(state, coarse=look.coarse) for state, look in zip(after, looks, strict=True)]
 
 
-Look = tuple[Tensor, Tensor | None]
-"""Labels (H, W), uint8, and, if wanted, the probability of each, uint8: 255 is 1."""
+class Look(NamedTuple):
+    """What is seen in an image."""
+
+    labels: Tensor
+    """(H, W), uint8."""
+    confidence: Tensor | None = None
+    """If wanted, the probability of each label, uint8: 255 is 1."""
+    coarse: Tensor | None = None
+    """If labels are kept steady, those where the image was scored, (h, w), uint8."""
 
 
 class Views(NamedTuple):
@@ -250,6 +270,10 @@ class Views(NamedTuple):
     """Height and width of each one's labels."""
     confident: bool = False
     """Whether the probability of each label is wanted too."""
+    steady: float = 0.0
+    """How much more the classes of the frame before score."""
+    before: Sequence[Tensor | None] = ()
+    """Those classes, (h, w), of each stream that has seen a frame of this size; needed where they score more."""
 
 
 class Engine(Protocol):
@@ -325,9 +349,24 @@ class FrameByFrame:
 
 def label_scores(scores: Tensor, views: Views) -> list[Look]:
     """What scores (B, K, h, w) say of the images that they are of."""
-    if views.confident:
-        return [labels_and_confidence(x, size) for x, size in zip(scores, views.sizes, strict=True)]
-    return [(labels_of(x, size), None) for x, size in zip(scores, views.sizes, strict=True)]
+    scores, coarse = keep_steady(scores, views)
+    looks = []
+    for x, size, own in zip(scores, views.sizes, coarse, strict=True):
+        labels, confidence = labels_and_confidence(x, size) if views.confident else (labels_of(x, size), None)
+        looks.append(Look(labels, confidence, own))
+    return looks
+
+
+def keep_steady(scores: Tensor, views: Views) -> tuple[Tensor, Sequence[Tensor | None]]:
+    """Scores (B, K, h, w) in which the classes of the frame before have an advantage, and the best class of each."""
+    if not views.steady:
+        return scores, [None] * len(scores)
+    scores = scores.clone()
+    for x, before in zip(scores, views.before, strict=True):
+        if before is not None and before.shape == x.shape[1:]:
+            place = before[None].to(x.device, torch.int64).clamp(max=len(x) - 1)
+            x.scatter_add_(0, place, torch.full_like(place, views.steady, dtype=x.dtype))
+    return scores, [*scores.argmax(dim=1).to(torch.uint8)]
 
 
 def to_engine(model: "Network | Engine") -> Engine:
@@ -490,6 +529,12 @@ def check_positive(option: str, given: float) -> None:
         raise ValueError(f"{option} is {given!r:.80}; expected a number above 0.")
 
 
+def check_steady(given: float) -> None:
+    """Raise a ValueError if an advantage of the last labels is none."""
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < math.inf:
+        raise ValueError(f"steady is {given!r:.80}; expected a number from 0 up, such as 1.")
+
+
 def save_state(state: State, path: str | Path) -> None:
     """Write what a stream has seen to a safetensors file, whole or not at all."""
     if not isinstance(state, State):
@@ -497,7 +542,9 @@ def save_state(state: State, path: str | Path) -> None:
             f"The state is a {type(state).__name__}; expected what label_frame gives with a frame's labels."
         )
     entry = json.dumps({"weights": state.weights, "seconds": state.seconds})
-    write_tensors(Path(path), {"contexts": state.contexts.cpu().contiguous()}, {"format": "pt", ENTRY: entry})
+    tensors = {"contexts": state.contexts} | ({} if state.coarse is None else {"coarse": state.coarse})
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    write_tensors(Path(path), tensors, {"format": "pt", ENTRY: entry})
 
 
 def load_state(path: str | Path) -> State:
@@ -512,12 +559,13 @@ def load_state(path: str | Path) -> State:
     try:
         entry = json.loads(metadata[ENTRY])
         weights, seconds = tuple(map(float, entry["weights"])), float(entry["seconds"])
-        contexts = tensors.pop("contexts")
+        contexts, coarse = tensors.pop("contexts"), tensors.pop("coarse", None)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} describes itself wrongly ({error!r:.200}): it cannot be used.") from None
-    if tensors or contexts.ndim != 3 or len(contexts) != len(weights):
+    plain = coarse is None or (coarse.ndim == 2 and coarse.dtype == torch.uint8)
+    if tensors or contexts.ndim != 3 or len(contexts) != len(weights) or not plain:
         raise ValueError(f"{path} holds other tensors than the contexts of a stream: it cannot be used.")
     finite = contexts.dtype == torch.float32 and bool(contexts.isfinite().all())
     if not (finite and math.isfinite(seconds) and all(0 < weight < math.inf for weight in weights)):
         raise ValueError(f"{path} holds numbers that no stream leaves, such as nan: it cannot be used.")
-    return State(contexts, weights, seconds)
+    return State(contexts, weights, seconds, coarse)

@@ -482,6 +482,7 @@ def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch
             "half_life is 0.0; expected a number",
         ),
         ("evaluate camvid.safetensors --data TOY --dataset folder --window 2 --half-life 1", "not both"),
+        ("evaluate camvid.safetensors --data TOY --dataset folder --steady 1", "give --window or --half-life too"),
         ("evaluate camvid.safetensors --data TOY --dataset folder --window 2 --flip", "leave out --scales and --flip"),
         ("evaluate camvid.safetensors --data TOY --dataset folder --window 2 --scales 1 2", "leave out --scales and"),
         ("evaluate camvid.safetensors --data TOY --dataset folder --device cuda:99", "no GPU for --device cuda:99"),

@@ -7,7 +7,17 @@ from torch.nn import functional as F
 import streamseg
 from streamseg import fast
 from streamseg.fast import accelerate
-from streamseg.stream import Fading, Plain, Views, label_batch, label_frame, label_frames, segment, step_batch
+from streamseg.stream import (
+    Fading,
+    LastFrames,
+    Plain,
+    Views,
+    label_batch,
+    label_frame,
+    label_frames,
+    segment,
+    step_batch,
+)
 
 CUDA = torch.cuda.is_available()
 
@@ -69,6 +79,17 @@ def test_a_state_goes_from_the_plain_form_to_the_fast_one(model, frames):
     theirs, expected = label_frame(model, frames[1], state, 2)
     assert agreement([ours], [theirs]) > 0.999
     torch.testing.assert_close(after.contexts, expected.contexts, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("size", [None, (96, 128)])
+def test_labels_are_kept_steady_in_the_fast_form(model, frames, size):
+    policy = LastFrames(2, steady=1.0)
+    ours, theirs = (
+        [labels for _, labels in label_frames(network, frames, policy, size=size)]
+        for network in (accelerate(model), model)
+    )
+    assert agreement(ours, theirs) > 0.999
+    assert agreement(theirs, [labels for _, labels in label_frames(model, frames, 2, size=size)]) < 0.9999
 
 
 def test_networks_that_average_do_so_in_the_fast_form(model, frames):
@@ -151,7 +172,7 @@ def test_a_gpu_s_graph_gives_the_labels_of_the_network(gpu, street, precision):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")
-@pytest.mark.parametrize("window", [1, 3, Fading(0.5)])
+@pytest.mark.parametrize("window", [1, 3, Fading(0.5), LastFrames(3, steady=1.0)])
 def test_a_gpu_s_streams_carry_their_state_through_graphs(gpu, frames, window):
     quick = accelerate(gpu)
     on_gpu = [frame.cuda() for frame in frames]

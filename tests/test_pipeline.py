@@ -29,7 +29,7 @@ from streamseg.latency import Meter
 from streamseg.pipeline import AHEAD, BATCH, Labeller, Pipeline, Style
 from streamseg.results import Results, plan
 from streamseg.sources import Capture, find_sources
-from streamseg.stream import LastFrames, label_frames
+from streamseg.stream import LastFrames, Look, label_frames
 from streamseg.video import CutShort, open_video, read_label_video
 
 PATIENCE = 20.0
@@ -100,7 +100,7 @@ def noise(seed, count, size=(48, 64)):
 def look(images, sizes, confident=False, **options):
     """What a network might say that sees the colour of a frame, divided by 11, and is never sure."""
     labels = [torch.full(size, int(image[0, 0, 0]) % 11).byte() for image, size in zip(images, sizes, strict=True)]
-    return [(x, torch.full_like(x, 69) if confident else None) for x in labels], [None] * len(images)
+    return [Look(x, torch.full_like(x, 69) if confident else None) for x in labels], [None] * len(images)
 
 
 @pytest.fixture

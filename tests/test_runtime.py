@@ -18,7 +18,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 import streamseg
-from streamseg import Fading, datasets, runtime
+from streamseg import Fading, LastFrames, datasets, runtime
 from streamseg.evaluate import evaluate
 from streamseg.evaluate_video import evaluate_video
 from streamseg.images import write_image
@@ -77,6 +77,10 @@ def test_what_a_file_cannot_do_is_a_sentence(exported):
         list(streamseg.label_frames(file, [frame, frame], Fading(0.5)))
     with pytest.raises(ValueError, match="gives no confidence: export it again with --confidence."):
         file.look(Views(frame[None], None, [0.0], [SIZE], confident=True))
+    with pytest.raises(
+        ValueError, match="gives labels, whose scores it does not tell: keep them steady with a network"
+    ):
+        streamseg.label_frame(file, frame, window=LastFrames(1, steady=1.0))
     with pytest.raises(ValueError, match="failed on a frame"):
         file.run({"frame": torch.zeros(1, 3, 3, 3, dtype=torch.uint8)})
 
@@ -124,6 +128,7 @@ def test_segment_takes_a_file_in_place_of_weights(folder, monkeypatch, capsys, n
         ("still.onnx --deadline 50", "leave out --deadline, or export it without --size."),
         ("still.onnx --precision fp32", "leave out --precision."),
         ("still.onnx --confidence", "still.onnx gives no confidence: leave out --confidence, or export it with"),
+        ("still.onnx --steady 1", "still.onnx gives labels, and no scores: leave out --steady, or give a checkpoint."),
         ("still.onnx --device cuda", "GPU"),
         ("fixed.xml --device cuda", "GPU"),
         (
@@ -144,7 +149,7 @@ def test_a_file_s_window_is_that_of_the_network_if_it_carries_state(exported):
     file, classes, window = open_weights(exported("any.onnx"), cpu)
     assert (file.manifest.window, window, classes) == (3, 3, streamseg.CAMVID)
     network, classes, window = open_weights(None, cpu)
-    assert (type(network), classes, window) == (streamseg.FANet, streamseg.CAMVID, 1)
+    assert (type(network), classes, window) == (streamseg.FANet, streamseg.CAMVID, 4)
 
 
 def test_a_file_is_measured_as_the_network_is(exported, network, drive, tmp_path, monkeypatch, capsys):

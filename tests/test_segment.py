@@ -317,7 +317,13 @@ def test_the_window_is_that_of_the_weights_unless_told_otherwise(here, segment, 
     streamseg.save(model, streamseg.CAMVID, "video.safetensors", window=3)
     make_clip(Path("a.mp4"), 6)
     trained = ("--weights", "video.safetensors")
-    for name, window, options in (("a", 3, trained), ("b", 2, (*trained, "--window", "2")), ("c", 1, ())):
+    steady = streamseg.LastFrames(3, steady=0.1), (*trained, "--steady", "0.1")
+    for name, window, options in (
+        ("a", 3, trained),
+        ("b", 2, (*trained, "--window", "2")),
+        ("c", 1, ()),
+        ("s", *steady),
+    ):
         assert segment("a.mp4", f"{name}.mp4", "--no-overlay", "--labels", *options) == 0
         expected = [labels for _, labels in streamseg.label_frames(model, streamseg.read_frames("a.mp4"), window)]
         assert all(map(torch.equal, (labels for labels, _ in read_label_video(f"{name}-labels.mkv")), expected)), name
@@ -874,6 +880,7 @@ def text(name, words="no video"):
         (None, "v.mp4 out --half-life -1", "half_life is -1.0; expected a number above 0."),
         (None, "v.mp4 out --deadline 0", "deadline is 0.0; expected a number above 0."),
         (None, "v.mp4 out --cut nan", "cut is nan; expected a number above 0."),
+        (None, "v.mp4 out --steady -1", "steady is -1.0; expected a number from 0 up, such as 1."),
         (None, "v.mp4 out --window 1 --half-life 1", "Give --window or --half-life, not both."),
         (None, "v.mp4 out --rate 0", "A rate of 0.0 frames a second; expected 0.001 to 1000."),
         (None, "v.mp4 out --rate 1e300", "A rate of 1e+300 frames a second"),

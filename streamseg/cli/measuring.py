@@ -32,6 +32,7 @@ def evaluate(
     flip: bool = False,
     window: Annotated[int | None, optional("FRAMES", "single frames, in any order")] = None,
     half_life: Annotated[float | None, optional("SECONDS", "the exact window")] = None,
+    steady: Annotated[float, optional("MARGIN", "0, off")] = 0.0,
     json: Json = None,
     plots: Annotated[Path | None, optional("DIR", "none are written")] = None,
     device: Device = "",
@@ -53,6 +54,7 @@ def evaluate(
         window: Look at sequences in order, at so many frames of them at a time, and measure how steady the labels are
             and how long a frame takes; 1 is the network for images.
         half_life: Instead of a window, let the past fade by half in so many seconds.
+        steady: With one of the two, let a pixel change its class only if the new one scores so much higher.
         json: A file for the figures; - for standard output.
         plots: A folder for confusion.png and worst.png.
         device: cuda or cpu.
@@ -77,7 +79,9 @@ def evaluate(
     from streamseg.shards import open_dataset
 
     check_choice("dataset", dataset, tuple(DATASETS))
-    policy = pick_policy(window, half_life)
+    policy = pick_policy(window, half_life, steady)
+    if steady and not policy:
+        raise ValueError("--steady is for frames in order: give --window or --half-life too.")
     if policy and ray:
         raise ValueError("--window and --half-life time each frame, for which it must have no rival: leave out --ray.")
     if policy and (flip or scales != (1.0,)):
@@ -99,12 +103,12 @@ def evaluate(
                 f"and {theirs} in the other."
             )
     if isinstance(model, runtime.Exported):
-        check_exported(model, policy, precision=precision)
+        check_exported(model, policy, precision=precision, steady=steady)
     engine = evaluation.engine_of(model, place, frames, precision=precision, scales=scales, flip=flip)
     threads = torch.get_num_threads()
     if policy:
-        steady = video.evaluate_video(engine, frames, policy, threads=threads, progress=progress)
-        table, told = video.render_video(steady), video.video_to_json(steady)
+        found = video.evaluate_video(engine, frames, policy, threads=threads, progress=progress)
+        table, told = video.render_video(found), video.video_to_json(found)
     else:
         if ray:
             result = evaluation.evaluate_on_cluster(
@@ -125,7 +129,7 @@ def evaluate(
     write_figures(json, told, words)
     if plots:
         if policy:
-            video.write_video_plots(plots, steady, engine, frames, policy)
+            video.write_video_plots(plots, found, engine, frames, policy)
         else:
             evaluation.write_plots(plots, result, engine, frames)
         print(f"{plots / 'confusion.png'}  {plots / 'worst.png'}", file=words)

@@ -36,15 +36,15 @@ def parse_size(option: str, text: str) -> tuple[int, int] | None:
     return int(sides[0]), int(sides[1])
 
 
-def pick_policy(window: int | None, half_life: float | None) -> "Policy | None":
+def pick_policy(window: int | None, half_life: float | None, steady: float = 0.0) -> "Policy | None":
     """What is remembered of a video: the last frames, or a past that fades in time; None where nothing was said."""
     from streamseg.stream import FadingInTime, LastFrames
 
     if window is not None and half_life is not None:
         raise ValueError("Give --window or --half-life, not both.")
     if half_life is not None:
-        return FadingInTime(half_life)
-    return None if window is None else LastFrames(window)
+        return FadingInTime(half_life, steady=steady)
+    return None if window is None else LastFrames(window, steady=steady)
 
 
 def pick_device(name: str) -> "torch.device":
@@ -75,6 +75,7 @@ def check_exported(
     deadline: float | None = None,
     precision: str = "",
     confidence: bool = False,
+    steady: float = 0.0,
 ) -> None:
     """Raise a ValueError that says what an exported file cannot do, if that is asked for."""
     from streamseg.stream import LastFrames
@@ -86,6 +87,8 @@ def check_exported(
         raise ValueError(f"{path} computes in what it was exported in: leave out --precision.")
     if confidence and not file.manifest.confidence:
         raise ValueError(f"{path} gives no confidence: leave out --confidence, or export it with --confidence.")
+    if steady:
+        raise ValueError(f"{path} gives labels, and no scores: leave out --steady, or give a checkpoint.")
     if fixed and size not in (None, fixed):
         raise ValueError(f"{path} takes frames of {fixed[0]} x {fixed[1]} alone: leave out --size.")
     if fixed and deadline is not None:

@@ -36,6 +36,7 @@ def segment(
     window: Annotated[int | None, optional("FRAMES", "what the weights were trained with")] = None,
     half_life: Annotated[float | None, optional("SECONDS", "the exact window")] = None,
     cut: Annotated[float | None, optional("DISTANCE", "off")] = None,
+    steady: Annotated[float, optional("MARGIN", "0, off")] = 0.0,
     deadline: Annotated[float | None, optional("MS", "none")] = None,
     size: Annotated[str, optional("HEIGHTxWIDTH", "the frames' own, up to 1024 x 2048 pixels")] = "",
     tile: bool = False,
@@ -68,6 +69,8 @@ def segment(
         window: How many frames of a video the network looks at; more than 1 is for networks trained so.
         half_life: Instead of a window, let the past fade by half in so many seconds, whatever frames were dropped.
         cut: Forget the past at a change of scene: where contexts differ by more than this.
+        steady: Let a pixel change its class only if the new one scores so much higher, against flicker: such as 1, at
+            15 frames a second or more.
         deadline: See frames smaller if need be, so that labels come within so many milliseconds.
         size: See frames at this size; labels have the frames' own all the same.
         tile: See large pictures whole, tile by tile, instead of smaller.
@@ -106,17 +109,17 @@ def segment(
         raise ValueError("Raw labels and lines of JSON cannot share standard output: give --json the name of a file.")
     if precision:
         check_choice("precision", precision, ("fp32", "fp16", "bf16", "int8"))
-    if tile and (confidence or (window or 1) > 1 or half_life or deadline or size):
+    if tile and (confidence or (window or 1) > 1 or half_life or steady or deadline or size):
         raise ValueError(
-            "--tile sees single pictures at full size: leave out --confidence, --window, --half-life, --deadline and "
-            "--size."
+            "--tile sees single pictures at full size: leave out --confidence, --window, --half-life, --steady, "
+            "--deadline and --size."
         )
     if tile:
         allow_large_pictures()
     for option, number in (("deadline", deadline), ("cut", cut)):
         if number is not None:
             check_positive(option, number)
-    policy = pick_policy(window, half_life)
+    policy = pick_policy(window, half_life, steady)
 
     def labeller_and_style() -> tuple["Labeller", Style]:
         labeller = open_labeller(
@@ -124,6 +127,7 @@ def segment(
             pick_device(device or runtime.usual_device(weights)),
             policy,
             cut=cut,
+            steady=steady,
             size=parse_size("--size", size),
             tile=tile,
             deadline=deadline,
@@ -227,6 +231,7 @@ def open_labeller(
     policy: "Policy | None",
     *,
     cut: float | None,
+    steady: float,
     size: tuple[int, int] | None,
     tile: bool,
     deadline: float | None,
@@ -242,14 +247,21 @@ def open_labeller(
     model, classes, trained = runtime.open_weights(weights, place, trust=trust)
     if isinstance(model, runtime.Exported):
         check_exported(
-            model, policy, size=size, tile=tile, deadline=deadline, precision=precision, confidence=confidence
+            model,
+            policy,
+            size=size,
+            tile=tile,
+            deadline=deadline,
+            precision=precision,
+            confidence=confidence,
+            steady=steady,
         )
         trained = trained if model.manifest.state else 1
         size = model.manifest.size or size
     elif tile:
         checkpoint.only_fanet(model, "--tile")
     engine = fast.engine_for(model, place, precision, plain=tile)
-    policy = policy or LastFrames(1 if tile else trained)
+    policy = policy or LastFrames(1 if tile else trained, steady=steady)
     check_window(engine, policy)
     return Labeller(engine, classes, policy, cut, size, tile, confidence)
 

@@ -1,0 +1,270 @@
+"""Makes the pictures of the documents, in docs/, from the samples, the weights that ship, and docs/measured/.
+
+    python docs/pictures.py [NAME...]          all of them, or those named, such as drive.gif
+    python docs/pictures.py measure MACHINE    docs/measured/latency.json first; MACHINE says in words what measured it
+
+What the files of docs/measured/ are of, and the command behind each, is in docs/measured/README.md. The effect of the
+window is drawn by benchmarks/video.py. All have a white ground, so that they can be read on light and dark pages, and
+colours that people who see few of them can tell apart (those of M. Okabe and K. Ito).
+"""
+
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
+from torch import Tensor
+
+import streamseg
+from streamseg import paper, plot
+from streamseg.classes import Colour
+from streamseg.files import written_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "examples"))
+
+import demo  # noqa: E402 (the script of a folder that is no package)
+
+DOCS = ROOT / "docs"
+MEASURED = DOCS / "measured"
+SAMPLES = sorted((ROOT / "samples").glob("*.jpg"))
+DRIVE = [sample for sample in SAMPLES if sample.stem.startswith("suburb-")]
+BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#6A6A6A"
+PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+WINDOW = 4
+"""Frames that the weights which ship look at."""
+
+
+def draw_drive(
+    path: Path, pictures: Sequence[Path] = DRIVE, frames: int = 7, size: tuple[int, int] = (720, 1280)
+) -> None:
+    """The demo's drive as a GIF of half the size; left of a line that swings over it the frames, right their labels."""
+    model, classes = streamseg.load()
+    views = demo.drive([*pictures], frames, size)
+    labelled = list(streamseg.label_frames(streamseg.accelerate(model), views, WINDOW))
+    half = (size[1] // 2, size[0] // 2)
+    names = key(classes, half[0], 6, half[0] // 46)
+    shown = []
+    for i, (frame, labels) in enumerate(labelled):
+        line = round(size[1] * (0.5 + 0.34 * math.sin(2 * math.pi * i / len(labelled))))
+        both = to_image(wipe(frame, streamseg.overlay(frame, labels, classes), line))
+        view = Image.new("RGB", (half[0], half[1] + names.height), "white")
+        # a small GIF has no room for the grain of a road
+        view.paste(both.filter(ImageFilter.MedianFilter(5)).resize(half))
+        view.paste(names, (0, half[1]))
+        shown.append(view)
+    write_gif(path, shown, classes.colours, seconds=0.1)
+
+
+def wipe(left: Tensor, right: Tensor, line: int) -> Tensor:
+    """One picture (3, H, W) up to a column, another from there on, and a white line between them."""
+    both = right.clone()
+    both[:, :, :line] = left[:, :, :line]
+    both[:, :, line - 2 : line + 2] = 255
+    return both
+
+
+def write_gif(path: Path, pictures: Sequence[Image.Image], kept: Sequence[Colour], seconds: float) -> None:
+    """An endless GIF in 64 colours for all of its pictures, so that nothing flickers; some of them are given."""
+    width, height = pictures[0].size
+    some = pictures[:: -(-len(pictures) // 16)]
+    together = Image.new("RGB", (width, height * len(some)))
+    for i, picture in enumerate(some):
+        together.paste(picture, (0, i * height))
+    found = together.quantize(64 - len(kept), kmeans=1).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*chain.from_iterable(kept), *found][: 3 * 64])
+    first, *rest = (picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures)
+    with written_whole(path) as temporary:
+        # "optimised", pixels that stay become transparent ones, which breaks runs up: a fifth more
+        first.save(temporary, save_all=True, append_images=rest, duration=round(1000 * seconds), loop=0, optimize=False)
+
+
+def draw_overlays(path: Path, pictures: Sequence[Path] = SAMPLES, width: int = 640) -> None:
+    """All samples under the colours of their classes, in two columns, and the names of the colours in the end."""
+    model, classes = streamseg.load()
+    fast = streamseg.accelerate(model)
+    gap, height = width // 64, width * 9 // 16
+    columns, rows = 2, -(-(len(pictures) + 1) // 2)
+    sheet = Image.new("RGB", (columns * (width + gap) + gap, rows * (height + gap) + gap), "white")
+    places = [(gap + i % 2 * (width + gap), gap + i // 2 * (height + gap)) for i in range(columns * rows)]
+    for picture, (left, top) in zip(pictures, places, strict=False):
+        frame = streamseg.read_image(picture)
+        ((_, labels),) = streamseg.label_frames(fast, [frame])
+        drawn = to_image(streamseg.overlay(frame, labels, classes))
+        # samples are a little wider or higher than 16 : 9: what does not fit is cut off
+        scale = max(width / drawn.width, height / drawn.height)
+        drawn = drawn.resize((math.ceil(drawn.width * scale), math.ceil(drawn.height * scale)))
+        x, y = (drawn.width - width) // 2, (drawn.height - height) // 2
+        sheet.paste(drawn.crop((x, y, x + width, y + height)), (left, top))
+    names = key(classes, width, 2, width // 22)
+    left, top = places[len(pictures)]
+    sheet.paste(names, (left, top + (height - names.height) // 2))
+    with written_whole(path) as temporary:
+        sheet.save(temporary, quality=78, optimize=True, progressive=True)
+
+
+def key(classes: streamseg.Classes, width: int, columns: int, size: int) -> Image.Image:
+    """The colours and names of classes, column by column, dark on white; size is that of the letters."""
+    rows = -(-len(classes) // columns)
+    line = round(1.6 * size)
+    # drawn large and made small: fonts draw small text on whole pixels
+    panel = Image.new("RGB", (4 * width, 4 * (rows * line + size)), "white")
+    pen, font = ImageDraw.Draw(panel), ImageFont.load_default(4 * size)
+    for i, (name, colour) in enumerate(zip(classes.names, classes.colours, strict=True)):
+        x, y = 4 * (size // 2 + i // rows * width // columns), 4 * (size // 2 + i % rows * line + line // 2)
+        pen.rectangle((x, y - 2 * size, x + 4 * size, y + 2 * size), colour)
+        pen.text((x + 6 * size, y), name, "black", font, anchor="lm")
+    return panel.reduce(4)
+
+
+def draw_classes(path: Path, measured: Path = MEASURED / "classes.json") -> None:
+    """The IoU of each class as a bar, the best at the top."""
+    row = json.loads(measured.read_text())
+    names = sorted(row["iou"], key=row["iou"].get)
+    figure, axes = card(10, 5.6)
+    axes.barh(names, [row["iou"][name] for name in names], color=BLUE)
+    for place, name in enumerate(names):
+        axes.text(row["iou"][name] + 1, place, f"{row['iou'][name]:.1f}", va="center", fontsize=14, bbox=PAPER)
+    axes.axvline(row["miou"], color=VERMILION, linestyle="--", linewidth=2)
+    axes.text(row["miou"] - 1, 0, f"mean {row['miou']:.1f}", ha="right", va="center", fontsize=15, color=VERMILION)
+    axes.set_xlim(0, 107)
+    axes.set_xlabel("IoU on CamVid's val, %", fontsize=15)
+    axes.grid(axis="y", visible=False)
+    plot.save(figure, path)
+
+
+def draw_speed_accuracy(path: Path, measured: Path = MEASURED / "rivals.json") -> None:
+    """Frames a second as measured, of every network whose accuracy the paper prints, against that accuracy."""
+    networks = json.loads(measured.read_text())["networks"]
+    speeds = {each["network"]: {timing["way"]: timing["fps"] for timing in each["timings"]} for each in networks}
+    printed = [row for row in paper.CITYSCAPES.rows if "miou_val" in row.printed and row.network in speeds]
+    figure, axes = card(10, 6)
+    for row in printed:
+        compiled, miou = speeds[row.network]["torch.compile"], row.printed["miou_val"]
+        fast = speeds[row.network].get("fast, fp16")
+        colour = GREY if fast is None else VERMILION
+        write = partial(axes.annotate, xy=(compiled, miou), textcoords="offset points", fontsize=15, color=colour)
+        axes.plot(compiled, miou, "o", color=colour, markersize=11)
+        if row.network == "fanet18":  # left of it is a rival
+            write(row.name, xytext=(0, -12), ha="center", va="top")
+        else:
+            write(row.name, xytext=(-12, 0), ha="right", va="center")
+        if fast is not None:
+            arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 2, "shrinkA": 8, "shrinkB": 10}
+            axes.annotate("", (fast, miou), (compiled, miou), arrowprops=arrow)
+            axes.plot(fast, miou, "*", color=colour, markersize=22)
+            write(f"our fast form: {fast:,.0f}", xy=(fast, miou), xytext=(0, -14), ha="center", va="top")
+    axes.set_xlim(0, 1.2 * max(speed for ways in speeds.values() for speed in ways.values()))
+    axes.margins(y=0.12)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    across = "frames a second on one H200, frame to labels, 1024 x 2048\n(dots: each compiled by torch.compile)"
+    axes.set_xlabel(across, fontsize=15)
+    axes.set_ylabel("mIoU on Cityscapes val, %,\nas the paper prints it", fontsize=15)
+    plot.save(figure, path)
+
+
+def measure(
+    machine: str, path: Path = MEASURED / "latency.json", frames: int = 60, size: tuple[int, int] = (360, 640)
+) -> None:
+    """Label a drive of 20 seconds on the CPU, in fp32 and in int8, and write down how long each frame took, in ms."""
+    found: dict[str, object] = {"machine": machine, "torch": torch.__version__, "size": size}
+    with tempfile.TemporaryDirectory() as folder:
+        clip, report = Path(folder, "drive.mp4"), Path(folder, "drive.jsonl")
+        streamseg.write_frames(clip, demo.drive(DRIVE, frames, size), 15)
+        for precision in ("fp32", "int8"):
+            wanted = ("--precision", precision, "--device", "cpu", "--quiet", "--json", str(report))
+            demo.run("segment", str(clip), str(Path(folder, "labelled.mp4")), *wanted)
+            lines = [json.loads(line) for line in report.read_text().splitlines()]
+            found[precision] = [round(line["latency_ms"], 1) for line in lines[:-1]]
+    path.write_text(json.dumps(found) + "\n")
+
+
+def draw_latency(path: Path, measured: Path = MEASURED / "latency.json") -> None:
+    """The latency of each frame of a stream, in fp32 and in int8."""
+    found = json.loads(measured.read_text())
+    height, width = found["size"]
+    figure, axes = card(10, 5)
+    for precision, colour in (("fp32", BLUE), ("int8", VERMILION)):
+        times = found[precision]
+        label = f"{precision}: median {median(times):.0f} ms"
+        axes.plot(range(1, len(times) + 1), times, color=colour, linewidth=2, label=label)
+    # the one frame that goes far beyond is told of, for drawn it would press all others flat
+    top, slowest = 2.5 * median(found["fp32"]), max(found["int8"])
+    place = found["int8"].index(slowest) + 1
+    axes.text(
+        place + 4, 0.93 * top, f"frame {place}: {slowest:,.0f} ms, for int8's ranges", color=VERMILION, fontsize=14
+    )
+    axes.set_ylim(0, top)
+    axes.set_xlim(0, len(found["fp32"]))
+    axes.set_xlabel(f"frame of the stream, {height} x {width}", fontsize=15)
+    axes.set_ylabel("latency, ms", fontsize=15)
+    axes.set_title(f"FANet-18 on {found['machine']}", fontsize=16)
+    axes.legend(fontsize=15, loc="upper right")
+    plot.save(figure, path)
+
+
+def draw_training(path: Path, measured: Path = MEASURED / "training.jsonl") -> None:
+    """Loss and learning rate of a run."""
+    lines = [json.loads(line) for line in measured.read_text().splitlines()]
+    figure = plot.new_figure(10, 4.6)
+    figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
+    for place, (entry, title, colour) in enumerate((("loss", "loss", BLUE), ("rate", "learning rate", VERMILION)), 1):
+        axes = tidy(figure.add_subplot(1, 2, place))
+        axes.plot([line["step"] for line in lines], [line[entry] for line in lines], color=colour, linewidth=2.5)
+        axes.set_ylim(0)
+        axes.set_title(title, fontsize=16)
+        axes.set_xlabel("iteration", fontsize=15)
+    plot.save(figure, path)
+
+
+def card(width: float, height: float) -> "tuple[Figure, Axes]":
+    """A white figure with one plot, in inches; its text can be read where a page shows it 700 pixels wide."""
+    figure = plot.new_figure(width, height)
+    figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
+    return figure, tidy(figure.add_subplot())
+
+
+def tidy(axes: "Axes") -> "Axes":
+    axes.tick_params(labelsize=14)
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def to_image(frame: Tensor) -> Image.Image:
+    return Image.fromarray(frame.permute(1, 2, 0).numpy())
+
+
+PICTURES: dict[str, Callable[[Path], None]] = {
+    "drive.gif": draw_drive,
+    "overlays.jpg": draw_overlays,
+    "classes.png": draw_classes,
+    "speed-accuracy.png": draw_speed_accuracy,
+    "latency.png": draw_latency,
+    "training.png": draw_training,
+}
+
+if __name__ == "__main__":
+    names = sys.argv[1:]
+    if names[:1] == ["measure"] and len(names) == 2:
+        measure(names[1])
+        names = ["latency.png"]
+    if not {*names} <= {*PICTURES}:
+        sys.exit(f"{__doc__}\nThe pictures: {', '.join(PICTURES)}")
+    for name in names or PICTURES:
+        PICTURES[name](DOCS / name)
+        print(f"docs/{name}: {(DOCS / name).stat().st_size // 1000} kB", flush=True)
