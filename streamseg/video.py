@@ -38,7 +38,7 @@ except ImportError:  # an extra: all that is no video works without it
     av = None  # type: ignore[assignment]
 
 # of each plane of FFmpeg's formats its channel; planes are converted and copied in a third of the time of RGB pixels
-CHANNELS = {"gbrp": (1, 2, 0), "gray": (0,)}
+CHANNELS = {"gbrp": (1, 2, 0), "gray": (0,), "rgb24": (0, 1, 2)}
 
 # twice what 8K has: a damaged file may ask for more than there is memory
 MOST_PIXELS = 2**26
@@ -188,13 +188,14 @@ class Video:
                 self.unreadable += 1
 
     def to_rgb(self, stored: "VideoFrame") -> "VideoFrame":
-        """A frame as planes of green, blue and red, in the first frame's size."""
+        """A frame as green, blue and red, in the first frame's size."""
         height, width = self.stored_size
         return self.reformat(
             stored,
             width,
             height,
-            "gbrp",
+            # FFmpeg's way to planes leaves the columns behind the last 16 as it finds them
+            "rgb24" if width % 16 else "gbrp",
             src_colorspace=colour_matrix(height) if stored.colorspace == UNSPECIFIED else None,
             # of no meaning for RGB, but PyAV 14 looks at the colours' matrix only if the two differ
             dst_colorspace="ITU601",
@@ -235,7 +236,7 @@ def find_turn(frame: "VideoFrame") -> Turn:
 
 
 def to_tensor(frame: "VideoFrame", turn: Turn) -> Tensor:
-    """The planes of a frame as channels (C, H, W)."""
+    """The pixels of a frame as channels (C, H, W)."""
     channels = CHANNELS[frame.format.name]
     size = (frame.width, frame.height) if turn.transposed else (frame.height, frame.width)
     tensor = torch.empty(len(channels), *size, dtype=torch.uint8)
@@ -248,9 +249,12 @@ def to_tensor(frame: "VideoFrame", turn: Turn) -> Tensor:
 
 
 def planes(frame: "VideoFrame") -> Iterator[Tensor]:
-    """The pixels (H, W) of each plane of a frame, in its own memory."""
+    """The pixels (H, W) of each plane of a frame, or of each channel if it has but one, in its own memory."""
+    height, width = frame.height, frame.width
+    several = len(CHANNELS[frame.format.name]) // len(frame.planes)
     for plane in frame.planes:
-        yield torch.frombuffer(plane, dtype=torch.uint8).view(-1, plane.line_size)[: frame.height, : frame.width]
+        rows = torch.frombuffer(plane, dtype=torch.uint8).view(-1, plane.line_size)
+        yield from rows[:height, : several * width].unflatten(1, (width, several)).unbind(2)
 
 
 class Clock:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from clips import TURNS, cut, make_clip, number, picture, tone, turn
 
+import streamseg
 import streamseg.video
 from streamseg.files import written_whole
 from streamseg.video import (
@@ -439,6 +440,17 @@ def test_colours_survive_writing(tmp_path, name, size):
         with open_video(tmp_path / name) as video:
             frame, _ = next(iter(video))
         assert (frame.float().mean((1, 2)) - colour).abs().max() <= 4
+
+
+@pytest.mark.parametrize("width", [66, 70, 72, 97, 120, 514])
+def test_every_column_of_a_video_is_read(tmp_path, width):
+    rows = torch.linspace(40, 200, 64).view(1, 64, 1)
+    columns = torch.linspace(0, 40, width).view(1, 1, width)
+    frame = (rows + columns * torch.tensor([1.0, 0.5, 0.0]).view(3, 1, 1)).byte()
+    streamseg.write_frames(tmp_path / "a.mp4", [frame] * 3, 10)
+    for found in streamseg.read_frames(tmp_path / "a.mp4"):
+        far = (found[:, :, :width].int() - frame.int()).abs().amax(dim=(0, 1))
+        assert far.max() < 16, f"columns {far.ge(16).nonzero().flatten().tolist()}"
 
 
 @pytest.mark.parametrize("size", [(47, 63), (48, 63), (47, 64), (1, 1)])
