@@ -118,7 +118,13 @@ def test_the_commands_of_the_readme_run(folder, monkeypatch, paint):
             arguments += ["--initial", "nothing", "--iterations", "2", "--batch", "2", "--crop", "64", "64"]
         monkeypatch.setattr("sys.argv", [program, *arguments])
         cli.main()
-    for written in ("suburb.png", "drive.mp4", "drive-labels.mkv", "run/weights.safetensors", "1-overlay.png"):
+    for written in (
+        "out/suburb.png",
+        "out/drive.mp4",
+        "out/drive-labels.mkv",
+        "run/weights.safetensors",
+        "1-overlay.png",
+    ):
         assert (folder / written).exists()
 
 
