@@ -1,8 +1,17 @@
 """What several tests share: small random networks and pictures; nothing is downloaded."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+
+# torch is imported by each of the many processes that tests start: where Python is told to leave no bytecode beside
+# the sources, it is kept elsewhere, and not compiled anew each time
+if sys.dont_write_bytecode:
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = str(Path(__file__).parent.parent / ".pytest_cache" / "bytecode")
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 import numpy
 import pytest
@@ -11,8 +20,9 @@ from PIL import Image
 
 import streamseg
 
-# the test processes share the cores
+# the test processes share the cores, and so do those that they start
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 # without a GPU Triton's kernels are tested in its interpreter, which it must know before it is imported
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

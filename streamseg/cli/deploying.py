@@ -63,9 +63,6 @@ def export(
     network, classes = checkpoint.load(weights)
     model = checkpoint.only_fanet(network, "export")
     description = checkpoint.describe(weights)
-    words = open_words(quiet, json)
-    if not quiet:
-        print(f"Writing {out} and comparing it, which takes minutes.", file=sys.stderr)
     agreement = exporter.export_model(
         model.to(pick_device(device if kind == "aotinductor" else "cpu")),
         classes,
@@ -79,6 +76,7 @@ def export(
         window=description.window,
         source=description.source,
     )
+    words = open_words(quiet, json)
     print(exporter.render(out, agreement), file=words)
     write_figures(json, {"file": str(out), "kind": kind, **asdict(agreement)}, words)
 
