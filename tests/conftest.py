@@ -1,5 +1,6 @@
 """What several tests share: small random networks and pictures; nothing is downloaded."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from PIL import Image
 
 import streamseg
 
+# what torch is made of stays, and need not be looked through for garbage again and again
+gc.freeze()
 # the test processes share the cores, and so do those that they start
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
