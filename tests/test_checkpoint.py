@@ -1,4 +1,5 @@
 import json
+import shutil
 import struct
 from dataclasses import asdict
 from pathlib import Path
@@ -16,11 +17,17 @@ from streamseg.peers import PEERS
 from streamseg.peers.bisenet import BiSeNet
 
 
-@pytest.fixture
-def saved(model, tmp_path):
-    path = tmp_path / "model.safetensors"
+@pytest.fixture(scope="module")
+def original(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("checkpoint") / "model.safetensors"
     streamseg.save(model, streamseg.CAMVID, path, window=4, source="a test")
     return path
+
+
+@pytest.fixture
+def saved(original, tmp_path):
+    """A checkpoint that a test may change."""
+    return shutil.copyfile(original, tmp_path / "model.safetensors")
 
 
 CAMVID = asdict(streamseg.CAMVID)

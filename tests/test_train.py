@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import streamseg
-from streamseg import runlog, train as training
+from streamseg import plot, runlog, train as training
 from streamseg.checkpoint import Variant, build, variant_of
 from streamseg.config import TrainConfig
 from streamseg.datasets import folder
@@ -71,6 +71,12 @@ train(config, Path(sys.argv[1]), Path(sys.argv[2]), device=torch.device("cpu"), 
 @pytest.fixture(autouse=True)
 def entries_often(monkeypatch):
     monkeypatch.setattr(runlog, "EVERY", EVERY)
+
+
+@pytest.fixture(autouse=True)
+def no_ink(monkeypatch):
+    """Curves are drawn, but become pixels in the run `alone` only: that takes as long as to train."""
+    monkeypatch.setattr(plot, "save", lambda figure, path: None)
 
 
 def run(data, out, config=TINY, **options):
