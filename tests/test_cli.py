@@ -2,6 +2,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext, suppress
@@ -23,11 +24,18 @@ from streamseg.cli.options import pick_device
 from streamseg.evaluate import averaging
 
 
+@pytest.fixture(scope="module")
+def weights(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "camvid.safetensors"
+    streamseg.save(model, streamseg.CAMVID, path)
+    return path
+
+
 @pytest.fixture
-def folder(tmp_path, monkeypatch, model):
+def folder(tmp_path, monkeypatch, weights):
     """A working folder with a checkpoint."""
     monkeypatch.chdir(tmp_path)
-    streamseg.save(model, streamseg.CAMVID, "camvid.safetensors")
+    shutil.copyfile(weights, "camvid.safetensors")
     return tmp_path
 
 
