@@ -1,11 +1,12 @@
 """The paper's ablations, and its rivals, trained on CamVid with one equal, short budget.
 
-    python benchmarks/ablations.py DATA OUT [--iterations 3000] [--at-once 3] [--imagenet DIR] [-- OPTION...]
+    python benchmarks/ablations.py DATA OUT [--iterations 3000] [--seeds 1] [--at-once 3] [-- OPTION...]
 
 Each network is trained by the recipe camvid-18 on train without one recording, and then measured on val and on that
-recording. So many runs at a time; each has a folder in OUT, with all that was said in output.txt. Stopped, the same
-command goes on: what is there is not done again. At the end a table; `streamseg reproduce all --runs OUT --data DATA`
-then sets the figures beside the paper's. Options behind -- are those of streamseg train, such as --batch 8.
+recording. So many runs at a time, the first seed of all before the second of any; each has a folder in OUT, with all
+that was said in output.txt. Stopped, the same command goes on: what is there is not done again. At the end a table, and
+its figures in OUT/ablations.json; `streamseg reproduce all --runs OUT --data DATA` then sets them beside the paper's.
+Options behind -- are those of streamseg train, such as --batch 8.
 """
 
 import argparse
@@ -14,9 +15,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
-
-from streamseg import describe
+from statistics import fmean, stdev
 
 RUNS = {
     "fanet18": [],
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="CamVid's folder")
     parser.add_argument("out", type=Path, help="the folder for the runs")
     parser.add_argument("--iterations", type=int, default=3000)
+    parser.add_argument("--seeds", type=int, default=1, help="how many runs of each network")
     parser.add_argument("--at-once", type=int, default=3, help="how many runs share the GPU")
     parser.add_argument("--leave-out", default="0001TP", help="the recording of train that no run sees")
     parser.add_argument("--imagenet", type=Path, help="a folder with resnet18.* and resnet34.*, if offline")
@@ -48,19 +50,27 @@ def main() -> None:
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     given, options = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
 
-    def run(name: str) -> bool:
-        train = [*(RUNS | LARGE)[name], "--iterations", str(given.iterations), *options]
+    def run(name: str, seed: int) -> bool:
+        train = [*(RUNS | LARGE)[name], "--iterations", str(given.iterations), "--seed", str(seed), *options]
         resnet = RESNETS.get(name, "resnet18")
         if given.imagenet and resnet:
             train += ["--encoder-weights", str(next(given.imagenet.glob(f"{resnet}.*")))]
-        fine = train_and_measure(given.out / name, given.data, given.leave_out, train, options)
-        print(f"{name}: {'done' if fine else f'failed, see {given.out / name}/output.txt'}", flush=True)
+        out = folder(given.out, name, seed)
+        fine = train_and_measure(out, given.data, given.leave_out, train, options)
+        print(f"{out.name}: {'done' if fine else f'failed, see {out}/output.txt'}", flush=True)
         return fine
 
+    seeds, names = zip(*product(range(given.seeds), given.only), strict=True)
     with ThreadPoolExecutor(given.at_once) as queue:
-        fine = list(queue.map(run, given.only))
-    print(table(given.out, given.only, given.leave_out))
+        fine = list(queue.map(run, names, seeds))
+    found = {name: collect(given.out, name, given.seeds, ("val", given.leave_out)) for name in given.only}
+    (given.out / "ablations.json").write_text(json.dumps(found, indent=2) + "\n")
+    print(table(found))
     sys.exit(0 if all(fine) else 1)
+
+
+def folder(out: Path, name: str, seed: int) -> Path:
+    return out / f"{name}-seed-{seed}"
 
 
 def train_and_measure(out: Path, data: Path, recording: str, train: Sequence[str], options: Sequence[str]) -> bool:
@@ -83,17 +93,27 @@ def train_and_measure(out: Path, data: Path, recording: str, train: Sequence[str
     return True
 
 
-def table(out: Path, names: Sequence[str], recording: str) -> str:
-    """What there is of the runs, as a Markdown table."""
-    lines = [f"| run | network | mIoU on val | on {recording} |", "|---|---|---|---|"]
-    for name in names:
-        weights, measured = out / name / "weights.safetensors", []
-        for file in ("val.json", f"{recording}.json"):
-            path = out / name / file
-            measured.append(f"{json.loads(path.read_text())['miou']:.1f}" if path.exists() else "–")
-        network = describe(weights).network if weights.exists() else "–"
-        lines.append(f"| {name} | {network} | {' | '.join(measured)} |")
+def collect(out: Path, name: str, seeds: int, parts: Sequence[str]) -> dict[str, list[float]]:
+    """The mIoU of a network's runs on each part, as far as they are done."""
+    files = {part: [folder(out, name, seed) / f"{part}.json" for seed in range(seeds)] for part in parts}
+    return {
+        part: [json.loads(file.read_text())["miou"] for file in told if file.exists()] for part, told in files.items()
+    }
+
+
+def table(found: dict[str, dict[str, list[float]]]) -> str:
+    """The runs as a Markdown table; of several seeds the mean and their standard deviation."""
+    parts = list(next(iter(found.values())))
+    lines = [f"| run | {' | '.join(f'mIoU on {part}' for part in parts)} | seeds |", "|---" * (len(parts) + 2) + "|"]
+    for name, mious in found.items():
+        lines.append(f"| {name} | {' | '.join(map(spread, mious.values()))} | {min(map(len, mious.values()))} |")
     return "\n".join(lines)
+
+
+def spread(mious: Sequence[float]) -> str:
+    if not mious:
+        return "–"
+    return f"{fmean(mious):.1f}" + (f" ± {stdev(mious):.1f}" if len(mious) > 1 else "")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from time import perf_counter
 from typing import Any
 
@@ -46,7 +46,7 @@ class Result:
     found: dict[str, float]
     """By name: parameters; gflops (GMACs, by the paper's name) and per_mpx; fps, avg_ms, max_ms and memory_mb of the
     network alone; labels_fps, from bytes to full-size labels, and fast_fps, the same by a FANet's fast form; miou in
-    percent, the mean of so many runs."""
+    percent, of several runs the mean, and then spread, their standard deviation, and runs, their number."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,12 @@ class Judge:
         self.threads = threads
 
     def judge(self, row: Row) -> dict[str, float]:
-        """The mean accuracy of the runs that are of a row's network, if there are any."""
+        """The mean accuracy of the runs that are of a row's network, if there are any, and its spread over several."""
         mious = [self.measure(run, row.window) for run in self.runs if fits(row, run.description)]
-        return {"miou": fmean(mious), "runs": len(mious)} if mious else {}
+        if not mious:
+            return {}
+        spread = {"spread": stdev(mious), "runs": len(mious)} if len(mious) > 1 else {}
+        return {"miou": fmean(mious), **spread}
 
     def describe(self) -> str:
         """What the accuracy is of, in words."""
@@ -278,6 +281,7 @@ COLUMNS = (
     ("mIoU val, paper", "paper", "miou_val"),
     ("mIoU test, paper", "paper", "miou_test"),
     ("mIoU, here", "here", "miou"),
+    ("±", "here", "spread"),
     ("runs", "here", "runs"),
 )
 """Titles, and where their numbers are: the paper's beside ours."""
@@ -294,9 +298,7 @@ def render(table: Table, results: Sequence[Result], words: Sequence[str]) -> str
     """
     printed = {name for result in results for name in result.row.printed}
     found = {name for result in results for name in result.found if name in printed or name not in ONLY_AS_PRINTED}
-    names = {"paper": printed, "here": found - {"runs"}}
-    if any(result.found.get("runs", 1) > 1 for result in results):
-        names["here"].add("runs")
+    names = {"paper": printed, "here": found}
     columns = [column for column in COLUMNS if column[2] in names[column[1]]]
     notes: dict[str, int] = {}
     lines = [["", "input", *(title for title, _, _ in columns)]]

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 import torch
@@ -144,6 +145,24 @@ def test_runs_are_measured_each_in_its_row_and_once(runs, drive, monkeypatch):
     assert loaded == ["image", "video", "erfnet"]
 
 
+def test_of_several_runs_in_a_row_the_mean_and_the_spread_are_shown(tmp_path, drive, model):
+    torch.manual_seed(1)
+    for name, network in (("one", model), ("other", streamseg.fanet18(11))):
+        (tmp_path / name).mkdir()
+        streamseg.save(network, streamseg.CAMVID, tmp_path / name / "weights.safetensors")
+    judge = Judge(find_runs(tmp_path), camvid(drive, "val"), CPU, 1)
+    results = reproduce(replace(SMALL, rows=SMALL.rows[:1]), CPU, judge=judge)
+    one, other = judge.known.values()
+    mean, spread = (one + other) / 2, abs(one - other) / 2**0.5
+    assert one != other
+    assert results[0].found["miou"] == pytest.approx(mean)
+    assert results[0].found["spread"] == pytest.approx(spread)
+    head, _, line = render(SMALL, results, []).splitlines()[2:5]
+    assert [cell.strip() for cell in head.split("|")[-4:-1]] == ["mIoU, here", "±", "runs"]
+    shown = [*map(reproduction.show, (mean, spread)), "2"]
+    assert [cell.strip() for cell in line.split("|")[-4:-1]] == shown
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"config": {"dataset": "camvid"}}', '{"config": null}'])
 def test_a_damaged_run_is_named(runs, tmp_path, text):
     (tmp_path / "run").mkdir()
@@ -249,7 +268,8 @@ def test_the_ablations_are_trained_measured_and_not_done_twice(ablations, drive,
 
     def whole(*names):
         sizes = ["--", "--crop", "64", "64", "--batch", "2", "--device", "cpu"]
-        command = ["ablations.py", drive, tmp_path, "--iterations", "2", "--at-once", "1", "--only", *names, *sizes]
+        short = ["--iterations", "2", "--seeds", "2", "--at-once", "1"]
+        command = ["ablations.py", drive, tmp_path, *short, "--only", *names, *sizes]
         monkeypatch.setattr(sys, "argv", list(map(str, command)))
         with pytest.raises(SystemExit) as stop:
             ablations.main()
@@ -258,21 +278,28 @@ def test_the_ablations_are_trained_measured_and_not_done_twice(ablations, drive,
     monkeypatch.setattr(ablations.subprocess, "run", in_this_process)
     monkeypatch.setattr(ablations, "ThreadPoolExecutor", InTurn)
     assert whole("enet") == 0
-    assert commands == ["train", "evaluate", "evaluate"]
-    assert json.loads((tmp_path / "enet" / "run.json").read_text())["config"]["leave_out"] == "0001TP"
-    assert json.loads((tmp_path / "enet" / "val.json").read_text())["images"] == 3
-    assert json.loads((tmp_path / "enet" / "0001TP.json").read_text())["images"] == 4
+    assert commands == ["train", "evaluate", "evaluate"] * 2
+    run_of = [tmp_path / f"enet-seed-{seed}" for seed in (0, 1)]
+    configs = [json.loads((one / "run.json").read_text())["config"] for one in run_of]
+    assert [(config["leave_out"], config["seed"]) for config in configs] == [("0001TP", 0), ("0001TP", 1)]
+    assert json.loads((run_of[0] / "val.json").read_text())["images"] == 3
+    assert json.loads((run_of[0] / "0001TP.json").read_text())["images"] == 4
     capsys.readouterr()
     assert whole("enet") == 0
-    assert len(commands) == 3
-    done, head, _, line = capsys.readouterr().out.splitlines()
-    assert done == "enet: done"
-    assert head == "| run | network | mIoU on val | on 0001TP |"
-    assert line.startswith("| enet | enet | ")
+    assert len(commands) == 6
+    *done, head, _, line = capsys.readouterr().out.splitlines()
+    assert done == ["enet-seed-0: done", "enet-seed-1: done"]
+    assert head == "| run | mIoU on val | mIoU on 0001TP | seeds |"
+    mious = [json.loads((one / "val.json").read_text())["miou"] for one in run_of]
+    assert json.loads((tmp_path / "ablations.json").read_text())["enet"]["val"] == mious
+    assert line.startswith(f"| enet | {fmean(mious):.1f} ± {stdev(mious):.1f} | ")
+    assert line.endswith(" | 2 |")
 
     monkeypatch.setattr(ablations.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 2))
     assert whole("enet", "keys-8") == 1
-    assert "keys-8: failed, see" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "keys-8-seed-0: failed, see" in shown
+    assert "| keys-8 | – | – | 0 |" in shown
 
 
 def test_every_row_of_the_ablations_and_of_camvid_is_trained(ablations):
