@@ -108,6 +108,17 @@ def test_a_slow_call_is_made_once_and_counts(monkeypatch):
     assert len(time_calls(lambda: None, CPU)) == 100
 
 
+def test_what_the_fast_form_compiles_is_no_part_of_its_speed(monkeypatch):
+    calls = []
+    monkeypatch.setattr(reproduction.Fast, "__call__", lambda _, frame: calls.append(frame.shape))
+    row = SMALL.rows[0]
+    timed = reproduction.fast_call(reproduction.build(row, 3), row, CPU)
+    assert calls == [(3, *row.size)]
+    timed()
+    assert len(calls) == 2
+    assert reproduction.fast_call(PEERS["enet"](3), replace(row, network="enet"), CPU) is None
+
+
 def test_a_table_shows_the_paper_s_numbers_beside_ours_and_each_note_once():
     text = render(SMALL, reproduce(SMALL, CPU), ["Said of all."])
     title, _, head, rule, *lines = text.splitlines()
@@ -140,7 +151,7 @@ def test_runs_are_measured_each_in_its_row_and_once(runs, drive, monkeypatch):
     assert "miou" not in rival
     assert "miou" not in module
     (_, extra) = reproduce(replace(SMALL, rows=SMALL.rows[:1], dataset="camvid"), CPU, judge=judge)
-    assert (extra.row.name, extra.row.size) == ("erfnet", (64, 96))
+    assert (extra.row.name, extra.row.size) == ("ERFNet", (64, 96))
     assert extra.found["miou"] > 0
     assert loaded == ["image", "video", "erfnet"]
 
