@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,6 +43,16 @@ SAMPLES = sorted((ROOT / "samples").glob("*.jpg"))
 DRIVE = [sample for sample in SAMPLES if sample.stem.startswith("suburb-")]
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#6A6A6A"
 PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+NETWORKS = {
+    "FANet-18": "fanet18",
+    "FANet-34": "fanet34",
+    "ENet": "enet",
+    "ERFNet": "erfnet",
+    "ICNet": "icnet",
+    "BiSeNet-18": "bisenet18",
+    "ShelfNet-18": "shelfnet18",
+    "SwiftNetRN-18": "swiftnet18",
+}
 WINDOW = 4
 """Frames that the weights which ship look at."""
 
@@ -176,6 +186,44 @@ def draw_speed_accuracy(path: Path, measured: Path = MEASURED / "rivals.json") -
     plot.save(figure, path)
 
 
+def draw_rivals(path: Path, speeds: Path = MEASURED / "camvid.json", mious: Path = MEASURED / "ablations.json") -> None:
+    """The networks that were trained alike: speed against accuracy, on streets of the training and on another one."""
+    trained = json.loads(mious.read_text())
+    rows = {row["name"]: row["here"] for row in json.loads(speeds.read_text())["rows"] if "miou" in row["here"]}
+    figure = plot.new_figure(10, 6.4)
+    figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
+    titles = {
+        "val": "CamVid's val:\nthe streets of the training",
+        "0001TP": "CamVid's 0001TP: at dusk,\nleft out of the training",
+    }
+    for column, (part, title) in enumerate(titles.items(), 1):
+        axes = tidy(figure.add_subplot(1, 2, column))
+        for name, found in rows.items():
+            across, up = found["labels_fps"], fmean(trained[NETWORKS[name]][part])
+            colour = VERMILION if name.startswith("FANet") else GREY
+            axes.scatter(across, up, s=12 * found["gflops"], color=colour, alpha=0.8)
+            left = name in ("FANet-34", "ShelfNet-18", "ERFNet")  # right of these are others
+            room = 4 + math.sqrt(3 * found["gflops"])  # a dot's radius, and a little
+            place = {"ha": "right" if left else "left", "va": "center", "textcoords": "offset points"}
+            axes.annotate(name, (across, up), (-room if left else room, 0), fontsize=12, color=colour, **place)
+            if "fast_fps" in found:
+                axes.plot(found["fast_fps"], up, "*", color=colour, markersize=16)
+        axes.set_xscale("log")
+        axes.set_xticks([300, 500, 1000, 2000, 4000])
+        axes.minorticks_off()
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set_xlim(180, 5500)
+        axes.margins(y=0.12)
+        axes.set_title(title, fontsize=15)
+        axes.set_ylabel("mIoU, %", fontsize=15)
+    figure.supxlabel(
+        "frames a second on one H200, frame to labels, 720 x 960\n"
+        "(dots: the same engine for all, their area the GMACs; stars: FANet's fast form)",
+        fontsize=14,
+    )
+    plot.save(figure, path)
+
+
 def measure(
     machine: str, path: Path = MEASURED / "latency.json", frames: int = 60, size: tuple[int, int] = (360, 640)
 ) -> None:
@@ -254,6 +302,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "overlays.jpg": draw_overlays,
     "classes.png": draw_classes,
     "speed-accuracy.png": draw_speed_accuracy,
+    "rivals.png": draw_rivals,
     "latency.png": draw_latency,
     "training.png": draw_training,
 }

@@ -33,7 +33,7 @@ def test_every_picture_of_the_documents_is_there_and_small(name):
     assert path.stat().st_size <= 1000 * LIMITS.get(name, 150)
 
 
-@pytest.mark.parametrize("name", ["classes.png", "speed-accuracy.png", "latency.png", "training.png"])
+@pytest.mark.parametrize("name", ["classes.png", "speed-accuracy.png", "rivals.png", "latency.png", "training.png"])
 def test_a_plot_has_a_white_ground_and_is_large_enough_to_read(tmp_path, name):
     pictures.PICTURES[name](tmp_path / name)
     drawn = Image.open(tmp_path / name).convert("RGB")
