@@ -139,6 +139,16 @@ def test_what_is_refused_has_a_status_that_fits_and_a_sentence(running, path, bo
     assert sentence in found.json["error"]
 
 
+def test_who_still_sends_is_answered_at_once_and_may_finish(running):
+    size = 40 * 2**20
+    with socket.create_connection(("127.0.0.1", running.port), timeout=30) as line:
+        line.sendall(f"POST /segment HTTP/1.1\r\nHost: a\r\nContent-Length: {size}\r\n\r\n".encode())
+        assert line.recv(1 << 16).startswith(b"HTTP/1.1 413 ")
+        line.sendall(bytes(size))
+        while line.recv(1 << 16):  # the rest of the answer, and then the end of the line, which is no error
+            pass
+
+
 def test_a_strip_is_labelled_but_is_no_jpeg(running):
     strip = png(torch.zeros(3, 1, 70_000, dtype=torch.uint8))
     assert labels_in(running.ask("/segment", strip).body).shape == (1, 70_000)

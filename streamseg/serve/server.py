@@ -35,7 +35,7 @@ HEADERS = {
 
 HEAD_SECONDS = 10.0
 """How long the head of a request may take."""
-DRAIN_SECONDS = 1.0
+DRAIN_SECONDS = 5.0
 """How long is read on after a refusal: a connection that is closed while a client sends would lose the answer."""
 REQUESTS = 256
 """The most requests at a time, of whatever kind."""
@@ -66,16 +66,19 @@ class Guard:
 
         async def finish(message: Message) -> None:
             if message["type"] == "http.response.start":
-                if more and not waits:
-                    await drain(receive_and_note, lambda: more, desk.limits.bytes)
                 added = HEADERS | ({"Connection": "close"} if more else {})
                 pairs = [(key.lower().encode(), value.encode()) for key, value in added.items()]
                 message["headers"] = [*message.get("headers", ()), *pairs]
                 route = getattr(scope.get("route"), "path", "other")
                 desk.answered.add(path=route, status=str(message["status"]))
+            last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            lingers = last and more and not waits  # the answer is given before its request is read to the end
             # who does not take the answer is not waited for
             async with asyncio.timeout(desk.limits.seconds):
-                await send(message)
+                await send({**message, "more_body": True} if lingers else message)
+            if lingers:
+                await drain(receive_and_note, lambda: more, 2 * desk.limits.bytes)
+                await send({"type": "http.response.body"})
 
         if desk.requests >= REQUESTS:
             refusal = Refusal(503, f"{desk.requests} requests are being answered, and more have no room.", 1)
