@@ -8,6 +8,7 @@ import sys
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 import torch
@@ -153,6 +154,18 @@ def test_the_costs_in_how_it_works_are_counted_ones():
         assert f"| {row(streamseg.fanet18(attention=kind) for kind in attentions)} |" in text
         assert f"| {row(streamseg.fanet18(key_channels=count) for count in (8, 16, 32, 64, 128))} |" in text
         assert f"| {row(streamseg.fanet18(reduction=place) for place in places)} |" in text
+
+
+def test_the_ablations_in_the_results_are_the_measured_ones():
+    measured = json.loads((ROOT / "docs/measured/ablations.json").read_text())
+    runs = {
+        tuple(f"{fmean(mious):.1f} ± {stdev(mious):.1f}" for mious in parts.values()) for parts in measured.values()
+    }
+    text = (ROOT / "docs/results.md").read_text().replace("\u00a0", " ").replace("**", "")
+    tables = text.partition("trained alike\n")[2].partition("\n## ")[0]
+    number = r"\d+\.\d ± \d\.\d"
+    assert {*re.findall(rf"\| ({number}) \| ({number}) \|", tables)} == runs
+    assert len(re.findall(rf"\| {number} \| {number} \|", tables)) == len(measured) + 4  # FANet-18 is in five of them
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
