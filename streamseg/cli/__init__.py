@@ -10,8 +10,9 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from difflib import get_close_matches
+from functools import wraps
 from inspect import signature
 from io import TextIOWrapper
 from pathlib import Path
@@ -119,25 +120,21 @@ def complete_ray(arguments: Sequence[str]) -> list[str]:
 
 def check_choices(arguments: Sequence[str]) -> None:
     """Exit with a sentence if a command line has a verb, a recipe or an option that there is not."""
-    program, help_asked = "streamseg", pages.wants_help(arguments)
     verb = "".join(arguments[:1])
     if not verb:
         fail("Give a verb, such as segment: streamseg --help has the list.")
-    refuse("There is no verb", verb, [*VERBS, "--help", "--version", "-h"], program)
-    if verb == "train" and not help_asked:
+    refuse("There is no verb", verb, [*VERBS, "--help", "--version", "-h"], "streamseg")
+    if verb == "train" and not pages.wants_help(arguments):
         recipe = "".join(arguments[1:2])
         if not recipe or recipe.startswith("-"):
             fail("Give a recipe behind train, such as folder-18: streamseg train --help has the list.")
-        refuse("There is no recipe", recipe, list(RECIPES), f"{program} {verb}")
-        program += f" train {recipe}"
-    elif verb in VERBS:
-        program += f" {verb}"
+        refuse("There is no recipe", recipe, list(RECIPES), "streamseg train")
     if verb in VERBS and "--" not in arguments:
         known = ["--help", *options_of(VERBS[verb])]
         for argument in arguments:
             option = argument.partition("=")[0].replace("_", "-")
             if option.startswith("--"):
-                refuse(f"{verb} has no option", option, known, program)
+                refuse(f"{verb} has no option", option, known, program_of(arguments))
 
 
 def refuse(complaint: str, given: str, choices: Sequence[str], program: str) -> None:
@@ -150,19 +147,42 @@ def refuse(complaint: str, given: str, choices: Sequence[str], program: str) -> 
 
 def run(arguments: Sequence[str]) -> None:
     """Let tyro read a command line, and run its verb; or print a page of help."""
-    tyro._experimental_options["ansi_codes"] = has_colours(sys.stderr)  # its boxes tell of errors
-    tyro.extras.subcommand_cli_from_dict(
-        VERBS,
-        prog="streamseg",
-        description=pages.description(pages.ABOUT),
-        args=arguments,
-        registry=WORDS,
-    )
+    tyro._experimental_options["ansi_codes"] = False
+    terminal, box = sys.stderr, pages.Page("utf-8")
+
+    def heard(verb: Callable[..., None]) -> Callable[..., None]:
+        """A verb whose words go to the terminal again."""
+
+        @wraps(verb)
+        def call(*values: object, **options: object) -> None:
+            with redirect_stderr(terminal):
+                verb(*values, **options)
+
+        return call
+
+    try:
+        with redirect_stderr(box):
+            tyro.extras.subcommand_cli_from_dict(
+                {name: heard(verb) for name, verb in VERBS.items()},
+                prog="streamseg",
+                description=pages.description(pages.ABOUT),
+                args=arguments,
+                registry=WORDS,
+            )
+    except SystemExit:
+        if box.getvalue():
+            fail(pages.complaint(box.getvalue(), program_of(arguments)))
+        raise
+
+
+def program_of(arguments: Sequence[str]) -> str:
+    """The part of a command line that has a page of help of its own."""
+    return " ".join(["streamseg", *arguments[: 2 if arguments[0] == "train" else 1]])
 
 
 def show_page(arguments: Sequence[str]) -> None:
     """Print the page of help that a command line asks for."""
-    page = pages.Page(sys.stdout)
+    page = pages.Page(sys.stdout.encoding)
     verb = VERBS.get(arguments[0])
     try:
         with redirect_stdout(page):

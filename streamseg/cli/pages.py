@@ -1,10 +1,14 @@
-"""The pages of --help: tyro's, with a shorter first line, the version among the options, and examples at the end."""
+"""What tyro prints, as we show it.
+
+The pages of --help, with a shorter first line, the version among the options, and examples at the end; and errors, each
+as a sentence.
+"""
 
 import re
 from collections.abc import Sequence
 from inspect import cleandoc
 from io import StringIO
-from typing import TextIO
+from itertools import takewhile
 
 ABOUT = """Real-time semantic segmentation of images and video.
 
@@ -17,16 +21,20 @@ Examples:
 HELP, VERSION = ("-h, --help", "show this help message and exit"), ("--version", "show the version and exit")
 
 
-class Page(StringIO):
-    """Keeps what is printed, in the letters that a stream has."""
+KINDS = {"INT": "whole number", "FLOAT": "number"}
+"""Tyro's words for values, and ours."""
 
-    def __init__(self, stream: TextIO):
+
+class Page(StringIO):
+    """Keeps what is printed, in the letters of an encoding."""
+
+    def __init__(self, encoding: str):
         super().__init__()
-        self.stream = stream
+        self.letters = encoding
 
     @property
     def encoding(self) -> str:  # type: ignore[override] # by which tyro chooses the signs of its boxes
-        return self.stream.encoding
+        return self.letters
 
 
 def wants_help(arguments: Sequence[str]) -> bool:
@@ -68,6 +76,38 @@ def finish(page: str, docstring: str, choice: str) -> str:
             rest = rest.replace(row[0], row[0] + version)
     examples = re.sub(r"^ +", "  ", docstring.partition("Examples:\n")[2].rstrip(), flags=re.MULTILINE)
     return f"{usage}\n{rest}\nexamples:\n{examples}\n"
+
+
+def complaint(box: str, program: str) -> str:
+    """What a box of tyro's complains of, as a sentence.
+
+    Args:
+        program: What was run, such as "streamseg train camvid-18".
+    """
+    rows = [line[1:-1].strip() for line in box.splitlines() if line.startswith("│")]
+    said = " ".join(takewhile(lambda row: not row.startswith("─"), rows))
+    more = f"{program} --help tells more."
+    if box.startswith("╭─ Required"):
+        missing = re.findall(r"^│ {5}(\S.*?) +│$", box.partition("\n│ ──")[0], re.MULTILINE)
+        return f"{program} needs {' and '.join(missing)}: {more}"
+    wrong = re.match(r"Error parsing (--\S+):", said)
+    if wrong:
+        option, *kinds = next((row.split() for row in rows if row.startswith(wrong[1])), [wrong[1]])
+        given = " ".join(re.findall(r"'(.*?)'", said))
+        kind = KINDS.get("".join({*kinds}), "value of another kind")
+        return f"{option} is {given!r:.80}; expected {count(len(kinds), kind)}."
+    absent = re.match(r"Missing value for argument '(\S+)'. Expected (\d+)", said)
+    if absent:
+        return f"{absent[1]} needs {count(int(absent[2]), 'value')}: {more}"
+    choice = re.match(r"invalid choice (.*) for argument '(\S+)'. Expected one of \((.*?),?\)", said)
+    if choice:
+        return f"{choice[2]} is {choice[1]:.80}; choose one of: {choice[3]}."
+    unused = re.match(r"Unrecognized options: (.*)", said)
+    return f"{program} has no use for {unused[1]!r:.80}: {more}" if unused else f"{said.strip('. ')}: {more}"
+
+
+def count(number: int, thing: str) -> str:
+    return f"a {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def colour(page: str) -> str:
