@@ -81,8 +81,10 @@ def folder(tmp_path, monkeypatch, weights):
         ("completion tcsh", "shell is 'tcsh'; choose one of: 'bash', 'zsh', 'fish'."),
     ],
 )
-def test_a_wrong_command_line_is_answered_with_a_sentence(tmp_path, monkeypatch, capsys, command, sentence):
+@pytest.mark.parametrize("boxes", [True, False])  # what tyro draws around errors, in Unicode or in ASCII
+def test_a_wrong_command_line_is_answered_with_a_sentence(tmp_path, monkeypatch, capsys, command, sentence, boxes):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tyro._fmtlib._FORCE_UTF8_BOXES", boxes)
     Path("there.png").touch()
     assert sentence in complaint(monkeypatch, capsys, *command.split())
 

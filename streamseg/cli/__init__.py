@@ -14,7 +14,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin
 
@@ -148,7 +148,7 @@ def refuse(complaint: str, given: str, choices: Sequence[str], program: str) -> 
 def run(arguments: Sequence[str]) -> None:
     """Let tyro read a command line, and run its verb; or print a page of help."""
     tyro._experimental_options["ansi_codes"] = False
-    terminal, box = sys.stderr, pages.Page("utf-8")
+    terminal, box = sys.stderr, StringIO()
 
     def heard(verb: Callable[..., None]) -> Callable[..., None]:
         """A verb whose words go to the terminal again."""
@@ -182,7 +182,7 @@ def program_of(arguments: Sequence[str]) -> str:
 
 def show_page(arguments: Sequence[str]) -> None:
     """Print the page of help that a command line asks for."""
-    page = pages.Page(sys.stdout.encoding)
+    page = pages.Page(sys.stdout)
     verb = VERBS.get(arguments[0])
     try:
         with redirect_stdout(page):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from inspect import cleandoc
 from io import StringIO
 from itertools import takewhile
+from typing import TextIO
 
 ABOUT = """Real-time semantic segmentation of images and video.
 
@@ -26,15 +27,15 @@ KINDS = {"INT": "whole number", "FLOAT": "number"}
 
 
 class Page(StringIO):
-    """Keeps what is printed, in the letters of an encoding."""
+    """Keeps what is printed, in the letters that a stream has."""
 
-    def __init__(self, encoding: str):
+    def __init__(self, stream: TextIO):
         super().__init__()
-        self.letters = encoding
+        self.stream = stream
 
     @property
     def encoding(self) -> str:  # type: ignore[override] # by which tyro chooses the signs of its boxes
-        return self.letters
+        return self.stream.encoding
 
 
 def wants_help(arguments: Sequence[str]) -> bool:
@@ -84,15 +85,18 @@ def complaint(box: str, program: str) -> str:
     Args:
         program: What was run, such as "streamseg train camvid-18".
     """
-    rows = [line[1:-1].strip() for line in box.splitlines() if line.startswith("│")]
-    said = " ".join(takewhile(lambda row: not row.startswith("─"), rows))
-    more = f"{program} --help tells more."
-    if box.startswith("╭─ Required"):
-        missing = re.findall(r"^│ {5}(\S.*?) +│$", box.partition("\n│ ──")[0], re.MULTILINE)
+    head, *lines = box.splitlines()
+    rows = [line.removeprefix("│").removesuffix("│")[1:].rstrip() for line in lines]
+    if not box.startswith("╭"):  # in ASCII there is a rule below the title, and a space for each side
+        rows = [line[2:].rstrip() for line in lines[1:]]
+    first = [*takewhile(lambda row: {*row} - {*"─-╯"}, rows)]  # up to a rule
+    said, more = " ".join(first), f"{program} --help tells more."
+    if "Required" in head:
+        missing = [row.strip() for row in first if re.match(r" {4}\S", row)]
         return f"{program} needs {' and '.join(missing)}: {more}"
     wrong = re.match(r"Error parsing (--\S+):", said)
     if wrong:
-        option, *kinds = next((row.split() for row in rows if row.startswith(wrong[1])), [wrong[1]])
+        option, *kinds = next((row.split() for row in rows if row.strip().startswith(wrong[1])), [wrong[1]])
         given = " ".join(re.findall(r"'(.*?)'", said))
         kind = KINDS.get("".join({*kinds}), "value of another kind")
         return f"{option} is {given!r:.80}; expected {count(len(kinds), kind)}."
