@@ -63,6 +63,9 @@ class TrainConfig:
     """How it reduces: by a doubled stride, or by a pooling."""
     averages: bool = False
     """Whether the network attends to the mean of the frames in the window, rather than to their sum."""
+    gentle: bool = False
+    """Whether a FANet from ImageNet begins close to the network that it comes from: Res-1's new shortcut passes on what
+    it is given, and attention adds little."""
     optimiser: Literal["sgd", "adamw"] = "sgd"
     """SGD with momentum 0.9, or AdamW."""
     rate: float = 1e-2
@@ -199,7 +202,7 @@ RECIPES = {
         "FANet-34 on clips of Cityscapes' leftImg8bit_sequence, from image weights: --initial FILE.",
         video(replace(CITYSCAPES, iterations=10_000, network="fanet34")),
     ),
-    "folder-18": Recipe("FANet-18 on one's own pictures.", better(FOLDER)),
+    "folder-18": Recipe("FANet-18 on one's own pictures.", replace(better(FOLDER), gentle=True)),
     "paper-camvid-18": Recipe("FANet-18 on CamVid as in the paper (69.0 mIoU on test there).", CAMVID),
     "paper-camvid-34": Recipe(
         "FANet-34 on CamVid as in the paper (70.1 mIoU on test there).", replace(CAMVID, network="fanet34")

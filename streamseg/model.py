@@ -3,6 +3,7 @@
 Shapes: B batch, K classes, H height, W width, D key channels (the paper's c'), C channels of a stage.
 """
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -177,6 +178,19 @@ class FANet(nn.Module):
     def attends(self) -> tuple[FastAttention | ChannelAttention | NoAttention, ...]:
         """The attention modules of Res-1 … Res-4."""
         return self.attend1, self.attend2, self.attend3, self.attend4
+
+
+def start_gently(network: FANet) -> None:
+    """Let a network begin close to what its encoder was for ImageNet, where all else would begin at random.
+
+    The shortcut that the extra reduction adds to Res-1 passes on what it is given, and attention adds a tenth of what
+    it usually does: not nothing, for through a ReLU of nothing no gradient comes back.
+    """
+    for name, weight in network.named_parameters():
+        if name == "encoder.layer1.0.downsample.0.weight":
+            nn.init.dirac_(weight)
+        elif re.fullmatch(r"attend\d\.out\.1\.weight", name):
+            nn.init.constant_(weight, 0.1)
 
 
 def fanet18(

@@ -19,6 +19,7 @@ from streamseg.config import TrainConfig
 from streamseg.encoder import ResNet, load_imagenet
 from streamseg.evaluate import validate
 from streamseg.feed import batches, hold, select, weigh_classes, wind
+from streamseg.model import FANet, start_gently
 from streamseg.shards import open_dataset
 from streamseg.trainee import Trainee
 
@@ -83,7 +84,7 @@ def train(
     untrained = initial == "imagenet" and encoder_of(network) is None
     initial = "nothing" if untrained else initial
     if not resume:
-        begin(network, description, initial, encoder_weights)
+        begin(network, description, initial, encoder_weights, config.gentle)
     reel = wind(dataset, config.window)
     held = hold(dataset, reel, device, threads)
     trainee = Trainee(
@@ -219,7 +220,11 @@ def encoder_of(network: checkpoint.Network) -> ResNet | None:
 
 
 def begin(
-    network: checkpoint.Network, description: checkpoint.Description, initial: str, encoder_weights: Path | None
+    network: checkpoint.Network,
+    description: checkpoint.Description,
+    initial: str,
+    encoder_weights: Path | None,
+    gentle: bool = False,
 ) -> None:
     """Give a network the weights that it starts from."""
     encoder = encoder_of(network)
@@ -229,6 +234,8 @@ def begin(
         return
     if initial == "imagenet" and encoder is not None:
         load_imagenet(encoder, encoder_weights)
+        if gentle and isinstance(network, FANet):
+            start_gently(network)
         return
     other, their_classes = checkpoint.load(initial)
     ours, theirs = network.state_dict(), other.state_dict()

@@ -231,6 +231,24 @@ def test_a_rival_with_a_resnet_starts_from_imagenet_and_gives_it_the_encoder_s_r
     assert {group["share"] for group in alone.param_groups} == {1.0}
 
 
+def test_a_gentle_start_passes_res_1_on_and_adds_little_attention_and_changes_nothing_else(tmp_path):
+    torch.save(resnet18("None").state_dict(), tmp_path / "resnet18.pth")
+    states = []
+    for gentle in (False, True):
+        torch.manual_seed(0)
+        network = streamseg.fanet18(3)
+        training.begin(network, None, "imagenet", tmp_path / "resnet18.pth", gentle)
+        states.append(network.state_dict())
+    plain, gentle = states
+    shortcut = "encoder.layer1.0.downsample.0.weight"
+    gains = [f"attend{stage}.out.1.weight" for stage in (1, 2, 3, 4)]
+    assert {name for name in plain if not plain[name].equal(gentle[name])} == {shortcut, *gains}
+    assert gentle[shortcut].flatten(1).equal(torch.eye(64))
+    assert all((gentle[name] == 0.1).all() for name in gains)
+    rival = PEERS["bisenet18"](3)
+    training.begin(rival, None, "imagenet", tmp_path / "resnet18.pth", gentle=True)  # has neither
+
+
 @pytest.mark.parametrize("name", ["fanet18", *PEERS])
 def test_only_the_last_layers_of_a_network_follow_from_its_classes(name):
     layers = training.class_layers(training.describe(replace(TINY, network=name), streamseg.CAMVID))
