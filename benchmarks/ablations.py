@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -60,9 +59,9 @@ def main() -> None:
         print(f"{out.name}: {'done' if fine else f'failed, see {out}/output.txt'}", flush=True)
         return fine
 
-    seeds, names = zip(*product(range(given.seeds), given.only), strict=True)
+    runs = [(name, seed) for seed in range(given.seeds) for name in given.only]
     with ThreadPoolExecutor(given.at_once) as queue:
-        fine = list(queue.map(run, names, seeds))
+        fine = list(queue.map(lambda names: run(*names), runs))
     found = {name: collect(given.out, name, given.seeds, ("val", given.leave_out)) for name in given.only}
     (given.out / "ablations.json").write_text(json.dumps(found, indent=2) + "\n")
     print(table(found))
@@ -93,20 +92,29 @@ def train_and_measure(out: Path, data: Path, recording: str, train: Sequence[str
     return True
 
 
-def collect(out: Path, name: str, seeds: int, parts: Sequence[str]) -> dict[str, list[float]]:
-    """The mIoU of a network's runs on each part, as far as they are done."""
-    files = {part: [folder(out, name, seed) / f"{part}.json" for seed in range(seeds)] for part in parts}
-    return {
-        part: [json.loads(file.read_text())["miou"] for file in told if file.exists()] for part, told in files.items()
-    }
+Found = dict[str, dict[str, list[float]]]
+"""On each part of the data, the figures of a network's runs: mIoU, and the IoU of each class by its name."""
 
 
-def table(found: dict[str, dict[str, list[float]]]) -> str:
+def collect(out: Path, name: str, seeds: int, parts: Sequence[str]) -> Found:
+    """What was measured of a network, as far as its runs are done."""
+    found: Found = {}
+    for part in parts:
+        files = [folder(out, name, seed) / f"{part}.json" for seed in range(seeds)]
+        told = [json.loads(file.read_text()) for file in files if file.exists()]
+        found[part] = {"miou": [one["miou"] for one in told]}
+        for label in told[0]["iou"] if told else ():
+            found[part][label] = [one["iou"][label] for one in told]
+    return found
+
+
+def table(found: dict[str, Found]) -> str:
     """The runs as a Markdown table; of several seeds the mean and their standard deviation."""
     parts = list(next(iter(found.values())))
     lines = [f"| run | {' | '.join(f'mIoU on {part}' for part in parts)} | seeds |", "|---" * (len(parts) + 2) + "|"]
-    for name, mious in found.items():
-        lines.append(f"| {name} | {' | '.join(map(spread, mious.values()))} | {min(map(len, mious.values()))} |")
+    for name, figures in found.items():
+        mious = [figures[part]["miou"] for part in parts]
+        lines.append(f"| {name} | {' | '.join(map(spread, mious))} | {min(map(len, mious))} |")
     return "\n".join(lines)
 
 

@@ -199,7 +199,7 @@ def draw_rivals(path: Path, speeds: Path = MEASURED / "camvid.json", mious: Path
     for column, (part, title) in enumerate(titles.items(), 1):
         axes = tidy(figure.add_subplot(1, 2, column))
         for name, found in rows.items():
-            across, up = found["labels_fps"], fmean(trained[NETWORKS[name]][part])
+            across, up = found["labels_fps"], fmean(trained[NETWORKS[name]][part]["miou"])
             colour = VERMILION if name.startswith("FANet") else GREY
             axes.scatter(across, up, s=12 * found["gflops"], color=colour, alpha=0.8)
             left = name in ("FANet-34", "ShelfNet-18", "ERFNet")  # right of these are others

@@ -84,7 +84,9 @@ def train(
     untrained = initial == "imagenet" and encoder_of(network) is None
     initial = "nothing" if untrained else initial
     if not resume:
-        begin(network, description, initial, encoder_weights, config.gentle)
+        begin(network, description, initial, encoder_weights)
+        if config.gentle and initial == "imagenet" and isinstance(network, FANet):
+            start_gently(network)
     reel = wind(dataset, config.window)
     held = hold(dataset, reel, device, threads)
     trainee = Trainee(
@@ -220,11 +222,7 @@ def encoder_of(network: checkpoint.Network) -> ResNet | None:
 
 
 def begin(
-    network: checkpoint.Network,
-    description: checkpoint.Description,
-    initial: str,
-    encoder_weights: Path | None,
-    gentle: bool = False,
+    network: checkpoint.Network, description: checkpoint.Description, initial: str, encoder_weights: Path | None
 ) -> None:
     """Give a network the weights that it starts from."""
     encoder = encoder_of(network)
@@ -234,8 +232,6 @@ def begin(
         return
     if initial == "imagenet" and encoder is not None:
         load_imagenet(encoder, encoder_weights)
-        if gentle and isinstance(network, FANet):
-            start_gently(network)
         return
     other, their_classes = checkpoint.load(initial)
     ours, theirs = network.state_dict(), other.state_dict()

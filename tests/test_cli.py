@@ -69,6 +69,14 @@ def folder(tmp_path, monkeypatch, weights):
         ("segment a.png --size", "--size needs a value: streamseg segment --help tells more."),
         ("segment a.png --alpha red", "--alpha is 'red'; expected a number."),
         ("serve --port x", "--port is 'x'; expected a whole number."),
+        ("segment a.png --steady red", "--steady is 'red'; expected a number."),
+        ("segment a.png --window x", "--window is 'x'; expected a whole number."),
+        ("segment a.png --alpha it's", '--alpha is "it\'s"; expected a number.'),
+        ("evaluate --data x --dataset camvid --scales 1 a", "--scales is '1 a'; expected numbers."),
+        (
+            "train --hlep --help",
+            "train has no option '--hlep': did you mean --help? streamseg train --help has the list.",
+        ),
         ("train folder-18 --data x --out y --crop 3 a", "--crop is '3 a'; expected 2 whole numbers."),
         ("train folder-18 --data x --out y --crop 3", "--crop needs 2 values: streamseg train folder-18 --help tells"),
         (

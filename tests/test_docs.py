@@ -156,16 +156,43 @@ def test_the_costs_in_how_it_works_are_counted_ones():
         assert f"| {row(streamseg.fanet18(reduction=place) for place in places)} |" in text
 
 
-def test_the_ablations_in_the_results_are_the_measured_ones():
-    measured = json.loads((ROOT / "docs/measured/ablations.json").read_text())
-    runs = {
-        tuple(f"{fmean(mious):.1f} ± {stdev(mious):.1f}" for mious in parts.values()) for parts in measured.values()
-    }
-    text = (ROOT / "docs/results.md").read_text().replace("\u00a0", " ").replace("**", "")
-    tables = text.partition("trained alike\n")[2].partition("\n## ")[0]
-    number = r"\d+\.\d ± \d\.\d"
-    assert {*re.findall(rf"\| ({number}) \| ({number}) \|", tables)} == runs
-    assert len(re.findall(rf"\| {number} \| {number} \|", tables)) == len(measured) + 4  # FANet-18 is in five of them
+def test_the_ablations_and_rivals_in_the_results_are_the_measured_ones():
+    measured, speeds = (
+        json.loads((ROOT / "docs/measured" / name).read_text()) for name in ("ablations.json", "camvid.json")
+    )
+    text = (ROOT / "docs/results.md").read_text().replace("\u00a0", " ").replace("**", "").replace(" \\*", "")
+    text = text.partition("trained alike\n")[2].partition("\n## ")[0]
+    rivals, _, ablations = text.partition("### Ablations")
+    shown = {row[0]: row[1:] for row in rows(rivals)}
+
+    def figures(run):
+        return [
+            f"{fmean(measured[run][part]['miou']):.1f} ± {stdev(measured[run][part]['miou']):.1f}"
+            for part in ("val", "0001TP")
+        ]
+
+    here = {row["name"]: row["here"] for row in speeds["rows"] if "miou" in row["here"]}
+    assert {*shown} - {"network"} == {*here}
+    for name, found in here.items():
+        run = name.lower().replace("rn", "").replace("-", "")
+        dusk = measured[run]["0001TP"]
+        rest = fmean(fmean(ious) for label, ious in dusk.items() if label not in ("miou", "Sky"))
+        fast = f"{found['fast_fps']:,.0f}" if "fast_fps" in found else "–"
+        expected = [f"{found['gflops']:.1f}", f"{found['labels_fps']:,.0f}", fast, *figures(run), f"{rest:.1f}"]
+        assert shown[name] == expected
+
+    names = [
+        *("attention-none", "attention-self", "attention-channel", "attention-dot", "fanet18"),
+        *("keys-8", "keys-16", "fanet18", "keys-64", "keys-128"),
+        *("reduction-None", "reduction-Conv-0", "fanet18", "reduction-Res-2", "reduction-Res-3", "reduction-Res-4"),
+        *("fanet18", "reduce-average", "reduce-max"),
+    ]
+    assert [row[1:3] for row in rows(ablations) if "±" in row[1]] == [figures(run) for run in names]
+
+
+def rows(text):
+    """The cells of the tables in a text."""
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

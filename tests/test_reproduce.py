@@ -302,7 +302,7 @@ def test_the_ablations_are_trained_measured_and_not_done_twice(ablations, drive,
     assert done == ["enet-seed-0: done", "enet-seed-1: done"]
     assert head == "| run | mIoU on val | mIoU on 0001TP | seeds |"
     mious = [json.loads((one / "val.json").read_text())["miou"] for one in run_of]
-    assert json.loads((tmp_path / "ablations.json").read_text())["enet"]["val"] == mious
+    assert json.loads((tmp_path / "ablations.json").read_text())["enet"]["val"]["miou"] == mious
     assert line.startswith(f"| enet | {fmean(mious):.1f} ± {stdev(mious):.1f} | ")
     assert line.endswith(" | 2 |")
 

@@ -1,4 +1,5 @@
 # ruff: noqa: E402 (where a library is missing, nothing of it is imported)
+import asyncio
 import io
 import json
 import re
@@ -10,6 +11,7 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import hostile
 import numpy
@@ -147,6 +149,29 @@ def test_who_still_sends_is_answered_at_once_and_may_finish(running):
         line.sendall(bytes(size))
         while line.recv(1 << 16):  # the rest of the answer, and then the end of the line, which is no error
             pass
+
+
+def test_who_takes_no_end_of_a_refusal_is_not_waited_for():
+    async def refuse(scope, receive, send):
+        await send({"type": "http.response.start", "status": 413})
+        await send({"type": "http.response.body", "body": b"too large"})
+
+    async def receive():
+        return {"type": "http.request", "body": b"the rest"}
+
+    async def send(message):
+        sent.append(message)
+        if message == {"type": "http.response.body"}:
+            await asyncio.sleep(60)
+
+    sent = []
+    limits = SimpleNamespace(bytes=100, seconds=0.05)
+    desk = SimpleNamespace(requests=0, limits=limits, answered=SimpleNamespace(add=lambda **_: None))
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-length", b"8")]}
+    with pytest.raises(TimeoutError):
+        asyncio.run(server.Guard(refuse, desk)(scope, receive, send))
+    assert [message.get("more_body") for message in sent] == [None, True, None]
+    assert desk.requests == 0
 
 
 def test_a_strip_is_labelled_but_is_no_jpeg(running):

@@ -237,7 +237,9 @@ def test_a_gentle_start_passes_res_1_on_and_adds_little_attention_and_changes_no
     for gentle in (False, True):
         torch.manual_seed(0)
         network = streamseg.fanet18(3)
-        training.begin(network, None, "imagenet", tmp_path / "resnet18.pth", gentle)
+        training.begin(network, None, "imagenet", tmp_path / "resnet18.pth")
+        if gentle:
+            streamseg.model.start_gently(network)
         states.append(network.state_dict())
     plain, gentle = states
     shortcut = "encoder.layer1.0.downsample.0.weight"
@@ -245,8 +247,22 @@ def test_a_gentle_start_passes_res_1_on_and_adds_little_attention_and_changes_no
     assert {name for name in plain if not plain[name].equal(gentle[name])} == {shortcut, *gains}
     assert gentle[shortcut].flatten(1).equal(torch.eye(64))
     assert all((gentle[name] == 0.1).all() for name in gains)
-    rival = PEERS["bisenet18"](3)
-    training.begin(rival, None, "imagenet", tmp_path / "resnet18.pth", gentle=True)  # has neither
+
+
+@pytest.mark.parametrize(
+    ("initial", "gentle", "begun"), [("imagenet", True, 1), ("imagenet", False, 0), ("nothing", True, 0)]
+)
+def test_a_run_from_imagenet_begins_gently_if_told_so(toy, tmp_path, monkeypatch, initial, gentle, begun):
+    torch.save(resnet18("None").state_dict(), tmp_path / "resnet18.pth")
+    calls = []
+    monkeypatch.setattr(training, "start_gently", calls.append)
+    config = replace(TINY, iterations=1, validate="", gentle=gentle)
+    weights = tmp_path / "resnet18.pth" if initial == "imagenet" else None
+    run(toy, tmp_path / "out", config, initial=initial, encoder_weights=weights)
+    assert len(calls) == begun
+    rival = replace(config, network="enet")
+    run(toy, tmp_path / "rival", rival, initial="imagenet")
+    assert len(calls) == begun
 
 
 @pytest.mark.parametrize("name", ["fanet18", *PEERS])

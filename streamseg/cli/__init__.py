@@ -155,6 +155,8 @@ def run(arguments: Sequence[str]) -> None:
 
         @wraps(verb)
         def call(*values: object, **options: object) -> None:
+            terminal.write(box.getvalue())  # no complaint, for it has come to the verb: a warning
+            box.truncate(0)
             with redirect_stderr(terminal):
                 verb(*values, **options)
 
@@ -177,7 +179,8 @@ def run(arguments: Sequence[str]) -> None:
 
 def program_of(arguments: Sequence[str]) -> str:
     """The part of a command line that has a page of help of its own."""
-    return " ".join(["streamseg", *arguments[: 2 if arguments[0] == "train" else 1]])
+    words = 2 if arguments[0] == "train" and {*arguments[1:2]} & {*RECIPES} else 1
+    return " ".join(["streamseg", *arguments[:words]])
 
 
 def show_page(arguments: Sequence[str]) -> None:

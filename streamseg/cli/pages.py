@@ -22,10 +22,6 @@ Examples:
 HELP, VERSION = ("-h, --help", "show this help message and exit"), ("--version", "show the version and exit")
 
 
-KINDS = {"INT": "whole number", "FLOAT": "number"}
-"""Tyro's words for values, and ours."""
-
-
 class Page(StringIO):
     """Keeps what is printed, in the letters that a stream has."""
 
@@ -96,10 +92,12 @@ def complaint(box: str, program: str) -> str:
         return f"{program} needs {' and '.join(missing)}: {more}"
     wrong = re.match(r"Error parsing (--\S+):", said)
     if wrong:
-        option, *kinds = next((row.split() for row in rows if row.strip().startswith(wrong[1])), [wrong[1]])
-        given = " ".join(re.findall(r"'(.*?)'", said))
-        kind = KINDS.get("".join({*kinds}), "value of another kind")
-        return f"{option} is {given!r:.80}; expected {count(len(kinds), kind)}."
+        words = next((row.split()[1:] for row in rows if row.strip().startswith(f"{wrong[1]} ")), [])
+        given = " ".join(one or other for one, other in re.findall(r"'([^']*)'|\"([^\"]*)\"", said))
+        whole = "literal for int()" in " ".join(rows) or {*words} == {"INT"}
+        several = len(words) if {*words} <= {"INT", "FLOAT"} else 1  # a word of ours is one value
+        expected = "numbers" if "..." in words else count(several, "whole number" if whole else "number")
+        return f"{wrong[1]} is {given[:80]!r}; expected {expected}."
     absent = re.match(r"Missing value for argument '(\S+)'. Expected (\d+)", said)
     if absent:
         return f"{absent[1]} needs {count(int(absent[2]), 'value')}: {more}"

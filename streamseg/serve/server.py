@@ -78,7 +78,8 @@ class Guard:
                 await send({**message, "more_body": True} if lingers else message)
             if lingers:
                 await drain(receive_and_note, lambda: more, 2 * desk.limits.bytes)
-                await send({"type": "http.response.body"})
+                async with asyncio.timeout(desk.limits.seconds):
+                    await send({"type": "http.response.body"})
 
         if desk.requests >= REQUESTS:
             refusal = Refusal(503, f"{desk.requests} requests are being answered, and more have no room.", 1)
