@@ -26,6 +26,8 @@ gc.freeze()
 # the test processes share the cores, and so do those that they start
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+# memory that a test gives back is kept for the next one, instead of being asked of the system again, page by page
+os.environ |= {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 # without a GPU Triton's kernels are tested in its interpreter, which it must know before it is imported
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
