@@ -59,9 +59,9 @@ def main() -> None:
         print(f"{out.name}: {'done' if fine else f'failed, see {out}/output.txt'}", flush=True)
         return fine
 
-    runs = [(name, seed) for seed in range(given.seeds) for name in given.only]
+    jobs = [(name, seed) for seed in range(given.seeds) for name in given.only]
     with ThreadPoolExecutor(given.at_once) as queue:
-        fine = list(queue.map(lambda names: run(*names), runs))
+        fine = list(queue.map(lambda job: run(*job), jobs))
     found = {name: collect(given.out, name, given.seeds, ("val", given.leave_out)) for name in given.only}
     (given.out / "ablations.json").write_text(json.dumps(found, indent=2) + "\n")
     print(table(found))

@@ -43,16 +43,6 @@ SAMPLES = sorted((ROOT / "samples").glob("*.jpg"))
 DRIVE = [sample for sample in SAMPLES if sample.stem.startswith("suburb-")]
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#6A6A6A"
 PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-NETWORKS = {
-    "FANet-18": "fanet18",
-    "FANet-34": "fanet34",
-    "ENet": "enet",
-    "ERFNet": "erfnet",
-    "ICNet": "icnet",
-    "BiSeNet-18": "bisenet18",
-    "ShelfNet-18": "shelfnet18",
-    "SwiftNetRN-18": "swiftnet18",
-}
 WINDOW = 4
 """Frames that the weights which ship look at."""
 
@@ -190,6 +180,7 @@ def draw_rivals(path: Path, speeds: Path = MEASURED / "camvid.json", mious: Path
     """The networks that were trained alike: speed against accuracy, on streets of the training and on another one."""
     trained = json.loads(mious.read_text())
     rows = {row["name"]: row["here"] for row in json.loads(speeds.read_text())["rows"] if "miou" in row["here"]}
+    networks = {name: network for network, name in paper.NAMES.items()}
     figure = plot.new_figure(10, 6.4)
     figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
     titles = {
@@ -199,7 +190,7 @@ def draw_rivals(path: Path, speeds: Path = MEASURED / "camvid.json", mious: Path
     for column, (part, title) in enumerate(titles.items(), 1):
         axes = tidy(figure.add_subplot(1, 2, column))
         for name, found in rows.items():
-            across, up = found["labels_fps"], fmean(trained[NETWORKS[name]][part]["miou"])
+            across, up = found["labels_fps"], fmean(trained[networks[name]][part]["miou"])
             colour = VERMILION if name.startswith("FANet") else GREY
             axes.scatter(across, up, s=12 * found["gflops"], color=colour, alpha=0.8)
             left = name in ("FANet-34", "ShelfNet-18", "ERFNet")  # right of these are others

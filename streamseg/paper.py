@@ -278,3 +278,7 @@ DOWNLOADS = {
     "ade20k": "ADEChallengeData2016.zip of http://sceneparsing.csail.mit.edu",
 }
 """Where the data sets come from."""
+
+COMPARISONS = [part for parts in TABLES.values() for part in parts if part.dataset]
+NAMES = {row.network: row.name for part in COMPARISONS for row in part.rows if row.network}
+"""What the paper calls the networks that it compares, by the functions that build them."""

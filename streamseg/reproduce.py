@@ -26,7 +26,7 @@ from streamseg.evaluate import validate
 from streamseg.evaluate_video import evaluate_video
 from streamseg.fast import Fast, accelerate
 from streamseg.files import written_whole
-from streamseg.paper import TABLES, Row, Table
+from streamseg.paper import NAMES, Row, Table
 
 ROUNDS = 100
 """How often the paper's authors run what they time."""
@@ -172,8 +172,7 @@ def more_rows(table: Table, judge: Judge | None) -> list[Row]:
         return []
     there = {row.network for row in table.rows}
     trained = dict.fromkeys(run.description.network for run in judge.runs if run.description.network not in there)
-    names = {row.network: row.name for parts in TABLES.values() for part in parts if part.dataset for row in part.rows}
-    return [Row(names.get(network, network), {}, network, size=table.rows[-1].size) for network in trained]
+    return [Row(NAMES.get(network, network), {}, network, size=table.rows[-1].size) for network in trained]
 
 
 def measure(row: Row, classes: int, device: torch.device, timed: bool, compiled: bool, judge: Judge | None) -> Result:
