@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from streamseg import images
+from streamseg.checks import check_suffix
 from streamseg.classes import IGNORE, Classes
 from streamseg.datasets import Dataset, in_parallel, list_splits, missing
 from streamseg.draw import overlay
@@ -267,7 +268,7 @@ def to_json(report: Report) -> dict:
 
 def write_contact_sheet(path: Path, report: Report) -> None:
     """Write up to twelve frames of a data set under the colours of their labels as one picture."""
-    images.check_suffix(path)
+    check_suffix(path)
     if not report.samples:
         raise ValueError(f"No frame of {report.data} is whole, so there is none to draw: mend the errors first.")
     frames = [overlay(*dataset[i], dataset.classes) for dataset, i in report.samples]

@@ -11,9 +11,9 @@ from typing import get_args, overload
 import torch
 
 from streamseg.attention import ATTENTIONS
+from streamseg.checks import check_choice, check_count
 from streamseg.classes import Classes
 from streamseg.encoder import ReduceBy, Reduction, ResNet
-from streamseg.layers import check_choice, check_count
 from streamseg.model import FANet, fanet18, fanet34
 from streamseg.peers import PEERS, Peer
 from streamseg.tensors import check_weights, open_tensors, take_tensors, write_tensors

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from streamseg import metrics
+from streamseg.checks import EXPORTED as KINDS, pick_kind
 from streamseg.classes import Classes
 from streamseg.files import check_place, written_whole
 from streamseg.model import FANet
@@ -33,9 +34,6 @@ from streamseg.tiles import check_model
 
 if TYPE_CHECKING:
     from onnx import ModelProto
-
-KINDS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aotinductor": ".pt2"}
-"""What can be written, and the suffix of each; of one suffix the first is meant unless told otherwise."""
 
 OPSET = 18
 """The oldest set of ONNX's operators that torch exports to: as many programs as possible read it."""
@@ -187,17 +185,6 @@ def export_model(
             with written_whole(path if file == made else path.with_suffix(file.suffix)) as temporary:
                 shutil.copyfile(file, temporary)
     return agreement
-
-
-def pick_kind(path: Path, to: str) -> str:
-    """The kind of file that a path and, if given, a name stand for."""
-    if to and to not in KINDS:
-        raise ValueError(f"{to!r:.80} is no kind of file; choose one of: {', '.join(KINDS)}.")
-    fitting = [kind for kind, suffix in KINDS.items() if suffix == path.suffix.lower() and to in ("", kind)]
-    if not fitting:
-        wanted = KINDS[to] if to else ", ".join(dict.fromkeys(KINDS.values()))
-        raise ValueError(f"{path} has no suffix for what is to be written; expected {wanted}.")
-    return fitting[0]
 
 
 def check_libraries(kind: str) -> None:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from streamseg import kernels
 from streamseg.attention import FastAttention
 from streamseg.checkpoint import Network
+from streamseg.checks import check_choice
 from streamseg.folded import Folded, FoldedToBytes
-from streamseg.layers import check_choice
 from streamseg.model import FANet
 from streamseg.stream import Engine, Look, Plain, Views, keep_steady, label_scores, to_bytes, to_engine
 from streamseg.tiles import check_frame, check_model

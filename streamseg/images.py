@@ -18,15 +18,13 @@ import torch
 from PIL import ExifTags, Image, ImageDraw, ImageFont, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from streamseg.checks import check_suffix
 from streamseg.classes import IGNORE, Classes
 
 Result = TypeVar("Result")
 
 Picture = str | Path | Image.Image | numpy.ndarray | Tensor
 """What can be taken for a picture: a file's path, a PIL picture, an array (H, W, 3), (H, W, 4) or (H, W), a frame."""
-
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
-"""What names of pictures end in."""
 
 MOST_PIXELS = 2**30
 """What allow_large_pictures allows: 4 GB in memory."""
@@ -412,9 +410,3 @@ def write_sheet(path: Path, frames: Sequence[Tensor], captions: Sequence[str]) -
             caption = "…" + caption[2:]
         pen.text((x + 4, y + height + 2), caption, fill="black", font=font)
     sheet.save(path)
-
-
-def check_suffix(path: Path) -> None:
-    """Raise a ValueError if no picture can be written under such a name."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{path} names no kind of picture that can be written: end it in one of {' '.join(SUFFIXES)}.")

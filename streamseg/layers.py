@@ -8,18 +8,6 @@ SMALLEST = 32
 """The least height and width of an image: its map at 1/32 is then a single pixel."""
 
 
-def check_choice(option: str, given: object, known: tuple[object, ...]) -> None:
-    """Raise a ValueError that lists the known values, if an option is none of them."""
-    if given not in known:
-        raise ValueError(f"{option} is {given!r:.80}; choose one of: {', '.join(map(repr, known))}.")
-
-
-def check_count(option: str, given: object) -> None:
-    """Raise a ValueError if an option is not a whole number from 1 up."""
-    if type(given) is not int or given < 1:
-        raise ValueError(f"{option} is {given!r:.80}; expected a whole number, 1 or more.")
-
-
 def check_image(image: Tensor) -> None:
     """Raise a ValueError that says what is wrong with a network's input, if anything is."""
     if not isinstance(image, Tensor) or not (image.dtype == torch.uint8 or image.is_floating_point()):

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from streamseg.checks import PICTURE_SUFFIXES as SUFFIXES
 from streamseg.classes import ADE20K, CAMVID, CITYSCAPES, COCO_STUFF, COCO_STUFF_182, IGNORE, Classes, Colour
-from streamseg.images import SUFFIXES
 from streamseg.labels import read_camvid_colours, read_mat, read_translated
 
 HIDDEN = (".", "@")

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from streamseg import draw
+from streamseg.checks import CutShort
 from streamseg.classes import IGNORE, Classes
 from streamseg.crew import Crew, Line
 from streamseg.deadline import LEAST, POOR, Deadline, smaller
@@ -35,7 +36,6 @@ from streamseg.show import Window
 from streamseg.sources import Capture, Source
 from streamseg.stream import PIXELS, Engine, Plain, Policy, State, fit, step_batch, to_engine, working_size
 from streamseg.tiles import label_tiled
-from streamseg.video import CutShort
 
 AHEAD = 3
 """Frames that may wait in each queue."""

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg import checkpoint
+from streamseg.checks import check_choice, check_count, check_readable
 from streamseg.classes import Classes
-from streamseg.layers import check_choice, check_count
 from streamseg.stream import Look, Views, fit, to_bytes
-from streamseg.tensors import brief, check_readable
+from streamseg.tensors import brief
 
 ENTRY = "streamseg"
 """Where a file says what it is: in ONNX's metadata, in OpenVINO's rt_info, in the folder extra of a .pt2."""

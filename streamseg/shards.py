@@ -26,7 +26,8 @@ from streamseg.files import written_whole
 from streamseg.images import read_fetched, read_fetched_ids, write_labels
 from streamseg.labels import translate
 from streamseg.layouts import Pair
-from streamseg.stores import read_range, read_text, unfold
+from streamseg.stores import read_range, read_text
+from streamseg.web import unfold
 
 MEGABYTES = 256
 """The size of a shard, which its last frame may exceed."""

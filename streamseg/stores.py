@@ -2,7 +2,6 @@
 
 import errno
 import glob
-import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -135,11 +134,6 @@ def read_range(address: str, start: int, size: int) -> bytes:
         return store.cat_file(path, start, start + size)
     except Exception as error:  # each kind of store has its own
         raise OSError(f"{show(address)} cannot be read ({brief(error)}).") from error
-
-
-def unfold(path: Path) -> str:
-    """An address that was taken for a path, which makes one slash of two."""
-    return re.sub(r"^([A-Za-z][\w+.-]+:)/+(?=[^/])", r"\1//", str(path))
 
 
 def write_text(address: str, text: str) -> None:

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 
 from streamseg import checkpoint
 from streamseg.checkpoint import Network
+from streamseg.checks import check_count, check_positive
 from streamseg.images import Picture, to_frame
-from streamseg.layers import check_count
 from streamseg.model import SMALLEST, FANet
 from streamseg.peers import Peer
 from streamseg.tensors import open_tensors, take_tensors, write_tensors
@@ -521,12 +521,6 @@ def check_size(size: tuple[int, int]) -> None:
     """Raise a ValueError if a network cannot see frames at a size."""
     if len(size) != 2 or not all(type(side) is int and side >= SMALLEST for side in size):
         raise ValueError(f"The size is {size!r:.80}; expected height and width, {SMALLEST} pixels or more each.")
-
-
-def check_positive(option: str, given: float) -> None:
-    """Raise a ValueError if an option is no number above 0."""
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
-        raise ValueError(f"{option} is {given!r:.80}; expected a number above 0.")
 
 
 def check_steady(given: float) -> None:

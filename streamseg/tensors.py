@@ -8,6 +8,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from streamseg.checks import check_readable
 from streamseg.files import written_whole
 
 
@@ -54,18 +55,6 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
             save_file(tensors, temporary, metadata)
     except SafetensorError as error:  # its word for a full disk
         raise OSError(f"Could not write {path}: {brief(error)}.") from error
-
-
-def check_readable(path: Path) -> None:
-    """Raise an error in a sentence if there is no file at a path, or it may not be read."""
-    if not path.exists():
-        raise FileNotFoundError(f"No weights at {path}: check the path.")
-    if not path.is_file():
-        raise ValueError(f"{path} is a folder or a device: give a file of weights.")
-    try:
-        path.open("rb").close()
-    except PermissionError:
-        raise PermissionError(f"{path} may not be read: change its permissions.") from None
 
 
 def check_weights(where: str, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Self, cast
 import torch
 from torch import Tensor
 
+from streamseg.checks import CutShort as CutShort, check_rate, check_video_suffix
 from streamseg.files import written_whole
 from streamseg.images import Picture, to_frame
 from streamseg.web import is_address, show
@@ -51,10 +52,6 @@ UNSPECIFIED, BT709, BT601 = 2, 1, 6
 LIMITED, FULL = 1, 2
 
 ATTACHED_PICTURE = 0x400
-
-
-class CutShort(OSError):  # noqa: N818 - an end, not a fault of the program
-    """A source that ended before its time: all that came before is good."""
 
 
 @dataclass(frozen=True)
@@ -662,18 +659,6 @@ def write_label_video(path: Path, size: tuple[int, int], rate: Fraction) -> Vide
     if path.suffix.lower() != ".mkv":
         raise ValueError(f"{path} names no kind of video that holds labels exactly: end it in .mkv.")
     return VideoWriter(path, LABELS, size, rate, "gray")
-
-
-def check_rate(rate: Fraction | float) -> None:
-    """Raise a ValueError if no video has so many frames a second."""
-    if not isinstance(rate, (int, float, Fraction)) or not 0.001 <= rate <= 1000:
-        raise ValueError(f"A rate of {rate!r:.80} frames a second; expected 0.001 to 1000.")
-
-
-def check_video_suffix(path: Path) -> None:
-    """Raise a ValueError if no video can be written under such a name."""
-    if path.suffix.lower() not in KINDS:
-        raise ValueError(f"{path} names no kind of video that can be written: end it in one of {' '.join(KINDS)}.")
 
 
 @dataclass(frozen=True)

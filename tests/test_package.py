@@ -13,7 +13,7 @@ MODULES += sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 # imports point from right to left
 LAYERS = [
-    ["classes", "config", "counters", "files", "kernels", "layers", "paper", "web"],
+    ["checks", "classes", "config", "counters", "files", "kernels", "layers", "paper", "web"],
     [
         "attention",
         "augment",
@@ -96,7 +96,7 @@ def test_imports_point_one_way(module):
 def test_the_rivals_are_built_from_the_shared_parts_alone():
     ours = {name for name in imports("peers") if name.startswith("streamseg.")}
     assert {name for name in ours if not name.startswith("streamseg.peers.")} <= {
-        f"streamseg.{name}" for name in ("attention", "encoder", "layers")
+        f"streamseg.{name}" for name in ("attention", "checks", "encoder", "layers")
     }
 
 

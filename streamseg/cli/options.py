@@ -1,10 +1,15 @@
 """Options that several verbs share: how they are shown, and what is made of what is given."""
 
 import os
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import tyro
+
+from streamseg.checks import check_readable
+from streamseg.config import TrainConfig
+from streamseg.web import is_address, unfold
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +29,24 @@ def optional(metavar: str, default: str) -> Any:
 Json = Annotated[Path | None, optional("FILE", "none is written")]
 Quiet = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 Device = Annotated[str, optional("NAME", "a GPU if there is one")]
+
+
+DATASETS: tuple[str, ...] = get_args({field.name: field.type for field in fields(TrainConfig)}["dataset"])
+NETWORKS: tuple[str, ...] = get_args({field.name: field.type for field in fields(TrainConfig)}["network"])
+
+
+def check_files(weights: Path | None = None, data: Path | None = None) -> None:
+    """Raise an error in a sentence if weights or data that were given are not there; a store is asked later."""
+    if weights is not None:
+        check_readable(weights)
+    if data is not None and not is_address(unfold(data)) and not data.exists():
+        raise FileNotFoundError(f"No data in {data}, which is not there: check the path, or see docs/own-data.md.")
+
+
+def check_folder(folder: Path | None, content: str) -> None:
+    """Raise an error in a sentence if a folder to write to is a file."""
+    if folder and folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file: give a folder for the {content}.")
 
 
 def parse_size(option: str, text: str) -> tuple[int, int] | None:

@@ -3,7 +3,8 @@
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import TextIO
@@ -47,6 +48,18 @@ def show_progress(done: int, total: int) -> None:
     """One line that counts, on a terminal only."""
     if sys.stderr.isatty():
         print(f"\r{done}/{total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def loading(quiet: bool) -> Iterator[None]:
+    """Say on a terminal that the program is loading, until that is done: torch alone takes seconds."""
+    if not quiet and sys.stderr.isatty():
+        print("Loading …", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if not quiet:
+            clear_line()
 
 
 def clear_line() -> None:

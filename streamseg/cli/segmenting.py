@@ -8,14 +8,26 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import tyro
 
-from streamseg.cli.options import Device, Json, Quiet, check_exported, optional, parse_size, pick_device, pick_policy
-from streamseg.cli.say import STANDARD_OUTPUT, clear_line, complain, fail, open_words
+from streamseg.checks import check_choice, check_positive
+from streamseg.cli.options import (
+    Device,
+    Json,
+    Quiet,
+    check_exported,
+    check_files,
+    optional,
+    parse_size,
+    pick_device,
+    pick_policy,
+)
+from streamseg.cli.say import STANDARD_OUTPUT, clear_line, complain, fail, loading, open_words
+from streamseg.files import written_whole
 
 if TYPE_CHECKING:
     import torch
 
     from streamseg.archive import Orders
-    from streamseg.pipeline import Labeller, Outcome, Pipeline
+    from streamseg.pipeline import Labeller, Outcome, Pipeline, Style
     from streamseg.stream import Policy
 
 
@@ -93,15 +105,9 @@ def segment(
     from json import dumps
     from time import monotonic
 
-    from streamseg import latency, runtime
-    from streamseg.files import written_whole
-    from streamseg.images import allow_large_pictures
-    from streamseg.layers import check_choice
-    from streamseg.pipeline import Pipeline, Style
+    from streamseg import latency
     from streamseg.results import Results, check_records, plan
-    from streamseg.show import Window
     from streamseg.sources import Capture, search
-    from streamseg.stream import check_positive
 
     given, out = (names[:-1], names[-1]) if len(names) > 1 else (names, "")
     raw, streamed = out == "-", json == STANDARD_OUTPUT
@@ -114,14 +120,21 @@ def segment(
             "--tile sees single pictures at full size: leave out --confidence, --window, --half-life, --steady, "
             "--deadline and --size."
         )
-    if tile:
-        allow_large_pictures()
     for option, number in (("deadline", deadline), ("cut", cut)):
         if number is not None:
             check_positive(option, number)
-    policy = pick_policy(window, half_life, steady)
+    check_files(weights)
+    if tile:
+        with loading(quiet):  # before the names are looked at, for which a picture may be read
+            from streamseg.images import allow_large_pictures
 
-    def labeller_and_style() -> tuple["Labeller", Style]:
+        allow_large_pictures()
+
+    def labeller_and_style() -> tuple["Labeller", "Style"]:
+        from streamseg import runtime
+        from streamseg.pipeline import Style
+
+        policy = pick_policy(window, half_life, steady)
         labeller = open_labeller(
             weights,
             pick_device(device or runtime.usual_device(weights)),
@@ -144,9 +157,11 @@ def segment(
                 "--ray reads videos and writes a folder, which comes last: leave out --json, --show, --tile, "
                 "--deadline, --raw-size, --rate and -."
             )
-        from streamseg.archive import Orders
+        with loading(quiet):
+            from streamseg import runtime
+            from streamseg.archive import Orders
 
-        labeller, style = labeller_and_style()  # as each worker will have it: what is wrong is told at once
+            labeller, style = labeller_and_style()  # as each worker will have it: what is wrong is told at once
         path = weights and weights.absolute()
         orders = Orders(path, labeller.window, precision, cut, labeller.size, overlay, labels, confidence, style, trust)
         gpus = (device or runtime.usual_device(weights)) != "cpu"
@@ -162,7 +177,11 @@ def segment(
         raise ValueError(f"--show has one window, and there are {len(sources)} sources: give one, or leave it out.")
     if json and not streamed:
         check_records(json, sources, results)
-    labeller, style = labeller_and_style()
+    with loading(quiet):
+        from streamseg.pipeline import Pipeline
+        from streamseg.show import Window
+
+        labeller, style = labeller_and_style()
 
     words = open_words(quiet, out, json)
     meter = latency.Meter()

@@ -8,9 +8,19 @@ from typing import Annotated, Any
 
 import tyro
 
-from streamseg.cli.options import DataFolder, Device, Json, Quiet, optional, pick_device
-from streamseg.cli.say import STANDARD_OUTPUT, check_figures, open_words, out_of_memory, pick_progress, write_figures
+from streamseg.checks import check_choice, check_positive, check_suffix
+from streamseg.cli.options import DATASETS, DataFolder, Device, Json, Quiet, check_files, optional, pick_device
+from streamseg.cli.say import (
+    STANDARD_OUTPUT,
+    check_figures,
+    loading,
+    open_words,
+    out_of_memory,
+    pick_progress,
+    write_figures,
+)
 from streamseg.config import RECIPES, TrainConfig
+from streamseg.files import check_place
 
 
 def check(
@@ -36,16 +46,17 @@ def check(
         streamseg check folder --data mine --sheet sheet.png
         streamseg check camvid --data CamVid --quiet --json report.json
     """
-    import streamseg.check as doctor
-    from streamseg.files import check_place
-    from streamseg.images import check_suffix
-
+    check_choice("dataset", dataset, DATASETS)
+    check_files(data=data)
     if sheet:
         check_suffix(sheet)
         check_place(sheet)
     check_figures(json)
     words = open_words(quiet, json)
-    report = doctor.check(dataset, data)
+    with loading(quiet):
+        import streamseg.check as doctor
+
+        report = doctor.check(dataset, data)
     print(doctor.render(report), file=words)
     if sheet and report.samples:
         doctor.write_contact_sheet(sheet, report)
@@ -81,17 +92,15 @@ def pack(
         streamseg pack folder shards --data mine
         streamseg pack cityscapes shards --data CITYSCAPES --splits train val
     """
-    import torch
-
-    from streamseg import shards
-    from streamseg.datasets import DATASETS
-    from streamseg.layers import check_choice
-    from streamseg.stream import check_positive
-
-    check_choice("dataset", dataset, tuple(DATASETS))
+    check_choice("dataset", dataset, DATASETS)
     check_positive("megabytes", megabytes)
+    check_files(data=data)
     check_figures(json)
     words = open_words(quiet, json)
+    with loading(quiet):
+        import torch
+
+        from streamseg import shards
     found = shards.pack(
         dataset, data, out, splits, megabytes=megabytes, threads=torch.get_num_threads(), progress=pick_progress(quiet)
     )
@@ -140,12 +149,17 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
         streamseg train camvid-18 --data CamVid --out run --batch 8 --iterations 4000
         streamseg train folder-18 --help
     """
-    import torch
-
-    from streamseg import runlog, train as training
-
-    device = pick_device(run.device)
+    run.config.check()
+    check_files(run.encoder_weights, run.data)
+    if run.initial not in ("imagenet", "nothing"):
+        check_files(Path(run.initial))
     check_figures(run.json)
+    with loading(run.quiet):
+        import torch
+
+        from streamseg import runlog, train as training
+
+        device = pick_device(run.device)
     try:
         weights = training.train(
             run.config,
