@@ -189,7 +189,7 @@ def segment_video(address: str, out: str, place: str, labeller: Labeller, orders
         if not outcome.frames:
             raise ValueError(problem or f"Not one frame of {show(address)} can be read.")
         if problem:
-            (folder / PROBLEM).write_text(problem + "\n")
+            (folder / PROBLEM).write_text(problem + "\n", encoding="utf-8")
         write_statistics(folder / STATISTICS, map(json.loads, records.getvalue().splitlines()), labeller.classes)
     return {"frames": outcome.frames, "problem": problem}
 

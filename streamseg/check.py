@@ -4,7 +4,6 @@ K classes.
 """
 
 import hashlib
-import os
 import re
 from collections import defaultdict
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from streamseg.datasets import Dataset, in_parallel, list_splits, missing
 from streamseg.draw import overlay
 from streamseg.files import written_whole
 from streamseg.labels import ForeignIdsError, ranges
+from streamseg.machine import available_cores
 from streamseg.model import SMALLEST
 
 
@@ -78,7 +78,7 @@ def check(name: str, data: Path) -> Report:
     for split, dataset in splits.items():
         if not dataset.pairs:
             problems[split].append((f"The split {split} is empty.", data))
-        findings = in_parallel(partial(examine, dataset), range(len(dataset)), os.cpu_count() or 1)
+        findings = in_parallel(partial(examine, dataset), range(len(dataset)), available_cores())
         for i, (pair, found) in enumerate(zip(dataset.pairs, findings, strict=True)):
             if found.digest:
                 places[found.digest].setdefault(split, pair.image)

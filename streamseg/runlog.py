@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import platform
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from typing import Any, TextIO
 import torch
 
 import streamseg
-from streamseg import plot
+from streamseg import machine, plot
 from streamseg.config import TrainConfig
 from streamseg.datasets import Dataset
 from streamseg.files import UNFINISHED, written_whole
@@ -39,7 +38,7 @@ class Log:
             # what a killed run logged after its last whole state happens again
             self.entries = [entry for entry in read_entries(self.path) if entry.get("step", math.inf) <= first]
         with written_whole(self.path) as temporary:
-            temporary.write_text("".join(json.dumps(entry) + "\n" for entry in self.entries))
+            temporary.write_text("".join(json.dumps(entry) + "\n" for entry in self.entries), encoding="utf-8")
         self.board = open_tensorboard(out, first) if tensorboard else None
         self.first = first
         self.clock = (time.monotonic(), first)
@@ -56,7 +55,7 @@ class Log:
     ) -> None:
         """Write run.json: what was run, with what, on what; a run that goes on adds to it."""
         path = self.out / "run.json"
-        earlier = json.loads(path.read_text())["sessions"] if self.first and path.exists() else []
+        earlier = json.loads(path.read_text(encoding="utf-8"))["sessions"] if self.first and path.exists() else []
         session = {
             "command": sys.argv,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -77,7 +76,7 @@ class Log:
             "sessions": [*earlier, session],
         }
         with written_whole(path) as temporary:
-            temporary.write_text(json.dumps(run, indent=2) + "\n")
+            temporary.write_text(json.dumps(run, indent=2) + "\n", encoding="utf-8")
         height, width = config.crop
         self.say(
             f"{config.network} from {initial}, {len(dataset)} frames of {config.dataset} {config.split}, "
@@ -97,7 +96,7 @@ class Log:
 
     def write(self, entry: dict[str, Any]) -> None:
         self.entries.append(entry)
-        with self.path.open("a") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         if self.board:
             for name, value in entry.items():
@@ -140,7 +139,7 @@ class Log:
 
 def read_entries(path: Path) -> Iterator[dict[str, Any]]:
     """The entries of a log, but for a last one that was not written whole."""
-    for line in path.read_text(errors="replace").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with suppress(ValueError):
             yield json.loads(line)
 
@@ -154,10 +153,10 @@ def summarise(path: Path) -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> float:
-    """The most bytes that this process has held: of the GPU's memory, or of the machine's."""
+    """The most bytes that this process has held: of the GPU's memory, or of the machine's; 0 if that is not known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return machine.peak_memory()
 
 
 def names_hash(dataset: Dataset) -> str:

@@ -130,7 +130,7 @@ def pack(
             progress(done, total)
         index = {"dataset": name, "classes": dataset.classes.names, "colours": dataset.classes.colours}
         with written_whole(out / f"{dataset.split}.json") as temporary:
-            temporary.write_text(json.dumps({**index, "frames": frames}) + "\n")
+            temporary.write_text(json.dumps({**index, "frames": frames}) + "\n", encoding="utf-8")
     return {dataset.split: len(dataset) for dataset in datasets}
 
 

@@ -125,9 +125,9 @@ def test_a_terminal_is_told_that_the_program_loads_before_it_does(tmp_path, quie
 
 
 def test_what_is_known_without_torch_is_what_there_is():
-    assert options.DATASETS == tuple(datasets.DATASETS)
+    assert tuple(datasets.DATASETS) == options.DATASETS
     assert {*FANETS, *PEERS} == {*options.NETWORKS}
-    assert checks.VIDEO_SUFFIXES == tuple(KINDS)
+    assert tuple(KINDS) == checks.VIDEO_SUFFIXES
     assert {recipe.config.dataset for recipe in config.RECIPES.values()} <= {*options.DATASETS}
 
 

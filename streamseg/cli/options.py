@@ -9,6 +9,7 @@ import tyro
 
 from streamseg.checks import check_readable
 from streamseg.config import TrainConfig
+from streamseg.machine import available_cores
 from streamseg.web import is_address, unfold
 
 if TYPE_CHECKING:
@@ -71,9 +72,11 @@ def pick_policy(window: int | None, half_life: float | None, steady: float = 0.0
 
 
 def pick_device(name: str) -> "torch.device":
-    """The device of a name, or the best that there is."""
+    """The device of a name, or the best that there is; torch gets no more threads than there are cores for them."""
     import torch
 
+    # torch knows nothing of a container's quota, and threads beyond it only wait for each other
+    torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
     if not name:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":  # of the processes that torchrun starts, each has a GPU of its own

@@ -83,7 +83,7 @@ def write_figures(path: Path | None, figures: object, words: TextIO) -> None:
         sys.stdout.write(text)
     elif path:
         with written_whole(path) as temporary:
-            temporary.write_text(text)
+            temporary.write_text(text, encoding="utf-8")
         print(path, file=words)
 
 
@@ -105,6 +105,11 @@ def fail(sentence: str) -> None:
     """Complain, and exit with status 2."""
     complain(sentence)
     sys.exit(2)
+
+
+def debugging() -> bool:
+    """Whether errors are shown with all that led to them, for the report of a bug: STREAMSEG_DEBUG=1."""
+    return os.environ.get("STREAMSEG_DEBUG", "0") not in ("", "0")
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -206,7 +206,7 @@ def segment(
         if isinstance(records, TextIOWrapper):
             records.reconfigure(line_buffering=True)  # whoever reads on has each line at once
         if json and not streamed:
-            records = files.enter_context(files.enter_context(written_whole(json)).open("w"))
+            records = files.enter_context(files.enter_context(written_whole(json)).open("w", encoding="utf-8"))
         pipeline = Pipeline(
             list(zip(sources, results, strict=True)),
             labeller,

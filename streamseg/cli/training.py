@@ -13,6 +13,7 @@ from streamseg.cli.options import DATASETS, DataFolder, Device, Json, Quiet, che
 from streamseg.cli.say import (
     STANDARD_OUTPUT,
     check_figures,
+    debugging,
     loading,
     open_words,
     out_of_memory,
@@ -21,6 +22,7 @@ from streamseg.cli.say import (
 )
 from streamseg.config import RECIPES, TrainConfig
 from streamseg.files import check_place
+from streamseg.machine import available_cores
 
 
 def check(
@@ -98,11 +100,9 @@ def pack(
     check_figures(json)
     words = open_words(quiet, json)
     with loading(quiet):
-        import torch
-
         from streamseg import shards
     found = shards.pack(
-        dataset, data, out, splits, megabytes=megabytes, threads=torch.get_num_threads(), progress=pick_progress(quiet)
+        dataset, data, out, splits, megabytes=megabytes, threads=available_cores(), progress=pick_progress(quiet)
     )
     print(f"{out}: {', '.join(f'{count:,} frames of {split}' for split, count in found.items())}", file=words)
     write_figures(json, {"out": str(out), "frames": found}, words)
@@ -175,7 +175,7 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
             words=open_words(run.quiet, STANDARD_OUTPUT),
         )
     except RuntimeError as error:
-        if not out_of_memory(error):
+        if debugging() or not out_of_memory(error):
             raise
         batch, (height, width) = run.config.batch, run.config.crop
         smaller = f"--batch {batch // 2}" if batch > 1 else f"--crop {height // 2} {width // 2}"
