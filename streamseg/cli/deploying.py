@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from streamseg.checks import check_count, check_positive, pick_kind
-from streamseg.cli.options import Device, Json, Quiet, check_exported, check_files, optional, parse_size, pick_device
+from streamseg.cli.options import Device, Json, Quiet, check_exported, check_weights, optional, parse_size, pick_device
 from streamseg.cli.say import check_figures, complain, loading, open_words, write_figures
 from streamseg.files import check_place
 
@@ -57,7 +57,7 @@ def export(
     *given, out = names
     kind = pick_kind(out, to)
     check_place(out)
-    check_files(given[0] if given else None)
+    check_weights(given[0] if given else None)
     check_figures(json)
     if int8 and pictures is None:
         raise ValueError("--int8 is calibrated with pictures like those to come: give them with --pictures DIR.")
@@ -137,7 +137,7 @@ def serve(
         check_count(option, number)
     for option, amount in (("megabytes", megabytes), ("megapixels", megapixels), ("seconds", seconds)):
         check_positive(option, amount)
-    check_files(weights)
+    check_weights(weights)
     with loading(quiet):
         from streamseg import checkpoint, fast, runtime, serve as server
         from streamseg.images import allow_large_pictures

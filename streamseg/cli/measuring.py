@@ -8,15 +8,15 @@ import tyro
 
 from streamseg.checks import check_choice, check_count, check_positive
 from streamseg.cli.options import (
-    DATASETS,
     NETWORKS,
     DataFolder,
     Device,
     Json,
     Quiet,
+    check_data,
     check_exported,
-    check_files,
     check_folder,
+    check_weights,
     optional,
     parse_size,
     pick_device,
@@ -77,8 +77,8 @@ def evaluate(
     """
     from itertools import zip_longest
 
-    check_choice("dataset", dataset, DATASETS)
-    check_files(weights, data)
+    check_data(dataset, data)
+    check_weights(weights)
     check_figures(json)
     check_folder(plots, "plots")
     with loading(quiet):
@@ -183,19 +183,18 @@ def reproduce(
     from streamseg import paper
 
     check_choice("table", table, (*paper.TABLES, "all"))
-    check_choice("dataset", dataset, DATASETS)
+    check_data(dataset, data)
     if speed:
         check_choice("speed", speed, ("yes", "no"))
     if (runs is None) != (data is None):
         raise ValueError("Accuracy needs both: --runs DIR, networks that were trained, and --data DIR, a data set.")
-    check_files(data=data)
     check_folder(out, "tables")
     check_figures(json)
     with loading(quiet):
         import torch
 
         from streamseg import plot, reproduce as reproduction
-        from streamseg.datasets import DATASETS as OPENERS
+        from streamseg.datasets import DATASETS
 
     if out:
         plot.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
@@ -205,7 +204,7 @@ def reproduce(
     judge = None
     if runs and data:
         try:
-            frames = OPENERS[dataset](data, split)
+            frames = DATASETS[dataset](data, split)
         except FileNotFoundError as error:
             source = paper.DOWNLOADS.get(dataset)
             raise FileNotFoundError(f"{error} It is {source}." if source else str(error)) from None

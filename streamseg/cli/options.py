@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import tyro
 
-from streamseg.checks import check_readable
+from streamseg.checks import check_choice, check_readable
 from streamseg.config import TrainConfig
 from streamseg.machine import available_cores
 from streamseg.web import is_address, unfold
@@ -36,12 +36,17 @@ DATASETS: tuple[str, ...] = get_args({field.name: field.type for field in fields
 NETWORKS: tuple[str, ...] = get_args({field.name: field.type for field in fields(TrainConfig)}["network"])
 
 
-def check_files(weights: Path | None = None, data: Path | None = None) -> None:
-    """Raise an error in a sentence if weights or data that were given are not there; a store is asked later."""
-    if weights is not None:
-        check_readable(weights)
+def check_weights(path: Path | None) -> None:
+    """Raise an error in a sentence if weights that were given are not there."""
+    if path is not None:
+        check_readable(path)
+
+
+def check_data(dataset: str, data: Path | None) -> None:
+    """Raise an error in a sentence if a data set is unknown, or its folder is not there; a store is asked later."""
+    check_choice("dataset", dataset, DATASETS)
     if data is not None and not is_address(unfold(data)) and not data.exists():
-        raise FileNotFoundError(f"No data in {data}, which is not there: check the path, or see docs/own-data.md.")
+        raise FileNotFoundError(f"No {dataset} data in {data}, which is not there: check the path.")
 
 
 def check_folder(folder: Path | None, content: str) -> None:

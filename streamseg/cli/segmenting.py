@@ -14,7 +14,7 @@ from streamseg.cli.options import (
     Json,
     Quiet,
     check_exported,
-    check_files,
+    check_weights,
     optional,
     parse_size,
     pick_device,
@@ -123,7 +123,7 @@ def segment(
     for option, number in (("deadline", deadline), ("cut", cut)):
         if number is not None:
             check_positive(option, number)
-    check_files(weights)
+    check_weights(weights)
     if tile:
         with loading(quiet):  # before the names are looked at, for which a picture may be read
             from streamseg.images import allow_large_pictures

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from streamseg.checks import check_choice, check_positive, check_suffix
-from streamseg.cli.options import DATASETS, DataFolder, Device, Json, Quiet, check_files, optional, pick_device
+from streamseg.checks import check_positive, check_suffix
+from streamseg.cli.options import DataFolder, Device, Json, Quiet, check_data, check_weights, optional, pick_device
 from streamseg.cli.say import (
     STANDARD_OUTPUT,
     check_figures,
@@ -48,8 +48,7 @@ def check(
         streamseg check folder --data mine --sheet sheet.png
         streamseg check camvid --data CamVid --quiet --json report.json
     """
-    check_choice("dataset", dataset, DATASETS)
-    check_files(data=data)
+    check_data(dataset, data)
     if sheet:
         check_suffix(sheet)
         check_place(sheet)
@@ -94,9 +93,8 @@ def pack(
         streamseg pack folder shards --data mine
         streamseg pack cityscapes shards --data CITYSCAPES --splits train val
     """
-    check_choice("dataset", dataset, DATASETS)
+    check_data(dataset, data)
     check_positive("megabytes", megabytes)
-    check_files(data=data)
     check_figures(json)
     words = open_words(quiet, json)
     with loading(quiet):
@@ -150,9 +148,9 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
         streamseg train folder-18 --help
     """
     run.config.check()
-    check_files(run.encoder_weights, run.data)
-    if run.initial not in ("imagenet", "nothing"):
-        check_files(Path(run.initial))
+    check_data(run.config.dataset, run.data)
+    check_weights(run.encoder_weights)
+    check_weights(None if run.initial in ("imagenet", "nothing") else Path(run.initial))
     check_figures(run.json)
     with loading(run.quiet):
         import torch
