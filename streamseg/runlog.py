@@ -23,6 +23,9 @@ from streamseg.files import UNFINISHED, written_whole
 EVERY = 50
 """Iterations between entries: reading a loss back more often would hold a GPU up."""
 
+SILENCE = 10.0
+"""Seconds after which a line is shown before the next entry: on a CPU, EVERY iterations can take many minutes."""
+
 
 class Log:
     """What a run tells: log.jsonl, a live line on the terminal, TensorBoard if asked, curves at the end."""
@@ -41,6 +44,8 @@ class Log:
             temporary.write_text("".join(json.dumps(entry) + "\n" for entry in self.entries), encoding="utf-8")
         self.board = open_tensorboard(out, first) if tensorboard else None
         self.first = first
+        self.shown = time.monotonic()
+        """When a line was last shown."""
         self.clock = (time.monotonic(), first)
         """When the iterations since were begun, and the first of them: measuring is no training."""
 
@@ -111,11 +116,23 @@ class Log:
         memory = peak_memory(device) / 1e9
         self.write({"step": done, "loss": loss, "rate": rate, "images_per_second": speed, "memory_gb": memory})
         left = int((config.iterations - done) * config.batch / speed)
-        line = f"{done}/{config.iterations}  loss {loss:.3f}  rate {rate:.1e}  {speed:.0f} images/s  "
-        line += f"{left // 60}:{left % 60:02d} left  {memory:.1f} GB"
+        line = f"{done}/{config.iterations}  loss {loss:.3f}  rate {rate:.1e}  {speed:.1f} images/s  "
+        line += f"{left // 60}:{left % 60:02d} left"
+        self.show(f"{line}  {memory:.1f} GB" if memory else line, last=done == config.iterations)
+
+    def is_due(self, done: int) -> bool:
+        """Whether whoever waits should see a line now: after the first iteration, and after every SILENCE."""
+        return done == self.first + 1 or time.monotonic() - self.shown >= SILENCE
+
+    def live(self, config: TrainConfig, done: int, loss: float, rate: float) -> None:
+        """Show where the run stands between two entries."""
+        self.show(f"{done}/{config.iterations}  loss {loss:.3f}  rate {rate:.1e}")
+
+    def show(self, line: str, *, last: bool = False) -> None:
+        """Show a line, which on a terminal the next one replaces."""
+        self.shown = time.monotonic()
         if self.words.isatty():
-            end = "\n" if done == config.iterations else ""
-            print(f"\r\x1b[K{line}", end=end, file=self.words, flush=True)
+            print(f"\r\x1b[K{line}", end="\n" if last else "", file=self.words, flush=True)
         else:
             print(line, file=self.words, flush=True)
 

@@ -177,6 +177,9 @@ def train(
                 trainee.losses.zero_()
                 if log:
                     log.step(config, done, mean_loss, optimiser.param_groups[-1]["lr"], device)
+            elif log and log.is_due(done):
+                steps = (done - 1) % runlog.EVERY + 1
+                log.live(config, done, trainee.losses.item() / steps, optimiser.param_groups[-1]["lr"])
             if log and saving:
                 restart.save_state(out, done, settings, parts)
                 last_save = time.monotonic()

@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import pickle
 import signal
@@ -205,6 +206,18 @@ def test_a_network_trains_on_clips_from_image_weights(drive, tmp_path):
     assert not streamseg.describe(first).variant.averages
     model, _ = streamseg.load(second)
     assert model.averages
+
+
+def test_the_first_iteration_is_told_of_though_the_first_entry_is_far(toy, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(runlog, "EVERY", 50)
+    monkeypatch.setattr(runlog, "SILENCE", math.inf)
+    run(toy, tmp_path, replace(TINY, network="enet", iterations=2, validate=""))
+    lines = [line.partition("  rate")[0] for line in capsys.readouterr().err.splitlines() if "  loss " in line]
+    assert [line.split()[0] for line in lines] == ["1/2", "2/2"]
+    first, mean = (float(line.split()[-1]) for line in lines)
+    assert entries(tmp_path, "loss") == [{"step": 2, "loss": pytest.approx(mean, abs=1e-3)}]
+    assert first > 0
+    assert first != mean
 
 
 def test_a_rival_trains_as_a_fanet_does_and_is_told_where_it_starts(toy, tmp_path, capsys):

@@ -10,6 +10,7 @@ import tyro
 from streamseg.checks import check_choice, check_readable
 from streamseg.config import TrainConfig
 from streamseg.machine import available_cores
+from streamseg.paper import DOWNLOADS
 from streamseg.web import is_address, unfold
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def check_data(dataset: str, data: Path | None) -> None:
     """Raise an error in a sentence if a data set is unknown, or its folder is not there; a store is asked later."""
     check_choice("dataset", dataset, DATASETS)
     if data is not None and not is_address(unfold(data)) and not data.exists():
-        raise FileNotFoundError(f"No {dataset} data in {data}, which is not there: check the path.")
+        source = f" It is {DOWNLOADS[dataset]}." if dataset in DOWNLOADS else ""
+        raise FileNotFoundError(f"No {dataset} data in {data}, which is not there: check the path.{source}")
 
 
 def check_folder(folder: Path | None, content: str) -> None:
