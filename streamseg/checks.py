@@ -13,6 +13,19 @@ VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm")
 EXPORTED = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aotinductor": ".pt2"}
 """What export can write, and the suffix of each; of one suffix the first is meant unless told otherwise."""
 
+EXPECTED = {
+    "cityscapes": "leftImg8bit/SPLIT/CITY/ and gtFine/SPLIT/CITY/",
+    "camvid": "SPLIT/ and SPLITannot/, or 701_StillsRaw_full/ and LabeledApproved_full/",
+    "coco-stuff": (
+        "images/SPLIT2017/ and annotations/SPLIT2017/ (or stuffthingmaps/), or imageLists/, images/ and annotations/"
+    ),
+    "ade20k": "images/training/, annotations/training/, images/validation/ and annotations/validation/",
+    "folder": (
+        'classes.txt (one class a line, "name" or "name #rrggbb") and files of the same names in images/ and labels/'
+    ),
+}
+"""The data sets, and what is expected in the folder of each."""
+
 
 class CutShort(OSError):  # noqa: N818 - an end, not a fault of the program
     """A source that ended before its time: all that came before is good."""
@@ -52,6 +65,11 @@ def check_readable(path: Path) -> None:
         path.open("rb").close()
     except PermissionError:
         raise PermissionError(f"{path} may not be read: change its permissions.") from None
+
+
+def no_data(dataset: str, data: str | Path) -> FileNotFoundError:
+    """The error that a folder holds nothing of a data set."""
+    return FileNotFoundError(f"No {dataset} data in {data}: expected there {EXPECTED[dataset]}.")
 
 
 def check_suffix(path: Path) -> None:

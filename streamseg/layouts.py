@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from streamseg.checks import PICTURE_SUFFIXES as SUFFIXES
+from streamseg.checks import EXPECTED, PICTURE_SUFFIXES as SUFFIXES
 from streamseg.classes import ADE20K, CAMVID, CITYSCAPES, COCO_STUFF, COCO_STUFF_182, IGNORE, Classes, Colour
 from streamseg.labels import read_camvid_colours, read_mat, read_translated
 
@@ -199,17 +199,11 @@ def distance(colour: Colour, other: Colour) -> int:
 
 
 LAYOUTS: dict[str, tuple[Callable[[Path], dict[str, Split]], str]] = {
-    "cityscapes": (list_cityscapes, "leftImg8bit/SPLIT/CITY/ and gtFine/SPLIT/CITY/"),
-    "camvid": (list_camvid, "SPLIT/ and SPLITannot/, or 701_StillsRaw_full/ and LabeledApproved_full/"),
-    "coco-stuff": (
-        list_coco_stuff,
-        "images/SPLIT2017/ and annotations/SPLIT2017/ (or stuffthingmaps/), or imageLists/, images/ and annotations/",
-    ),
-    "ade20k": (list_ade20k, "images/training/, annotations/training/, images/validation/ and annotations/validation/"),
-    "folder": (
-        list_folder,
-        'classes.txt (one class a line, "name" or "name #rrggbb") and files of the same names in images/ and labels/',
-    ),
+    "cityscapes": (list_cityscapes, EXPECTED["cityscapes"]),
+    "camvid": (list_camvid, EXPECTED["camvid"]),
+    "coco-stuff": (list_coco_stuff, EXPECTED["coco-stuff"]),
+    "ade20k": (list_ade20k, EXPECTED["ade20k"]),
+    "folder": (list_folder, EXPECTED["folder"]),
 }
 """How the splits of each data set are listed, and where they are expected."""
 

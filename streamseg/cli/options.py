@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import tyro
 
-from streamseg.checks import check_choice, check_readable
+from streamseg.checks import check_choice, check_readable, no_data
 from streamseg.config import TrainConfig
 from streamseg.machine import available_cores
 from streamseg.paper import DOWNLOADS
@@ -48,7 +48,7 @@ def check_data(dataset: str, data: Path | None) -> None:
     check_choice("dataset", dataset, DATASETS)
     if data is not None and not is_address(unfold(data)) and not data.exists():
         source = f" It is {DOWNLOADS[dataset]}." if dataset in DOWNLOADS else ""
-        raise FileNotFoundError(f"No {dataset} data in {data}, which is not there: check the path.{source}")
+        raise FileNotFoundError(f"{no_data(dataset, data)}{source}")
 
 
 def check_folder(folder: Path | None, content: str) -> None:
