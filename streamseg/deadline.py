@@ -60,8 +60,9 @@ class Deadline:
     """Chooses the network input's size from the latency of the frames so far; any thread may call it.
 
     It shrinks when several frames are late, to the largest size that should be in time, or else to the smallest that
-    saves time; below half only when most frames have been late for a while. A size that turns out to save nothing is left again. It grows
-    when there has been room for a larger size for a while. Without a deadline frames keep their size.
+    saves time; below half only when most frames have been late for a while. A size that turns out to save nothing is
+    left again. It grows when there has been room for a larger size for a while. Without a deadline frames keep their
+    size.
     """
 
     def __init__(self, seconds: float | None):
@@ -72,7 +73,8 @@ class Deadline:
         """Frames whose labels came after the deadline."""
         self.out_of_reach = 0
         """Those of them that no smaller size would have helped."""
-        self.costs = [scale**2 for scale in SCALES]
+        self.pixels = [scale**2 for scale in SCALES]
+        self.costs = list(self.pixels)
         """The network's time at each step, in any unit: until it is measured, the share of the pixels."""
         self.first_costs = tuple(self.costs)
         """The same before anything was learned from changes."""
@@ -95,10 +97,11 @@ class Deadline:
         """What the sides of the next frame are multiplied by."""
         return SCALES[self.step]
 
-    def prepare(self, see: Callable[[float], None], clock: Callable[[], float]) -> None:
+    def prepare(self, size: tuple[int, int], see: Callable[[float], None], clock: Callable[[], float]) -> None:
         """Prepare the sizes that may be needed, measure them, and choose the one to begin with.
 
         Args:
+            size: The full one.
             see: Lets the network see frames at a scale, and waits until it has.
         """
         if self.seconds is None:
@@ -115,7 +118,8 @@ class Deadline:
             if len(costs) > 1 and costs[-1] <= SPARE * self.seconds:
                 break
         with self.lock:
-            self.costs = fit(costs)
+            self.pixels = [float(math.prod(smaller(size, scale))) for scale in SCALES]
+            self.costs = fit(costs, self.pixels)
             self.first_costs = tuple(self.costs) if len(costs) > 2 else self.first_costs
             step = self.smaller_step(0, self.costs[0], 1.0)
             if SCALES[step] == POOR:
@@ -208,8 +212,8 @@ class Deadline:
         self.change(step, Trial(self.step, high, level(networks), FEW if few else WINDOW // 2))
 
     def learn(self, trial: Trial, networks: list[float]) -> None:
-        """Correct what this step costs, and those near and beyond it, by what was measured before and after a change."""
-        ratio = within_pixels(level(networks) / max(trial.network, 1e-9), self.step, trial.step)
+        """Correct what this step and those beyond it cost by what was measured before and after the change to it."""
+        ratio = self.within_pixels(level(networks) / max(trial.network, 1e-9), self.step, trial.step)
         known = self.costs[self.step] / max(self.costs[trial.step], 1e-9)
         factor = ratio / known
         for step in range(len(SCALES)):
@@ -242,8 +246,13 @@ class Deadline:
 
     def expect(self, other: int, step: int, latency: float, part: float) -> float:
         """The latency at another step, if the network has a part in the latency at this one."""
-        ratio = within_pixels(self.costs[other] / max(self.costs[step], 1e-9), other, step)
+        ratio = self.within_pixels(self.costs[other] / max(self.costs[step], 1e-9), other, step)
         return latency * (1 - part + part * ratio)
+
+    def within_pixels(self, ratio: float, step: int, other: int) -> float:
+        """A ratio of two steps' times, kept to what their pixels allow; what exceeds that is the machine's load."""
+        pixels = self.pixels[step] / self.pixels[other]
+        return min(max(ratio, min(1.0, pixels / 1.3)), max(1.0, 1.3 * pixels))
 
     def change(self, step: int, trial: Trial | None = None) -> None:
         """Go to a step, to be compared with what was measured before."""
@@ -256,26 +265,19 @@ class Deadline:
         return math.inf if self.seconds is None else self.seconds
 
 
-def fit(times: Sequence[float]) -> list[float]:
+def fit(times: Sequence[float], pixels: Sequence[float]) -> list[float]:
     """Times of all steps by those of the first: a fixed part and one that goes with the pixels, least relative error.
 
     Each was measured in a few passes, and on a busy machine a smaller size may seem slower.
     """
-    pixels = [scale**2 for scale in SCALES]
     weights = [1 / max(time, 1e-9) ** 2 for time in times]
     total = sum(weights)
     mean_pixels = sum(w * p for w, p in zip(weights, pixels, strict=False)) / total
     mean_time = sum(w * t for w, t in zip(weights, times, strict=True)) / total
     spread = sum(w * (p - mean_pixels) ** 2 for w, p in zip(weights, pixels, strict=False))
     both = sum(w * (p - mean_pixels) * (t - mean_time) for w, p, t in zip(weights, pixels, times, strict=False))
-    slope = min(max(both / spread, 0.0), mean_time / mean_pixels)
+    slope = min(max(both / max(spread, 1e-30), 0.0), mean_time / mean_pixels)
     return [mean_time + slope * (p - mean_pixels) for p in pixels]
-
-
-def within_pixels(ratio: float, step: int, other: int) -> float:
-    """A ratio of two steps' times, kept to what their pixels allow: what exceeds that is the load of the machine."""
-    pixels = 1.3 * (SCALES[step] / SCALES[other]) ** 2 if step < other else (SCALES[step] / SCALES[other]) ** 2 / 1.3
-    return min(max(ratio, min(1.0, pixels)), max(1.0, pixels))
 
 
 def level(times: Sequence[float]) -> float:

@@ -372,7 +372,7 @@ class Pipeline:
         if not self.prepared:
             self.prepared = True
             self.passes.clear()
-            self.deadline.prepare(see, time.perf_counter)
+            self.deadline.prepare(self.choose_size(jobs[0], 1.0), see, time.perf_counter)
             return True
         size = self.choose_size(jobs[0], self.deadline.scale)
         met = any(size == known for _, known in self.passes)

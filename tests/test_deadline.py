@@ -61,7 +61,7 @@ class Machine:
 def start(seconds, machine):
     """A deadline that has prepared its sizes, as the pipeline does before the first frame."""
     deadline = Deadline(seconds)
-    deadline.prepare(machine.see, lambda: machine.now)
+    deadline.prepare(HUGE, machine.see, lambda: machine.now)
     return deadline
 
 
@@ -85,6 +85,8 @@ def changes(seen):
 
 
 CPU = {"fixed": 0.02, "pixels": 0.1, "repack": 0.04, "prepare": 0.1}
+HUGE = (100_000, 100_000)
+"""A size at which the rounding of sides does not matter."""
 GPU = {"fixed": 0.0005, "pixels": 0.0006, "prepare": 2.0}
 
 
@@ -147,7 +149,7 @@ def test_preparing_is_measured_apart_from_what_a_size_costs():
     machine = Machine(**CPU | {"prepare": 5.0})
     deadline = start(0.1, machine)
     assert deadline.scale == 0.71
-    assert deadline.costs[:3] == pytest.approx([machine.cost(scale) for scale in SCALES[:3]], rel=1e-6)
+    assert deadline.costs[:3] == pytest.approx([machine.cost(scale) for scale in SCALES[:3]], rel=1e-3)
     assert deadline.late == 0
 
 
@@ -252,6 +254,19 @@ def test_hiccups_that_no_size_avoids_change_little(hiccups, kept, seed):
     assert sum(scale < POOR for scale, _ in seen) < 0.05 * len(seen)
 
 
+def test_a_step_that_is_rounded_to_the_size_before_it_is_passed_over():
+    size = (96, 96)  # at 0.84 and 0.71 the same
+    assert smaller(size, SCALES[1]) == smaller(size, SCALES[0])
+    machine, deadline, seen = Machine(0.0, 1.0), Deadline(0.5), set()
+
+    def see(scale):
+        machine.now += math.prod(smaller(size, scale)) / math.prod(size)
+        seen.add(smaller(size, scale))
+
+    deadline.prepare(size, see, lambda: machine.now)
+    assert deadline.scale == next(scale for scale in SCALES if smaller(size, scale) == (64, 64))
+
+
 @given(
     st.floats(0.01, 1.0),
     st.lists(st.floats(0.001, 10.0), min_size=1, max_size=200),
@@ -293,7 +308,7 @@ def test_frames_of_an_older_size_and_those_that_prepare_one_are_late_and_decide_
 
 def test_without_a_deadline_frames_keep_their_size_and_none_is_late():
     deadline, machine = Deadline(None), Machine(**CPU)
-    deadline.prepare(machine.see, lambda: machine.now)
+    deadline.prepare(HUGE, machine.see, lambda: machine.now)
     assert list(machine.kept) == [1.0]
     assert {scale for scale, _ in drive(deadline, machine, 30, load=lambda i: 1000.0)} == {1.0}
     assert deadline.late == 0
