@@ -585,7 +585,7 @@ def test_int8_learns_its_ranges_from_frames_of_the_stream_and_not_from_preparing
     assert priced.seen[:9] == [FULL] * 9
     assert [tuple(record["size"]) for record in done.records][:9] == [FULL] * 9
     assert done.outcome.late == 9
-    assert done.outcome.size == (128, 192)
+    assert done.outcome.size == (96, 160)
 
 
 def test_drawing_and_writing_are_no_reason_to_see_frames_smaller(model, priced):
