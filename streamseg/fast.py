@@ -8,7 +8,6 @@ Shapes: B batch, H x W the frame, D key channels, C channels of Res-1 … Res-4 
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,7 @@ from streamseg.checkpoint import Network
 from streamseg.checks import check_choice
 from streamseg.folded import Folded, FoldedToBytes
 from streamseg.model import FANet
+from streamseg.sizes import Sizes
 from streamseg.stream import Engine, Look, Plain, Views, keep_steady, label_scores, to_bytes, to_engine
 from streamseg.tiles import check_frame, check_model
 
@@ -75,7 +75,10 @@ class Fast:
         self.model, self.classes = model, model.classes
         self.widths = tuple(attend.context_shape[1] for attend in model.attends)
         self.context_shape = (model.key_channels, sum(self.widths))
-        self.ready: OrderedDict[Size, Ready] = OrderedDict()
+        self.ready: dict[Size, Ready] = {}
+        self.sizes: Sizes[Size] = Sizes(SIZES)
+        self.patient = False
+        """Whether graphs are made by prepare_next alone, and not while frames wait for their labels."""
         in_bytes = precision == torch.uint8
         self.folded = Folded(model, torch.float32 if in_bytes else precision)
         self.learning, self.seen = in_bytes and not calibration, list[Tensor]()
@@ -105,7 +108,7 @@ class Fast:
         # what follows is waited for, so the host does as little as it can
         if ready is None or ready.graph is None or frame.dtype != torch.uint8 or frame.device != ready.given.device:
             return self.see_first(frame, past, weight)
-        self.ready.move_to_end(key)
+        self.sizes.note(key)
         ready.given.copy_(frame, non_blocking=True)
         self.remind(ready, past, ready.alone if past is None else (weight,) * len(ready.frame))
         ready.graph.replay()
@@ -173,17 +176,18 @@ class Fast:
 
         Args:
             shape: That in which they were given.
-            at_once: Whether a graph is made for a size that comes for the first time; else, for the second.
+            at_once: Whether a graph is made for a size that comes for the first time; else, for the second. Neither
+                for a size that is rare among more sizes than are kept.
         """
         key = (shape, views.confident)
+        self.sizes.note(key)
         again = key in self.ready
         ready = self.ready[key] if again else self.prepare(key)
-        self.ready.move_to_end(key)
+        kept = again or self.keep(key, ready)
         ready.frame.copy_(views.images, non_blocking=True)
         self.remind(ready, views.past, tuple(views.weights))
-        if ready.graph is None and (at_once or again):
-            SAY.info("Preparing for frames of %d x %d, which takes half a minute the first time.", *shape[-2:])
-            ready.graph = record(partial(self.run, ready), self.device)
+        if ready.graph is None and kept and (at_once or again) and not self.patient:
+            self.capture(ready)
         if ready.graph is None:
             self.run(ready)
         else:
@@ -202,14 +206,14 @@ class Fast:
             ready.scale.copy_(self.scale_of(weights))
 
     def prepare(self, key: Size) -> Ready:
-        """Places for a size of frames; those of the size that has not been seen for longest go."""
+        """Places for a size of frames."""
         shape, confident = key
         batch, height, width = (shape[0] if len(shape) == 4 else 1), *shape[-2:]
         device, half = self.device, self.folded.stem.weight.dtype
         rows, columns = (height + 1) // 2 + 3, (width + 1) // 2 + 3
         given = torch.empty(shape, dtype=torch.uint8, device=device)
         labels = torch.empty(batch, height, width, dtype=torch.uint8, device=device)
-        ready = Ready(
+        return Ready(
             given=given,
             frame=given.view(batch, 3, height, width),
             past=torch.zeros(batch, *self.context_shape, device=device),
@@ -222,10 +226,27 @@ class Fast:
             alone=(0.0,) * batch,
             weights=(0.0,) * batch,
         )
+
+    def keep(self, key: Size, ready: Ready) -> bool:
+        """Keep the places of a size, for those of a rarer one if need be; False for a size that is rare itself."""
+        if not self.sizes.admits(key, self.ready):
+            return False
+        if len(self.ready) >= SIZES:
+            del self.ready[self.sizes.rarest(self.ready)]
         self.ready[key] = ready
-        while len(self.ready) > SIZES:
-            self.ready.popitem(last=False)
-        return ready
+        return True
+
+    def capture(self, ready: Ready) -> None:
+        """Make the graph of a size."""
+        SAY.info("Preparing for frames of %d x %d, which takes half a minute the first time.", *ready.given.shape[-2:])
+        ready.graph = record(partial(self.run, ready), self.device)
+
+    def prepare_next(self) -> bool:
+        """Make the graph of the size that comes most often of those without one; False if no other is left."""
+        wanted = [key for key, ready in self.ready.items() if ready.graph is None and self.sizes.counts[key] > 1]
+        if wanted:
+            self.capture(self.ready[max(wanted, key=self.sizes.counts.__getitem__)])
+        return len(wanted) > 1
 
     def run(self, ready: Ready) -> None:
         """From a size's frame to its labels."""

@@ -1,9 +1,10 @@
+import threading
 from contextlib import contextmanager
 
 import pytest
 import torch
 from exports import moving
-from serving import Held, plain
+from serving import Held, plain, serving
 
 from streamseg.batches import Batcher
 from streamseg.stream import label_frame, label_frames
@@ -86,3 +87,92 @@ def test_a_closed_queue_has_finished_what_it_had_and_takes_no_more(engine):
             batcher.submit(moving(1)[0])
     assert all(answer.done() for answer in answers)
     assert not batcher.thread.is_alive()
+
+
+class Preparing(Held):
+    """An engine that would prepare sizes, of which so many are wanted; each time it waits until it is let go on."""
+
+    def __init__(self, wanted, fails=False):
+        super().__init__(plain())
+        self.patient, self.wanted, self.fails = False, wanted, fails
+        self.told = threading.Semaphore(0)
+        self.may_go_on = threading.Event()
+
+    def prepare_next(self):
+        self.told.release()
+        assert self.may_go_on.wait(20)
+        self.wanted -= 1
+        if self.fails:
+            raise MemoryError("no room")
+        return self.wanted > 0
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr("streamseg.batches.QUIET", 0.01)
+
+
+def test_sizes_are_prepared_when_nobody_waits_until_none_is_wanted(at_once):
+    engine = Preparing(2)
+    engine.may_go_on.set()
+    batcher = Batcher(engine)
+    assert engine.patient
+    batcher.submit(moving(1)[0]).result(10)
+    assert engine.told.acquire(timeout=10)
+    assert engine.told.acquire(timeout=10)
+    labels, _ = batcher.submit(moving(1)[0]).result(10)
+    assert labels.shape == (72, 96)
+    batcher.close()
+
+
+def test_no_size_is_prepared_while_a_request_is_on_its_way(at_once):
+    engine, asked, answers = Preparing(1), threading.Event(), [True, True, False]
+
+    def busy():
+        answer = answers.pop(0)
+        if not answer:
+            asked.set()
+        else:
+            assert not engine.told.acquire(blocking=False)
+        return answer
+
+    engine.may_go_on.set()
+    batcher = Batcher(engine, busy=busy)
+    batcher.submit(moving(1)[0]).result(10)
+    assert asked.wait(10)
+    assert engine.told.acquire(timeout=10)
+    assert answers == []
+    batcher.close()
+
+
+def test_frames_that_come_meanwhile_are_taken_and_a_size_that_cannot_be_prepared_stops_nobody(at_once):
+    engine = Preparing(5, fails=True)
+    batcher = Batcher(engine)
+    batcher.submit(moving(1)[0]).result(10)
+    assert engine.told.acquire(timeout=10)
+    answer = batcher.submit(moving(1)[0])  # who submits is not held up by what is prepared
+    assert not answer.done()
+    engine.may_go_on.set()
+    labels, _ = answer.result(10)
+    assert labels.shape == (72, 96)
+    batcher.close()
+    assert not batcher.thread.is_alive()
+
+
+def test_while_frames_wait_nothing_is_prepared(at_once):
+    engine = Preparing(1)
+    engine.may_go_on.set()
+    with queue_up(engine, [*moving(2), *moving(2, 80, 64)]) as (batcher, _):
+        assert not engine.told.acquire(blocking=False)
+        batches = engine.batches
+    assert batches == [1, 2, 2]
+    assert not batcher.thread.is_alive()
+
+
+def test_a_server_is_busy_from_the_arrival_of_a_request_to_its_answer():
+    with serving() as running:
+        batcher, desk = running.desk.batcher, running.desk
+        assert not batcher.busy()
+        with desk.place("picture"):
+            assert batcher.busy()
+        assert not batcher.busy()
