@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg import kernels
+from streamseg.rounding import InputStatistics, round_weights
 
 LARGE = 5e9
 """From so many products on, a convolution is cuDNN's."""
@@ -206,11 +207,12 @@ SQUARES = 512
 
 
 class Measured(Convolution):
-    """A convolution that notes the largest numbers that it takes and gives."""
+    """A convolution that notes the largest numbers that it takes and gives, and the statistics of its inputs."""
 
     def __init__(self, original: Convolution):
         super().__init__(original.weight, original.bias, original.stride[0], original.padding[0])
         self.taken = self.given = 0.0
+        self.inputs = InputStatistics(original.weight, original.stride[0], original.padding[0])
 
     def plain(self, x: Map) -> Tensor:
         return to_float(self.note(x, super().plain(x)))
@@ -224,21 +226,24 @@ class Measured(Convolution):
     def note(self, taken: Map, given: Map) -> Map:
         self.taken = max(self.taken, to_float(taken).max().item())
         self.given = max(self.given, to_float(given).max().item())
+        self.inputs.add(to_float(taken))
         return given
 
 
 class ByteConvolution(Convolution):
-    """A convolution of bytes: int8 weights with a scale for each output, sums in int32 (oneDNN)."""
+    """A convolution of bytes: 7-bit weights with a scale for each output, sums in int32 (oneDNN)."""
 
     def __init__(self, original: Convolution, taken: float, given: float | None):
         """
         Args:
+            original: One that is Measured has its weights rounded as its inputs need it.
             taken: The largest number that it takes, where those are no bytes yet.
             given: The largest number that it gives; None for results that are no bytes.
         """
         super().__init__(original.weight, original.bias, original.stride[0], original.padding[0])
-        self.scales = (original.weight.abs().amax(dim=(1, 2, 3)) / 127).clamp(min=1e-12)
-        self.weight = (original.weight / self.scales.view(-1, 1, 1, 1)).round().to(torch.int8)
+        inputs = original.inputs if isinstance(original, Measured) else None
+        self.weight, self.scales, correction = round_weights(original.weight, inputs)
+        self.bias = original.bias + correction
         self.zeros = torch.zeros(len(self.weight), dtype=torch.int64)
         self.taken = max(taken, 1e-6) / 255
         self.given = None if given is None else max(given, 1e-6) / 255

@@ -157,16 +157,7 @@ class Folded:
             self.padded = torch.zeros(shape)
         x = self.padded.permute(0, 3, 1, 2)
         torch.sub(frame, self.mean.view(1, 3, 1, 1), out=x[:, :, 3:-3, 3:-3])
-        tall = (height + 1) // 2
-        parts = []
-        for top in range(0, tall, STRIP):
-            begin, end = max(0, top - 1), min(top + STRIP, tall)
-            found = to_float(self.stem.relu(x[:, :, 2 * begin : 2 * end + 5]))
-            if top and (end - begin) % 2 == 0:  # the last strip misses a row below
-                found = F.pad(found, (0, 0, 0, 1))
-            # the row above is there, but for the first strip
-            parts.append(F.max_pool2d(found, 3, stride=2, padding=(0 if top else 1, 1)))
-        return torch.cat(parts, dim=2)
+        return pool_in_strips((height + 1) // 2, lambda begin, end: self.stem.relu(x[:, :, 2 * begin : 2 * end + 5]))
 
     def encode(self, x: Map) -> Iterator[Tensor]:
         """The encoder's maps of Res-1 … Res-4, one after the other."""
@@ -214,7 +205,11 @@ class Folded:
 
 
 class FoldedToBytes(Folded):
-    """The same with most convolutions in bytes."""
+    """The same with most convolutions in bytes.
+
+    The maps between blocks stay floats, and are made bytes where a convolution takes them. The first block, which sees
+    most of what rounding would do to flat surfaces such as the sky, and the classifier stay in fp32: they are small.
+    """
 
     def __init__(self, original: Folded, frames: Sequence[Tensor]):
         """
@@ -225,29 +220,25 @@ class FoldedToBytes(Folded):
         vars(self).update(vars(original))
         measured = measure(original, frames)
 
-        def convert(part: Convolution, given: bool) -> Convolution:
+        def convert(part: Convolution, given: float | None = None) -> ByteConvolution:
             assert isinstance(part, Measured)
-            return ByteConvolution(part, part.taken, part.given if given else None)
+            return ByteConvolution(part, part.taken, given)
 
-        self.stages = [
-            [
-                Residual(
-                    convert(block.first, True),
-                    convert(block.second, True),
-                    None if block.shortcut is None else convert(block.shortcut, False),
-                )
-                for block in blocks
-            ]
-            for blocks in measured.stages
-        ]
-        self.smooth3, self.smooth1 = convert(measured.smooth3, False), convert(measured.smooth1, False)
-        self.mix, self.classify = convert(measured.mix, True), convert(measured.classify, False)
-        assert isinstance(measured.stem, Measured)
-        bare = Convolution(original.square_stem.weight[:, :12], original.square_stem.bias)
-        stem = ByteConvolution(bare, 255.0, measured.stem.given)
-        # pixels come as they are, and the bias takes the mean off; by the weights in bytes, whose rounding then cancels
-        weight = stem.weight.float() * stem.scales.view(-1, 1, 1, 1)
-        stem.bias = stem.bias - (weight.sum(dim=(2, 3)) * self.mean.repeat(4)).sum(dim=1)
+        def convert_block(block: Residual) -> Residual:
+            first, second, shortcut = block
+            assert isinstance(second, Measured)
+            return Residual(
+                convert(first, second.taken), convert(second), None if shortcut is None else convert(shortcut)
+            )
+
+        self.stages = [[convert_block(block) for block in blocks] for blocks in measured.stages]
+        self.stages[0][0] = original.stages[0][0]
+        self.smooth3, self.smooth1, self.mix = map(convert, (measured.smooth3, measured.smooth1, measured.mix))
+        stem = convert(measured.stem)
+        # pixels come as they are, and the bias takes the mean off
+        weight = stem.weight * stem.scales.view(-1, 1, 1, 1)
+        stem.bias = stem.bias - weight.sum(dim=(2, 3)) @ self.mean
+        stem.weight, stem.stride = over_squares(stem.weight)[:, :12], [1, 1]
         self.square_stem = stem
 
     def look(self, frame: Tensor, unfolded: Tensor | None) -> Map:
@@ -256,15 +247,15 @@ class FoldedToBytes(Folded):
         border = self.mean.round().to(torch.uint8).repeat(4).view(1, 12, 1, 1)
         x = border.repeat(batch, 1, rows + 3, columns + 3).contiguous(memory_format=torch.channels_last)
         x[:, :, 2 : 2 + rows, 2 : 2 + columns] = squares
-        found = self.square_stem.relu(Bytes(x, 1.0))
-        assert isinstance(found, Bytes)
-        return Bytes(pool_bytes(found.values), found.scale)
+        return pool_in_strips(
+            rows, lambda begin, end: self.square_stem.relu(Bytes(x[:, :, begin : end + 3], 1.0))
+        )
 
 
 def measure(folded: Folded, frames: Sequence[Tensor]) -> Folded:
     """A twin whose convolutions have noted the largest numbers that they take and give for frames (B, 3, H, W)."""
     twin = copy.copy(folded)
-    twin.stem, twin.mix, twin.classify = Measured(folded.stem), Measured(folded.mix), Measured(folded.classify)
+    twin.stem, twin.mix = Measured(folded.stem), Measured(folded.mix)
     twin.smooth3, twin.smooth1 = Measured(folded.smooth3), Measured(folded.smooth1)
     twin.stages = [
         [
@@ -304,10 +295,19 @@ def over_squares(weight: Tensor) -> Tensor:
     return F.pad(weight.permute(0, 3, 5, 1, 2, 4).flatten(1, 3), (0, 0, 0, 0, 0, 4))
 
 
-def pool_bytes(x: Tensor) -> Tensor:
-    """The largest of 3x3 bytes, every second pixel, which torch's own pooling does not do."""
-    height, width = x.shape[-2:]
-    x = F.pad(x.permute(0, 2, 3, 1), (0, 0, 1, width % 2, 1, height % 2))
-    x = torch.maximum(torch.maximum(x[:, :-2:2], x[:, 1:-1:2]), x[:, 2::2])
-    x = torch.maximum(torch.maximum(x[:, :, :-2:2], x[:, :, 1:-1:2]), x[:, :, 2::2])
-    return x.permute(0, 3, 1, 2)
+def pool_in_strips(tall: int, look: Callable[[int, int], Map]) -> Tensor:
+    """The largest of 3x3 pixels, every second one, of a map that is made a few rows at a time.
+
+    Args:
+        tall: How many rows the map has.
+        look: Makes the rows from one up to another.
+    """
+    parts = []
+    for top in range(0, tall, STRIP):
+        begin, end = max(0, top - 1), min(top + STRIP, tall)
+        found = to_float(look(begin, end))
+        if top and (end - begin) % 2 == 0:  # the last strip misses a row below
+            found = F.pad(found, (0, 0, 0, 1))
+        # the row above is there, but for the first strip
+        parts.append(F.max_pool2d(found, 3, stride=2, padding=(0 if top else 1, 1)))
+    return torch.cat(parts, dim=2)
