@@ -34,9 +34,10 @@ CAMVID = asdict(streamseg.CAMVID)
 
 
 def rewrite(path, metadata=None, weights=None, **changes):
-    """The same checkpoint with parts of it exchanged, as a broken program or a hostile person would."""
+    """The same checkpoint with parts of it exchanged, and no checksum, as a broken or hostile program would."""
     with safe_open(path, "pt") as file:
         entry = json.loads(file.metadata()["streamseg"])
+    entry.pop("checksum", None)
     metadata = {"streamseg": json.dumps({**entry, **changes})} if metadata is None else metadata
     save_file(load_file(path) if weights is None else weights, path, metadata)
 
