@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Self, cast
 import torch
 from torch import Tensor
 
+from streamseg.containers import is_cut
 from streamseg.files import written_whole
 from streamseg.images import Picture, to_frame
 from streamseg.web import is_address, show
@@ -204,6 +205,9 @@ class Video:
 
     def is_short(self) -> bool:
         """Whether less came than the file says that it holds."""
+        place = self.container.name
+        if place.startswith("file:") and is_cut(Path(place.removeprefix("file:"))):
+            return True
         end, missing = stated_end(self.stream), 0.0
         if end is not None:
             missing = end - self.end
