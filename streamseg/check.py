@@ -202,7 +202,7 @@ def find_binary_masks(labels_in: dict[Path, tuple[int, ...]]) -> tuple[list[str]
     """
     binary = [path for path, labels in labels_in.items() if labels == (0, IGNORE)]
     others = [labels for labels in labels_in.values() if labels != (0, IGNORE)]
-    if not binary or not any(set(labels) - {0, IGNORE} for labels in others):
+    if not 0 < 2 * len(binary) < len(labels_in) or not any(set(labels) - {0, IGNORE} for labels in others):
         return [], []  # where all are like that, only_one_class tells it
     told = (
         f"{binary[0]}{also(binary[1:])} holds 0 and {IGNORE} alone, unlike {len(others)} other label files; likely "
@@ -211,7 +211,7 @@ def find_binary_masks(labels_in: dict[Path, tuple[int, ...]]) -> tuple[list[str]
     if not any(IGNORE in labels for labels in others):
         return [told], []
     # where others ignore pixels too, a frame of the first class alone is possible, but rare
-    return [], [told] if 4 * len(binary) <= len(labels_in) else []
+    return [], [told]
 
 
 def without_classes(pixels: dict[str, Tensor], classes: Classes) -> list[str]:

@@ -101,7 +101,7 @@ class Video:
         self.rate = frame_rate(stream)
         """Frames a second, on average."""
         self.has_audio = bool(container.streams.audio)
-        self.length = stream.frames or round((container.duration or 0) / av.time_base * self.rate) or None
+        self.length = stated_frames(stream) or round((container.duration or 0) / av.time_base * self.rate) or None
         """How many frames it has, as far as it says so, and at an even rate if it tells a time alone."""
         self.reformat = reformatter()
         self.fault: av.error.FFmpegError | None = None
@@ -451,9 +451,14 @@ def frame_rate(stream: "VideoStream") -> Fraction:
     return Fraction(25)
 
 
+def stated_frames(stream: "VideoStream") -> int:
+    """How many frames a file says that it holds; 0 if it does not say, as an AVI by who could not go back to count."""
+    return stream.frames if stream.frames < 2**30 else 0
+
+
 def stated_end(stream: "VideoStream") -> float | None:
     """The time at which a file says that its video ends; None if it does not say, or FFmpeg only estimates it."""
-    if stream.frames and stream.duration:
+    if stated_frames(stream) and stream.duration:
         return float(((stream.start_time or 0) + stream.duration) * time_base(stream))
     match = re.fullmatch(r"(\d+):(\d+):(\d+\.\d+)", stream.metadata.get("DURATION", ""))  # what Matroska has
     return 3600 * int(match[1]) + 60 * int(match[2]) + float(match[3]) if match else None

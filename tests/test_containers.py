@@ -46,7 +46,7 @@ def test_a_cut_file_is_told_or_has_all_of_its_frames(tmp_path, name, codec, soun
         assert told or count == 40, (percent, count)
 
 
-@pytest.mark.parametrize("seconds", [2, 4, 30])
+@pytest.mark.parametrize("seconds", [4, 8, 30])
 @pytest.mark.parametrize(("name", "codec"), [("a.mkv", "libx264"), ("a.webm", "libvpx-vp9")])
 def test_matroska_and_webm_cut_at_97_percent_are_told_as_at_60(tmp_path, name, codec, seconds):
     path = make_clip(tmp_path / name, 10 * seconds, rate=10, codec=codec)
