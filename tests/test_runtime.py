@@ -268,6 +268,13 @@ def test_no_program_runs_unless_it_is_trusted(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"^a\.pt2 is a program, which runs when it is opened"):
         open_exported("a.pt2")
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt2"]
+    for name in ("A.PT2", "a.Pt2"):  # as some systems name files
+        Path("a.pt2").rename(name)
+        for opening in (open_exported, lambda path: open_weights(Path(path), torch.device("cpu"))):
+            with pytest.raises(ValueError, match=rf"^{name} is a program, which runs when it is opened"):
+                opening(name)
+        Path(name).rename("a.pt2")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt2"]
 
 
 def test_a_package_for_another_device_is_told_apart_and_refused(exported, tmp_path):
