@@ -28,7 +28,11 @@ def write_checksum(path: Path, *others: Path) -> None:
 
 def check_checksum(path: Path, *others: Path) -> None:
     """Raise a ValueError unless a file that holds a checksum is as it was written; older files hold none."""
-    data = path.read_bytes()
+    check_bytes(path, path.read_bytes(), others)
+
+
+def check_bytes(path: Path | str, data: bytes, others: tuple[Path, ...] = ()) -> None:
+    """Raise a ValueError unless the bytes of a file that holds a checksum are as they were written."""
     start = data.rfind(PREFIX.encode())
     if start >= 0 and data[start : start + len(BLANK)] != digest(data, start, others):
         raise damaged(path)
@@ -45,7 +49,7 @@ def digest(data: bytes, start: int, others: tuple[Path, ...]) -> bytes:
     return f"{PREFIX}{found.hexdigest()}".encode()
 
 
-def take_checksum(path: Path, entry: dict[str, Any]) -> bool:
+def take_checksum(path: Path | str, entry: dict[str, Any]) -> bool:
     """Remove the checksum from what a file says of itself; whether there was one. A damaged one is an error.
 
     check_checksum finds only a checksum that is whole: one that is not must not pass for an older file.
@@ -84,5 +88,5 @@ def check_zip(path: Path) -> None:
         raise damaged(path) from None
 
 
-def damaged(path: Path) -> ValueError:
+def damaged(path: Path | str) -> ValueError:
     return ValueError(f"{path} is damaged (its checksum does not match): copy or download it again.")

@@ -125,7 +125,10 @@ def upload(folder: Path, store: AbstractFileSystem, path: str, last: str) -> Non
 def read_text(address: str) -> str | None:
     """The text at an address; None if there is none."""
     store, path = reach(address)
-    return store.cat_file(path).decode() if store.isfile(path) else None
+    try:
+        return store.cat_file(path).decode() if store.isfile(path) else None
+    except UnicodeDecodeError:
+        raise ValueError(f"{show(address)} is damaged, for it is not text in UTF-8: get a whole copy of it.") from None
 
 
 def read_range(address: str, start: int, size: int) -> bytes:

@@ -238,6 +238,20 @@ def test_an_archive_is_gone_on_with_under_the_same_settings_alone(tmp_path):
             settle(str(taken), settings)
 
 
+@pytest.mark.parametrize("text", ["", "{", "3", "[]x", "[1]", "null", "[" * 100_000])
+def test_damaged_settings_of_an_archive_are_told(tmp_path, text):
+    settle(str(tmp_path / "out"), archive.describe(ORDERS, "/videos"))
+    (tmp_path / "out" / "archive.json").write_text(text)
+    with pytest.raises(ValueError, match="archive.json is damaged: restore it, or give another folder to write to.$"):
+        settle(str(tmp_path / "out"), archive.describe(ORDERS, "/videos"))
+
+
+def test_damaged_statistics_of_a_video_are_told(tmp_path):
+    (tmp_path / "frames.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(ValueError, match="frames.parquet is damaged: remove it, and the video is labelled again.$"):
+        archive.count_frames(str(tmp_path))
+
+
 def test_other_weights_under_the_same_name_do_not_go_on_with_an_archive(tmp_path):
     orders = replace(ORDERS, weights=tmp_path / "mine.safetensors")
     orders.weights.write_bytes(b"some weights")
