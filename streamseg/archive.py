@@ -28,7 +28,7 @@ from streamseg.latency import Meter
 from streamseg.pipeline import Labeller, Pipeline, Style
 from streamseg.results import Results
 from streamseg.sources import VIDEO_SUFFIXES, VideoFile, absolute, is_list, read_list
-from streamseg.stores import at_hand, delivered, fixed_part, is_on_disk, list_files, reach, write_text
+from streamseg.stores import at_hand, delivered, fixed_part, is_on_disk, list_files, reach, read_text, write_text
 from streamseg.stream import Policy
 from streamseg.web import is_address, show
 
