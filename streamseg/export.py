@@ -23,6 +23,7 @@ from torch.export import Dim, ExportedProgram
 
 from streamseg import metrics
 from streamseg.checks import EXPORTED as KINDS, pick_kind
+from streamseg.checksums import write_checksum
 from streamseg.classes import Classes
 from streamseg.files import check_place, written_whole
 from streamseg.model import FANet
@@ -239,6 +240,7 @@ def write_onnx(program: ExportedProgram, manifest: Manifest, path: Path) -> None
         node.metadata_props.clear()  # how torch came to it
     found.model.metadata_props[ENTRY] = manifest.to_json()
     found.save(path, external_data=False)
+    write_checksum(path)
 
 
 def write_openvino(program: ExportedProgram, manifest: Manifest, path: Path) -> None:
@@ -250,12 +252,14 @@ def write_openvino(program: ExportedProgram, manifest: Manifest, path: Path) -> 
     # not openvino.convert_model, which reports its use to its makers
     network = openvino.Core().read_model(plain)
     network.set_rt_info(manifest.to_json(), [ENTRY])
+    network.set_rt_info("", ["framework", ENTRY])  # the ONNX file's own, with the checksum of that file
     openvino.save_model(network, path, compress_to_fp16=False)
+    write_checksum(path, path.with_suffix(".bin"))
 
 
 def write_torch(program: ExportedProgram, manifest: Manifest, path: Path) -> None:
     """Write a graph as torch.export's .pt2."""
-    torch.export.save(program, path, extra_files={f"{ENTRY}.json": manifest.to_json()})
+    torch.export.save(program, path, extra_files={f"{ENTRY}.json": manifest.to_plain_json()})
 
 
 def write_compiled(program: ExportedProgram, manifest: Manifest, path: Path) -> None:
@@ -267,7 +271,7 @@ def write_compiled(program: ExportedProgram, manifest: Manifest, path: Path) -> 
             f"AOTInductor could not compile the network ({brief(error)}): see that the C++ compiler works."
         ) from error
     with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr(f"{path.stem}/extra/{ENTRY}.json", manifest.to_json())
+        archive.writestr(f"{path.stem}/extra/{ENTRY}.json", manifest.to_plain_json())
 
 
 WRITERS = {"onnx": write_onnx, "openvino": write_openvino, "torch": write_torch, "aotinductor": write_compiled}
@@ -296,6 +300,7 @@ def write_int8(program: ExportedProgram, manifest: Manifest, path: Path, frames:
     written = onnx.load(path)
     onnx.helper.set_model_props(written, {ENTRY: manifest.to_json()})
     onnx.save(written, path)
+    write_checksum(path)
 
 
 class Calibration:

@@ -164,15 +164,38 @@ def match_videos(images: Path, labels: Path) -> tuple[Pair, ...]:
     return tuple(pairs)
 
 
+WRONG_COLOUR = "|".join(
+    (
+        r"(^|\s)#",  # a word that begins so and is no colour
+        r"#[0-9a-fA-F]{3,8}$",  # no space before it
+        r"\s(0x)?(?=[0-9a-fA-F]*\d)[0-9a-fA-F]{6}$",  # no # before it
+        r"[\s,(]\d{1,3}[\s,]+\d{1,3}[\s,]+\d{1,3}\)?$",  # three numbers
+    )
+)
+"""What a line of classes.txt holds whose colour is not written as expected."""
+
+
 def read_classes(path: Path) -> Classes:
     """Classes of a text file, one a line: "name" or "name #rrggbb"; a colour that is not given is made up."""
     names: list[str] = []
     given: list[Colour | None] = []
-    for line in lines(path):
+    for number, line in enumerate(all_lines(path), start=1):
+        if not line:
+            continue
         coloured = re.fullmatch(r"(.*\S)\s+#([0-9a-fA-F]{6})", line)
+        if not coloured and re.search(WRONG_COLOUR, line):
+            raise ValueError(
+                f'{path}, line {number}: {line!r:.80} is neither a name nor a name and a colour; expected "name" or '
+                '"name #rrggbb", such as "road #804080".'
+            )
         names.append(coloured[1] if coloured else line)
         code = int(coloured[2], 16) if coloured else 0
         given.append((code >> 16, code >> 8 & 255, code & 255) if coloured else None)
+        if (same := [name for name in names[:-1] if name.casefold() == names[-1].casefold()]) != []:
+            raise ValueError(
+                f"{path}, line {number}: {names[-1]!r:.80} is there already, as {same[0]!r:.80}: give each class a "
+                "name of its own."
+            )
     try:
         return Classes(tuple(names), fill_colours(given))
     except ValueError as error:
@@ -266,11 +289,16 @@ def subfolders(folder: Path, names: Iterable[str] = ()) -> list[str]:
 
 def lines(path: Path) -> list[str]:
     """The lines of a text file that are not blank."""
+    return [line for line in all_lines(path) if line]
+
+
+def all_lines(path: Path) -> list[str]:
+    """The lines of a text file, without blanks around them."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not text in UTF-8: save it as such.") from None
-    return [line.strip() for line in text.splitlines() if line.strip()]
+    return [line.strip() for line in text.splitlines()]
 
 
 def sequences_in(folder: Path) -> tuple[tuple[Path, ...], ...]:

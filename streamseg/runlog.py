@@ -60,7 +60,7 @@ class Log:
     ) -> None:
         """Write run.json: what was run, with what, on what; a run that goes on adds to it."""
         path = self.out / "run.json"
-        earlier = json.loads(path.read_text(encoding="utf-8"))["sessions"] if self.first and path.exists() else []
+        earlier = read_sessions(path) if self.first and path.exists() else []
         session = {
             "command": sys.argv,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -154,11 +154,22 @@ class Log:
             self.say(str(error))
 
 
+def read_sessions(path: Path) -> list[Any]:
+    """What run.json says of the times that a run was started before."""
+    try:
+        sessions = json.loads(path.read_text(encoding="utf-8"))["sessions"]
+        return [*sessions]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise ValueError(f"{path} is damaged: move it away, and the run goes on with a new one.") from None
+
+
 def read_entries(path: Path) -> Iterator[dict[str, Any]]:
-    """The entries of a log, but for a last one that was not written whole."""
+    """The entries of a log, but for those that are damaged, such as a last one that was not written whole."""
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with suppress(ValueError):
-            yield json.loads(line)
+        with suppress(ValueError, RecursionError):
+            entry = json.loads(line)
+            if isinstance(entry, dict) and type(entry.get("step")) is int:
+                yield entry
 
 
 def summarise(path: Path) -> dict[str, Any]:

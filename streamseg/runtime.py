@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from streamseg import checkpoint
 from streamseg.checks import check_choice, check_count, check_readable
+from streamseg.checksums import BLANK, check_checksum, check_zip, take_checksum
 from streamseg.classes import Classes
 from streamseg.stream import Look, Views, fit, to_bytes
 from streamseg.tensors import brief
@@ -94,6 +95,11 @@ class Manifest:
         return ("labels", *(["confidence"] if self.confidence else []), *contexts)
 
     def to_json(self) -> str:
+        """As it stands in a file, with a place for the file's checksum."""
+        return json.dumps({**asdict(self), "checksum": BLANK})
+
+    def to_plain_json(self) -> str:
+        """As it stands in a .pt2, a zip file, which has checksums of its own."""
         return json.dumps(asdict(self))
 
 
@@ -108,6 +114,7 @@ def read_manifest(path: Path, text: str | None) -> Manifest:
         raise ValueError(f"{path} was not exported by streamseg: make such a file with streamseg export.")
     try:
         entry = json.loads(text)
+        take_checksum(path, entry)
         size, state, classes = entry["size"], entry["state"], entry["classes"]
         entry |= {"size": size and tuple(size), "state": tuple(map(tuple, state)), "classes": Classes(**classes)}
         return Manifest(**entry)
@@ -174,8 +181,8 @@ def open_weights(
         trust: Whether a program in the file may run.
     """
     if path is None or path.suffix.lower() not in OPENERS:
-        model, classes = checkpoint.load(path)
-        return model, classes, checkpoint.describe(path or checkpoint.SHIPPED).window
+        model, description = checkpoint.read(path or checkpoint.SHIPPED)
+        return model, description.classes, description.window
     file = open_exported(path, device, trust=trust)
     return file, file.manifest.classes, file.manifest.window
 
@@ -201,6 +208,7 @@ def open_onnx(path: Path, device: torch.device) -> Exported:
     gpu = ["CUDAExecutionProvider"] if device.type == "cuda" else []
     if not {*gpu} <= {*onnxruntime.get_available_providers()}:
         raise ValueError("This onnxruntime has no GPU: pip install onnxruntime-gpu in its place, or give --device cpu.")
+    check_checksum(path)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4  # what goes wrong is told in a sentence
@@ -227,6 +235,7 @@ def open_openvino(path: Path, device: torch.device) -> Exported:
         raise ValueError("OpenVINO does not run on this GPU: give --device cpu.")
     weights = path.with_suffix(".bin")
     check_readable(weights)
+    check_checksum(path, weights)
     core = openvino.Core()
     # fp32 even where the processor has a faster format, so that labels are those of the network
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
@@ -252,6 +261,7 @@ def open_openvino(path: Path, device: torch.device) -> Exported:
 
 def open_program(path: Path, device: torch.device) -> Exported:
     """A .pt2 file: a torch.export program, or an AOTInductor package. What is in it is run."""
+    check_zip(path)
     with explaining(f"{path} is no .pt2 file, or is cut short"), zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         found = [name for name in names if name.partition("/")[2] == f"extra/{ENTRY}.json"]

@@ -136,7 +136,10 @@ def read_text(address: str) -> str | None:
         file = Path(address)
         return file.read_text(encoding="utf-8") if file.is_file() else None
     store, path = reach(address)
-    return store.cat_file(path).decode() if store.isfile(path) else None
+    try:
+        return store.cat_file(path).decode() if store.isfile(path) else None
+    except UnicodeDecodeError:
+        raise ValueError(f"{show(address)} is damaged, for it is not text in UTF-8: get a whole copy of it.") from None
 
 
 def read_range(address: str, start: int, size: int) -> bytes:

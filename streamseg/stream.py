@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from streamseg import checkpoint
 from streamseg.checkpoint import Network
 from streamseg.checks import check_count, check_positive
+from streamseg.checksums import BLANK, take_checksum
 from streamseg.images import Picture, to_frame
 from streamseg.model import SMALLEST, FANet
 from streamseg.peers import Peer
@@ -535,7 +536,7 @@ def save_state(state: State, path: str | Path) -> None:
         raise ValueError(
             f"The state is a {type(state).__name__}; expected what label_frame gives with a frame's labels."
         )
-    entry = json.dumps({"weights": state.weights, "seconds": state.seconds})
+    entry = json.dumps({"weights": state.weights, "seconds": state.seconds, "checksum": BLANK})
     tensors = {"contexts": state.contexts} | ({} if state.coarse is None else {"coarse": state.coarse})
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     write_tensors(Path(path), tensors, {"format": "pt", ENTRY: entry})
@@ -552,6 +553,7 @@ def load_state(path: str | Path) -> State:
         raise ValueError(f"{path} holds no state of a stream: give a file that save_state wrote.")
     try:
         entry = json.loads(metadata[ENTRY])
+        take_checksum(path, entry)
         weights, seconds = tuple(map(float, entry["weights"])), float(entry["seconds"])
         contexts, coarse = tensors.pop("contexts"), tensors.pop("coarse", None)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:

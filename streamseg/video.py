@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from streamseg.checks import CutShort as CutShort, check_rate, check_video_suffix
+from streamseg.containers import is_cut
 from streamseg.files import written_whole
 from streamseg.images import Picture, to_frame
 from streamseg.web import is_address, show
@@ -97,7 +98,7 @@ class Video:
         self.rate = frame_rate(stream)
         """Frames a second, on average."""
         self.has_audio = bool(container.streams.audio)
-        self.length = stream.frames or round((container.duration or 0) / av.time_base * self.rate) or None
+        self.length = stated_frames(stream) or round((container.duration or 0) / av.time_base * self.rate) or None
         """How many frames it has, as far as it says so, and at an even rate if it tells a time alone."""
         self.reformat = reformatter()
         self.fault: av.error.FFmpegError | None = None
@@ -201,6 +202,9 @@ class Video:
 
     def is_short(self) -> bool:
         """Whether less came than the file says that it holds."""
+        place = self.container.name
+        if place.startswith("file:") and is_cut(Path(place.removeprefix("file:"))):
+            return True
         end, missing = stated_end(self.stream), 0.0
         if end is not None:
             missing = end - self.end
@@ -444,9 +448,14 @@ def frame_rate(stream: "VideoStream") -> Fraction:
     return Fraction(25)
 
 
+def stated_frames(stream: "VideoStream") -> int:
+    """How many frames a file says that it holds; 0 if it does not say, as an AVI by who could not go back to count."""
+    return stream.frames if stream.frames < 2**30 else 0
+
+
 def stated_end(stream: "VideoStream") -> float | None:
     """The time at which a file says that its video ends; None if it does not say, or FFmpeg only estimates it."""
-    if stream.frames and stream.duration:
+    if stated_frames(stream) and stream.duration:
         return float(((stream.start_time or 0) + stream.duration) * time_base(stream))
     match = re.fullmatch(r"(\d+):(\d+):(\d+\.\d+)", stream.metadata.get("DURATION", ""))  # what Matroska has
     return 3600 * int(match[1]) + 60 * int(match[2]) + float(match[3]) if match else None

@@ -9,7 +9,7 @@ import torch
 from streamseg.classes import Classes
 from streamseg.config import TrainConfig
 from streamseg.datasets import folder
-from streamseg.runlog import EVERY, SILENCE, Log, fingerprint, names_hash
+from streamseg.runlog import EVERY, SILENCE, Log, fingerprint, names_hash, summarise
 
 CPU = torch.device("cpu")
 CONFIG = TrainConfig(dataset="folder", network="fanet18", crop=(64, 64), iterations=2000, batch=4)
@@ -17,6 +17,25 @@ CONFIG = TrainConfig(dataset="folder", network="fanet18", crop=(64, 64), iterati
 
 def steps(out):
     return [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"sessions": 3}', "{}", "[" * 100_000])
+def test_a_damaged_record_of_a_run_is_told_when_the_run_goes_on_and_is_kept(tmp_path, toy, text):
+    (tmp_path / "run.json").write_text(text)
+    log = Log(tmp_path, 100, False)
+    with pytest.raises(ValueError, match="run.json is damaged: move it away, and the run goes on with a new one.$"):
+        log.describe_run(CONFIG, folder(toy, "train"), CPU, toy, "nothing", 1)
+    assert (tmp_path / "run.json").read_text() == text
+
+
+@pytest.mark.parametrize("line", ["5", "[]", '{"step": "50"}', '{"step": null}', '{"loss": 1}', "[" * 100_000])
+def test_a_damaged_entry_of_a_log_is_left_out(tmp_path, line):
+    Log(tmp_path, 0, False).write({"step": 50, "loss": 1.0})
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write(line + "\n")
+    assert summarise(tmp_path / "log.jsonl")["iterations"] == 50
+    Log(tmp_path, 100, False)
+    assert steps(tmp_path) == [50]
 
 
 def test_an_entry_is_in_the_file_as_soon_as_it_is_written(tmp_path):
