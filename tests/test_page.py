@@ -250,7 +250,7 @@ def test_a_new_picture_is_seen_at_once_and_a_bar_tells_how_far_the_browser_is(op
         Image.fromarray(picture).save(tmp_path / name)
         opened.set_input_files("#file", tmp_path / name)
         opened.wait_for_selector("#message:text('The server gets the network ready for this browser')")
-        opened.wait_for_function(f"document.getElementById('view').width === {picture.shape[1]}")
+        opened.wait_for_selector(f"#view[width='{picture.shape[1]}']")
         assert numpy.array_equal(pixels(opened), picture)
         assert opened.is_visible("#bar")
         assert opened.get_attribute("#bar", "value") is None  # nobody knows how long it takes

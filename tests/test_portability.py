@@ -31,16 +31,27 @@ for name in {missing}:
     sys.modules.pop(name, None)
 import streamseg
 for module in pkgutil.walk_packages(streamseg.__path__, "streamseg."):
-    if not module.name.startswith(("streamseg.serve", "streamseg.kernels.", "streamseg.samples")):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+    if not module.name.startswith("streamseg.serve") and not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
 import streamseg.runlog, streamseg.stores, streamseg.cli
 print(streamseg.runlog.peak_memory.__name__)
 """
 
 
 def test_no_module_needs_what_only_unix_has_or_what_is_an_extra():
-    missing = (*UNIX, "av", "fsspec", "matplotlib", "onnx", "onnxruntime", "openvino", "pyarrow", "ray", "scipy")
+    missing = (
+        *UNIX,
+        "av",
+        "fsspec",
+        "matplotlib",
+        "onnx",
+        "onnxruntime",
+        "openvino",
+        "pyarrow",
+        "ray",
+        "scipy",
+        "triton",
+    )
     program = ELSEWHERE.format(missing=missing)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode == 0, done.stderr

@@ -155,7 +155,7 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
     with loading(run.quiet):
         import torch
 
-        from streamseg import runlog, train as training
+        from streamseg import kernels, runlog, train as training
 
         device = pick_device(run.device)
     try:
@@ -168,7 +168,7 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
             encoder_weights=run.encoder_weights,
             resume=run.resume,
             tensorboard=run.tensorboard,
-            compiled=device.type == "cuda",
+            compiled=device.type == "cuda" and kernels.VERSION != "none",  # torch.compile needs Triton there
             threads=torch.get_num_threads(),
             words=open_words(run.quiet, STANDARD_OUTPUT),
         )
