@@ -1,6 +1,7 @@
 """How long a video file says that it is, in bytes: whether its end is missing, by the structure of its container."""
 
 import os
+import zlib
 from pathlib import Path
 from typing import BinaryIO
 
@@ -8,6 +9,11 @@ EBML, SEGMENT, CLUSTER = 0x1A45DFA3, 0x18538067, 0x1F43B675
 """Names of elements of Matroska: the beginning, all that follows, and frames."""
 BEHIND = (0x1C53BB6B, 0x1254C367, 0x1941A469, 0x1043A770, 0x114D9B74)
 """What may follow the frames: Cues, Tags, Attachments, Chapters, SeekHead."""
+LEVEL_1 = (*BEHIND, CLUSTER, 0x1549A966, 0x1654AE6B)
+"""All that can be in a segment: also Info and Tracks."""
+VOID = 0xEC
+CRC32 = b"\xbf\x84"
+"""How an element begins that holds a CRC-32 of its other bytes, as FFmpeg writes each."""
 SYNC = 0x47
 """The first byte of each packet of an MPEG transport stream."""
 
@@ -57,6 +63,28 @@ def matroska_is_cut(file: BinaryIO, size: int) -> bool:
             clusters = clusters or identity == CLUSTER
             file.seek(length, os.SEEK_CUR)
     return end is not None
+
+
+def matroska_is_damaged(path: Path) -> bool:
+    """Whether the checksums of a Matroska file do not match; where it has none, or is cut, nothing is said."""
+    size, summed = path.stat().st_size, set[bool]()
+    with path.open("rb") as file:
+        while file.tell() < size:
+            identity, length = read_number(file, marked=True), read_number(file)
+            if identity is None or length is None:
+                return file.tell() < size
+            if length < 0 or file.tell() + length > size:
+                return False
+            if identity == SEGMENT:
+                continue
+            body = file.read(length)
+            if identity not in (EBML, VOID):
+                summed.add(body.startswith(CRC32))
+                if identity not in LEVEL_1 or len(summed) > 1:
+                    return True
+                if body.startswith(CRC32) and int.from_bytes(body[2:6], "little") != zlib.crc32(body[6:]):
+                    return True
+    return False
 
 
 def read_number(file: BinaryIO, *, marked: bool = False) -> int | None:

@@ -298,6 +298,8 @@ def all_lines(path: Path) -> list[str]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not text in UTF-8: save it as such.") from None
+    if control := re.search(r"[\x00-\x08\x0e-\x1f\x7f]", text):
+        raise ValueError(f"{path} holds {control[0]!r}, which is no text: get a whole copy of it, or save it as text.")
     return [line.strip() for line in text.splitlines()]
 
 

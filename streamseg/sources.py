@@ -402,6 +402,8 @@ def read_list(path: Path) -> list[tuple[str, str]]:
         name = line.strip()
         if not name or name.startswith("#"):
             continue
+        if re.search(r"[\x00-\x1f\x7f]", name):
+            raise ValueError(f"Line {number} of {path}: {name!r:.80} is no name: expected text, one name a line.")
         beside = path.parent / name
         if not is_address(name) and (beside.exists() or not (name == "-" or is_number(name))):
             name = str(beside)

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from streamseg.checks import CutShort as CutShort, check_rate, check_video_suffix
-from streamseg.containers import is_cut
+from streamseg.checksums import damaged
+from streamseg.containers import is_cut, matroska_is_damaged
 from streamseg.files import written_whole
 from streamseg.images import Picture, to_frame
 from streamseg.web import is_address, show
@@ -341,6 +342,8 @@ def open_camera(name: str, *, timeout: float = 10.0) -> Video:
 
 def read_label_video(path: Path) -> Iterator[tuple[Tensor, float]]:
     """The labels (H, W) and times of a video that write_label_video wrote."""
+    if path.is_file() and matroska_is_damaged(path):
+        raise damaged(path)
     with open_video(path) as video:
         codec = video.stream.codec_context.name
         for stored, seconds in video.timed():

@@ -299,7 +299,7 @@ KINDS = {
     "WebM": Kind("a.webm", read_named, share=6),
     "AVI": Kind("a.avi", read_named),
     "transport stream": Kind("a.ts", read_named),
-    "video of labels": Kind("labels.mkv", read_labels),
+    "video of labels": Kind("labels.mkv", read_labels, True),
     "settings of an archive": Kind("archive/archive.json", read_archive, beside=("archive",), share=2),
     "statistics of a video": Kind("archive/frames.parquet", read_archive, beside=("archive",), share=2),
 }
@@ -421,7 +421,8 @@ def attempt(kind: Kind, path: Path, expected: str | None) -> tuple[str, str]:
     except (ValueError, OSError, MemoryError) as error:  # what the command line says in a sentence
         text = str(error)
         folder = str(path.parent)
-        fine = text.isprintable() and text.endswith((".", ". ")) and (path.name in text or folder in text)
+        # the command line leaves out what a terminal cannot show
+        fine = "\n" not in text and text.endswith(".") and (path.name in text or folder in text)
         return ("told" if fine else "badly told"), text
     except BaseException as error:
         return "traceback", f"{type(error).__name__}: {error}"

@@ -1,14 +1,15 @@
 """Video files that are cut are told, or have all of their frames; no whole file is taken for a cut one."""
 
 import io
+from fractions import Fraction
 
 import av
 import pytest
 import torch
 from clips import make_clip, picture
 
-from streamseg.containers import is_cut
-from streamseg.video import CutShort, open_video, write_frames
+from streamseg.containers import is_cut, matroska_is_damaged
+from streamseg.video import CutShort, open_video, read_label_video, write_frames, write_label_video
 
 CLIPS = [
     ("a.mp4", "libx264", None),
@@ -149,6 +150,37 @@ def test_what_a_camera_adds_behind_a_file_makes_it_no_cut_one(tmp_path, name, ta
     assert not is_cut(path)
 
 
+def test_one_wrong_bit_in_a_video_of_labels_is_told_wherever_it_is(tmp_path):
+    path = tmp_path / "labels.mkv"
+    with write_label_video(path, (40, 56), Fraction(25)) as writer:
+        for i in range(9):
+            writer.write(picture(i, (40, 56))[0] % 11, i / 25)
+    data, expected = path.read_bytes(), list(read_label_video(path))
+    silent = 0
+    for place in range(0, len(data), 7):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :])
+        try:
+            found = list(read_label_video(path))
+        except (ValueError, OSError):
+            continue
+        silent += 1  # what is written to be left free, for one
+        for (labels, seconds), (other, other_seconds) in zip(found, expected, strict=True):
+            assert labels.equal(other)
+            assert seconds == other_seconds
+    assert silent < len(data) / 7 / 4
+
+
+@pytest.mark.parametrize("seekable", [True, False])
+def test_a_whole_matroska_file_is_not_taken_for_a_damaged_one(tmp_path, seekable):
+    for number, (format, options) in enumerate(WRITTEN):
+        path = tmp_path / f"{number}.mkv"
+        if format == "matroska" and (seekable or "cues_to_front" not in options):
+            mux(pipe := str(path) if seekable else Pipe(), format, options)
+            if not seekable:
+                path.write_bytes(pipe.data)
+            assert not matroska_is_damaged(path), options
+
+
 def test_anything_may_be_asked(tmp_path):
     random = torch.Generator().manual_seed(0)
     beginnings = [b"", b"\x1a\x45\xdf\xa3", b"RIFF\0\0\0\0AVI ", b"\0\0\0\x20ftyp", b"\0\0\0\x01mdat", b"\x47" * 600]
@@ -157,3 +189,4 @@ def test_anything_may_be_asked(tmp_path):
             path = tmp_path / "x"
             path.write_bytes(begin + bytes(torch.randint(256, (size,), generator=random).tolist()))
             assert is_cut(path) in (True, False)
+            assert matroska_is_damaged(path) in (True, False)

@@ -250,7 +250,7 @@ def test_colours_that_are_made_up_differ(tmp_path):
     assert min(distance(a, b) for a, b in combinations([(0, 0, 0), *few], 2)) > 150**2
 
 
-@pytest.mark.parametrize("text", ["", "a\x07\n"])
+@pytest.mark.parametrize("text", ["", "a\u202e\n"])
 def test_a_bad_class_file_is_named(tmp_path, text):
     make_folder(tmp_path, ["a"], classes=text)
     with pytest.raises(ValueError, match=r"classes\.txt: "):
@@ -263,7 +263,7 @@ def test_a_bad_class_file_is_named(tmp_path, text):
         "ground #zzz",
         "ground #12345",
         "ground #1234567",
-        "ground #12345g\x07",
+        "ground #12345g\u202e",
         "ground #804080 #ff0000 x",
         "ground#804080",
         "ground 804080",
@@ -323,6 +323,15 @@ def test_folders_of_the_system_and_folders_without_pictures_are_no_splits(tmp_pa
     (tmp_path / kind / "notes" / "read me.txt").touch()
     assert list(list_folder(tmp_path)) == (["train"] if names == "ab" else ["train", "val"])
     assert names_of(folder(tmp_path, "all")) == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["classes.txt", "train.txt"])
+@pytest.mark.parametrize("letter", ["\x00", "\x07", "\x1b"])
+def test_a_text_file_with_bytes_that_are_no_text_is_named(tmp_path, name, letter):
+    make_folder(tmp_path, ["a"])
+    (tmp_path / name).write_text(f"a\nb{letter}\n")
+    with pytest.raises(ValueError, match=rf"{name} holds '\\x.*', which is no text: get a whole copy of it"):
+        folder(tmp_path, "all")
 
 
 @pytest.mark.parametrize("name", ["classes.txt", "train.txt"])
