@@ -13,7 +13,7 @@ MODULES += sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 # imports point from right to left
 LAYERS = [
-    ["classes", "config", "counters", "files", "kernels", "layers", "paper", "web"],
+    ["classes", "config", "counters", "files", "kernels", "layers", "paper", "sizes", "web"],
     [
         "attention",
         "augment",
