@@ -60,7 +60,7 @@ class Deadline:
     """Chooses the network input's size from the latency of the frames so far; any thread may call it.
 
     It shrinks when several frames are late, to the largest size that should be in time, or else to the smallest that
-    saves time; below half only when most frames have been late for a while. A size that turns out to save nothing is
+    saves time; below half only when many frames have been late for a while. A size that turns out to save nothing is
     left again. It grows when there has been room for a larger size for a while. Without a deadline frames keep their
     size.
     """
@@ -71,8 +71,6 @@ class Deadline:
         self.step = 0
         self.late = 0
         """Frames whose labels came after the deadline."""
-        self.out_of_reach = 0
-        """Those of them that no smaller size would have helped."""
         self.pixels = [scale**2 for scale in SCALES]
         self.costs = list(self.pixels)
         """The network's time at each step, in any unit: until it is measured, the share of the pixels."""
@@ -90,7 +88,6 @@ class Deadline:
         self.patience = self.pause = PATIENCE
         self.floor, self.floor_until = len(SCALES) - 1, 0
         """The step below which nothing was gained, and how long that is believed."""
-        self.cornered = False
 
     @property
     def scale(self) -> float:
@@ -121,11 +118,7 @@ class Deadline:
             self.pixels = [float(math.prod(smaller(size, scale))) for scale in SCALES]
             self.costs = fit(costs, self.pixels)
             self.first_costs = tuple(self.costs) if len(costs) > 2 else self.first_costs
-            step = self.smaller_step(0, self.costs[0], 1.0)
-            if SCALES[step] == POOR:
-                step = self.smaller_step(step, self.costs[step], 1.0, most_late=self.costs[step] > self.seconds)
-            self.change(step)
-            self.cornered = self.costs[step] > self.seconds
+            self.change(self.smaller_step(0, self.costs[0], 1.0))
 
     def took(self, seconds: float, scale: float, network: float | None = None, prepared: bool = True) -> None:
         """The labels of a frame that was seen at a scale took so long.
@@ -139,7 +132,6 @@ class Deadline:
         with self.lock:
             late = seconds > self.seconds
             self.late += late
-            self.out_of_reach += late and self.cornered
             if scale != self.scale or not prepared:  # of an older size, or slow for another reason
                 return
             if self.skip:
@@ -164,7 +156,6 @@ class Deadline:
         if latencies[-1] > self.seconds and late >= LATE and high > 0.9 * self.seconds:
             self.shrink(latencies, networks, high, part)
         elif latencies[-1] <= self.seconds and self.frames - self.changed >= self.patience:
-            self.cornered = False
             if self.grown and self.frames - self.changed >= 10 * self.patience:
                 self.grown, self.patience = False, max(self.patience // 2, PATIENCE)
             step = self.larger_step(high, part)
@@ -186,7 +177,7 @@ class Deadline:
         self.floor, self.floor_until = step, self.frames + self.pause
         self.pause = min(2 * self.pause, MOST_PATIENCE)
         self.change(step)
-        self.grown, self.cornered = False, True
+        self.grown = False
 
     def shrink(self, latencies: list[float], networks: list[float], high: float, part: float) -> None:
         """Go to a smaller size, if that saves time and the last change has been measured."""
@@ -196,8 +187,7 @@ class Deadline:
         many_late = len(latencies) == WINDOW and high > self.limit
         step = self.smaller_step(self.step, high, part, most_late or many_late)
         if step == self.step:
-            self.cornered = step == self.smaller_step(step, high, part, most_late=True)
-            if self.cornered and many_late and self.frames >= self.floor_until:
+            if many_late and self.frames >= self.floor_until:
                 as_good = (u for u in range(step) if (1 - GAIN) * self.expect(u, step, high, part) <= high)
                 self.return_to(next(as_good, step))
                 # what was learned of smaller sizes may have been the load of the machine
@@ -257,7 +247,7 @@ class Deadline:
     def change(self, step: int, trial: Trial | None = None) -> None:
         """Go to a step, to be compared with what was measured before."""
         self.trial, self.grown = trial, step < self.step
-        self.step, self.changed, self.skip, self.cornered = step, self.frames, SKIPPED, False
+        self.step, self.changed, self.skip = step, self.frames, SKIPPED
         self.recent.clear()
 
     @property

@@ -167,7 +167,7 @@ def test_where_smaller_frames_save_nothing_they_keep_their_size(pixels, noise):
     deadline = start(0.03, machine)
     seen = drive(deadline, machine, 2000)
     assert {scale for scale, _ in seen} == {1.0}
-    assert deadline.late == deadline.out_of_reach == 2000
+    assert deadline.late == 2000
 
 
 def test_a_deadline_out_of_reach_stops_where_less_saves_no_time():
@@ -179,15 +179,15 @@ def test_a_deadline_out_of_reach_stops_where_less_saves_no_time():
     assert 0 < step < len(SCALES) - 1
     assert machine.cost(SCALES[step]) < 0.9 * machine.cost(SCALES[step - 1])
     assert machine.cost(SCALES[step + 1]) > 0.9 * machine.cost(SCALES[step])
-    assert deadline.out_of_reach == 1000
+    assert deadline.late == 1000
 
 
 def test_a_deadline_out_of_reach_goes_to_the_least_size_if_each_saves_time():
     machine = Machine(0.0, 1.0)
     deadline = start(0.001, machine)
-    seen = drive(deadline, machine, 30)
-    assert {scale for scale, _ in seen} == {LEAST}
-    assert deadline.late == deadline.out_of_reach == 30
+    seen = [scale for scale, _ in drive(deadline, machine, 100)]
+    assert seen == [POOR] * 22 + [LEAST] * 78
+    assert deadline.late == 100
 
 
 def test_a_size_that_was_thought_to_save_time_and_does_not_is_left_again():
