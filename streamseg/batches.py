@@ -15,7 +15,7 @@ from streamseg.crew import use_threads
 from streamseg.stream import PIXELS, Engine, Policy, State, label_batch, working_size
 
 QUIET = 1.0
-"""Seconds without a request after which an engine may prepare sizes, which on a GPU takes as long."""
+"""Seconds without a request after which an engine may prepare sizes, which takes much longer than a frame on a GPU."""
 
 Answer = tuple[Tensor, State]
 """Labels (H, W), uint8, and what the stream has then seen."""

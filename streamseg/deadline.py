@@ -40,6 +40,8 @@ GAIN = 0.1
 """The share of the latency that a smaller size must save in order to be chosen."""
 PASSES = 4
 """How often the network sees frames of a size to prepare it; on a GPU the second pass captures a graph."""
+SURE = 1.2
+"""The ratio of two passes of a size up to which the machine is quiet enough to believe what is measured then."""
 SPARE = 0.5
 """The share of the deadline at which no smaller size is prepared ahead: there the load may double."""
 PATIENCE = 40
@@ -60,9 +62,9 @@ class Deadline:
     """Chooses the network input's size from the latency of the frames so far; any thread may call it.
 
     It shrinks when several frames are late, to the largest size that should be in time, or else to the smallest that
-    saves time; below half only when most frames have been late for a while. A size that turns out to save nothing is
-    left again. It grows when there has been room for a larger size for a while. Without a deadline frames keep their
-    size.
+    saves time. Below half it goes only when many frames have been late for a while, and only as long as most are in
+    time there. A size that turns out to save nothing is left again. It grows when there has been room for a larger size
+    for a while. Without a deadline frames keep their size.
     """
 
     def __init__(self, seconds: float | None):
@@ -71,13 +73,13 @@ class Deadline:
         self.step = 0
         self.late = 0
         """Frames whose labels came after the deadline."""
-        self.out_of_reach = 0
-        """Those of them that no smaller size would have helped."""
         self.pixels = [scale**2 for scale in SCALES]
         self.costs = list(self.pixels)
         """The network's time at each step, in any unit: until it is measured, the share of the pixels."""
         self.first_costs = tuple(self.costs)
         """The same before anything was learned from changes."""
+        self.sure = False
+        """Whether that was measured so well, or tried, that no smaller size is tried to see what it saves."""
         self.recent: deque[tuple[float, float]] = deque(maxlen=WINDOW)
         """Latency and network time of the last frames at this step."""
         self.frames = 0
@@ -90,7 +92,6 @@ class Deadline:
         self.patience = self.pause = PATIENCE
         self.floor, self.floor_until = len(SCALES) - 1, 0
         """The step below which nothing was gained, and how long that is believed."""
-        self.cornered = False
 
     @property
     def scale(self) -> float:
@@ -107,7 +108,7 @@ class Deadline:
         if self.seconds is None:
             see(1.0)
             return
-        costs: list[float] = []
+        costs, spreads = list[float](), list[float]()
         for scale in SCALES:
             times = []
             for _ in range(PASSES):
@@ -115,17 +116,15 @@ class Deadline:
                 see(scale)
                 times.append(clock() - begin)
             costs.append(min(times[1:]))
+            spreads.append(max(times[2:]) / max(min(times[2:]), 1e-9))
             if len(costs) > 1 and costs[-1] <= SPARE * self.seconds:
                 break
         with self.lock:
             self.pixels = [float(math.prod(smaller(size, scale))) for scale in SCALES]
-            self.costs = fit(costs, self.pixels)
-            self.first_costs = tuple(self.costs) if len(costs) > 2 else self.first_costs
-            step = self.smaller_step(0, self.costs[0], 1.0)
-            if SCALES[step] == POOR:
-                step = self.smaller_step(step, self.costs[step], 1.0, most_late=self.costs[step] > self.seconds)
-            self.change(step)
-            self.cornered = self.costs[step] > self.seconds
+            self.sure = median(spreads) < SURE and len(costs) > 2
+            self.costs = fit(costs, self.pixels, 0.0 if self.sure else 0.5)
+            self.first_costs = tuple(self.costs if self.sure else self.pixels)
+            self.change(self.smaller_step(0, self.costs[0], 1.0))
 
     def took(self, seconds: float, scale: float, network: float | None = None, prepared: bool = True) -> None:
         """The labels of a frame that was seen at a scale took so long.
@@ -139,7 +138,6 @@ class Deadline:
         with self.lock:
             late = seconds > self.seconds
             self.late += late
-            self.out_of_reach += late and self.cornered
             if scale != self.scale or not prepared:  # of an older size, or slow for another reason
                 return
             if self.skip:
@@ -164,7 +162,6 @@ class Deadline:
         if latencies[-1] > self.seconds and late >= LATE and high > 0.9 * self.seconds:
             self.shrink(latencies, networks, high, part)
         elif latencies[-1] <= self.seconds and self.frames - self.changed >= self.patience:
-            self.cornered = False
             if self.grown and self.frames - self.changed >= 10 * self.patience:
                 self.grown, self.patience = False, max(self.patience // 2, PATIENCE)
             step = self.larger_step(high, part)
@@ -186,7 +183,7 @@ class Deadline:
         self.floor, self.floor_until = step, self.frames + self.pause
         self.pause = min(2 * self.pause, MOST_PATIENCE)
         self.change(step)
-        self.grown, self.cornered = False, True
+        self.grown = False
 
     def shrink(self, latencies: list[float], networks: list[float], high: float, part: float) -> None:
         """Go to a smaller size, if that saves time and the last change has been measured."""
@@ -194,22 +191,31 @@ class Deadline:
             return
         most_late = len(latencies) >= WINDOW // 2 and min(median(latencies), median(latencies[-FEW:])) > self.limit
         many_late = len(latencies) == WINDOW and high > self.limit
+        if SCALES[self.step] < POOR and most_late:
+            self.return_to(SCALES.index(POOR))
+            return
         step = self.smaller_step(self.step, high, part, most_late or many_late)
+        if step == self.step and not self.sure:
+            self.sure = True
+            self.forget()
+            step = self.smaller_step(self.step, high, part, most_late or many_late)
         if step == self.step:
-            self.cornered = step == self.smaller_step(step, high, part, most_late=True)
-            if self.cornered and many_late and self.frames >= self.floor_until:
+            if many_late and self.frames >= self.floor_until:
                 as_good = (u for u in range(step) if (1 - GAIN) * self.expect(u, step, high, part) <= high)
                 self.return_to(next(as_good, step))
-                # what was learned of smaller sizes may have been the load of the machine
-                known = self.costs[self.step] / self.first_costs[self.step]
-                self.costs[self.step :] = [known * cost for cost in self.first_costs[self.step :]]
+                self.forget()
             return
         if self.grown and self.frames - self.changed < 10 * self.patience:
             self.patience = min(2 * self.patience, MOST_PATIENCE)
         if self.trial:
             self.learn(self.trial, networks)
-        few = level(latencies[-FEW:]) > self.limit
+        few = level(latencies[-FEW:]) > self.limit and SCALES[step] >= POOR
         self.change(step, Trial(self.step, high, level(networks), FEW if few else WINDOW // 2))
+
+    def forget(self) -> None:
+        """Drop what was learned of the cost of smaller sizes: it may have been the load of the machine."""
+        known = self.costs[self.step] / self.first_costs[self.step]
+        self.costs[self.step :] = [known * cost for cost in self.first_costs[self.step :]]
 
     def learn(self, trial: Trial, networks: list[float]) -> None:
         """Correct what this step and those beyond it cost by what was measured before and after the change to it."""
@@ -233,7 +239,8 @@ class Deadline:
             if blocked or poor or best <= ROOM * self.limit:
                 break
             expected = self.expect(lower, step, latency, part)
-            if expected < (1 - GAIN) * best:
+            enough = SCALES[lower] >= POOR or expected <= self.limit  # late and poor would be the worst of both
+            if enough and expected < (1 - GAIN) * best:
                 best, least = expected, lower
         return least
 
@@ -257,7 +264,7 @@ class Deadline:
     def change(self, step: int, trial: Trial | None = None) -> None:
         """Go to a step, to be compared with what was measured before."""
         self.trial, self.grown = trial, step < self.step
-        self.step, self.changed, self.skip, self.cornered = step, self.frames, SKIPPED, False
+        self.step, self.changed, self.skip = step, self.frames, SKIPPED
         self.recent.clear()
 
     @property
@@ -265,10 +272,13 @@ class Deadline:
         return math.inf if self.seconds is None else self.seconds
 
 
-def fit(times: Sequence[float], pixels: Sequence[float]) -> list[float]:
+def fit(times: Sequence[float], pixels: Sequence[float], least: float) -> list[float]:
     """Times of all steps by those of the first: a fixed part and one that goes with the pixels, least relative error.
 
     Each was measured in a few passes, and on a busy machine a smaller size may seem slower.
+
+    Args:
+        least: The least share of the time that goes with the pixels.
     """
     weights = [1 / max(time, 1e-9) ** 2 for time in times]
     total = sum(weights)
@@ -276,7 +286,7 @@ def fit(times: Sequence[float], pixels: Sequence[float]) -> list[float]:
     mean_time = sum(w * t for w, t in zip(weights, times, strict=True)) / total
     spread = sum(w * (p - mean_pixels) ** 2 for w, p in zip(weights, pixels, strict=False))
     both = sum(w * (p - mean_pixels) * (t - mean_time) for w, p, t in zip(weights, pixels, times, strict=False))
-    slope = min(max(both / max(spread, 1e-30), 0.0), mean_time / mean_pixels)
+    slope = min(max(both / max(spread, 1e-30), least * mean_time / mean_pixels), mean_time / mean_pixels)
     return [mean_time + slope * (p - mean_pixels) for p in pixels]
 
 

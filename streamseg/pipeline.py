@@ -150,8 +150,6 @@ class Outcome:
     """How many frames it saw at each height and width, the largest first."""
     late: int
     """Frames whose labels came after the deadline."""
-    out_of_reach: int
-    """Those of them that no smaller size would have helped."""
 
     @property
     def smallest(self) -> tuple[int, int]:
@@ -232,7 +230,6 @@ class Pipeline:
             size=self.seen_at,
             sizes={size: self.sizes[size] for size in sorted(self.sizes, key=math.prod, reverse=True)},
             late=self.deadline.late,
-            out_of_reach=self.deadline.out_of_reach,
         )
 
     @property

@@ -136,7 +136,8 @@ def test_without_noise_it_settles_on_the_largest_size_that_has_room(ahead, secon
 def test_preparing_sizes_on_a_gpu_makes_no_spiral(ahead, seconds):
     machine = Machine(**GPU, noise=0.05)
     seen = drive(start(seconds, machine) if ahead else Deadline(seconds), machine, 3000)
-    assert changes(seen) <= 3
+    # what was not measured ahead is tried, less and less often
+    assert changes(seen) <= (12 if not ahead and seconds < machine.cost(LEAST) else 3)
     if seconds == 0.01:
         assert {scale for scale, _ in seen} == {1.0}
     # no more than the sizes that were used were prepared, each once
@@ -160,14 +161,33 @@ def test_only_sizes_that_may_be_needed_are_prepared_ahead():
         assert len(machine.kept) == prepared
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("noise", [0.0, 0.05])
 @pytest.mark.parametrize("pixels", [0.0, 0.001, 0.004])
 def test_where_smaller_frames_save_nothing_they_keep_their_size(pixels, noise):
     machine = Machine(0.05, pixels, prepare=0.1, repack=0.03, noise=noise)
     deadline = start(0.03, machine)
     seen = drive(deadline, machine, 2000)
     assert {scale for scale, _ in seen} == {1.0}
-    assert deadline.late == deadline.out_of_reach == 2000
+    assert deadline.late == 2000
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("noise", [0.1, 0.2, 0.4])
+def test_where_smaller_frames_save_nothing_noise_makes_no_labels_poor_for_long(noise, seed):
+    machine = Machine(0.05, 0.001, prepare=0.1, repack=0.03, noise=noise, seed=seed)
+    seen = drive(start(0.03, machine), machine, 2000)
+    assert sum(scale < POOR for scale, _ in seen) < 0.1 * len(seen)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("noise", [0.3, 0.5])
+def test_sizes_that_were_measured_on_a_busy_machine_are_tried_again(noise, seed):
+    machine = Machine(0.01, 0.1, prepare=0.1, repack=0.03, noise=noise, seed=seed)
+    deadline = start(0.1, machine)
+    machine.noise = 0.05
+    seen = drive(deadline, machine, 200)
+    assert in_time(seen, 0.1) > 0.92
+    assert min(scale for scale, _ in seen) >= POOR
 
 
 def test_a_deadline_out_of_reach_stops_where_less_saves_no_time():
@@ -179,15 +199,27 @@ def test_a_deadline_out_of_reach_stops_where_less_saves_no_time():
     assert 0 < step < len(SCALES) - 1
     assert machine.cost(SCALES[step]) < 0.9 * machine.cost(SCALES[step - 1])
     assert machine.cost(SCALES[step + 1]) > 0.9 * machine.cost(SCALES[step])
-    assert deadline.out_of_reach == 1000
+    assert deadline.late == 1000
 
 
-def test_a_deadline_out_of_reach_goes_to_the_least_size_if_each_saves_time():
+def test_below_half_it_goes_after_a_while_and_only_if_frames_are_in_time_there():
     machine = Machine(0.0, 1.0)
-    deadline = start(0.001, machine)
-    seen = drive(deadline, machine, 30)
-    assert {scale for scale, _ in seen} == {LEAST}
-    assert deadline.late == deadline.out_of_reach == 30
+    deadline = start(0.06, machine)
+    seen = [scale for scale, _ in drive(deadline, machine, 100)]
+    assert seen == [POOR] * 22 + [LEAST] * 78
+    assert deadline.late == 22
+    assert {scale for scale, _ in drive(start(0.03, machine), machine, 1000)} == {POOR}
+    assert {scale for scale, _ in drive(start(0.001, machine), machine, 1000)} == {POOR}
+
+
+def test_a_size_below_half_where_most_frames_are_late_is_left_again():
+    machine = Machine(0.1, 0.0)  # not prepared, so that only its pixels speak for a smaller size
+    deadline = Deadline(0.05)
+    deadline.step = SCALES.index(LEAST)
+    seen = [scale for scale, _ in drive(deadline, machine, 100)]
+    # two that prepare the size, two that are skipped, and twenty that decide
+    assert seen[:24] == [LEAST] * 24
+    assert min(seen[24:60]) >= POOR
 
 
 def test_a_size_that_was_thought_to_save_time_and_does_not_is_left_again():
@@ -270,7 +302,7 @@ def test_a_step_that_is_rounded_to_the_size_before_it_is_passed_over():
 @given(
     st.floats(0.01, 1.0),
     st.lists(st.floats(0.001, 10.0), min_size=1, max_size=200),
-    st.sampled_from(range(len(SCALES))),
+    st.sampled_from(range(1 + SCALES.index(POOR))),
 )
 def test_being_late_never_raises_the_scale_where_less_saves_time(seconds, loads, step):
     deadline = Deadline(seconds)
@@ -280,7 +312,7 @@ def test_being_late_never_raises_the_scale_where_less_saves_time(seconds, loads,
         latency = load * scale**2
         deadline.took(latency, scale)
         if latency > seconds:
-            assert deadline.scale <= scale
+            assert deadline.scale <= scale or scale < POOR == deadline.scale
 
 
 @given(st.lists(st.floats(0.001, 10.0), min_size=1, max_size=300))

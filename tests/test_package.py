@@ -13,7 +13,7 @@ MODULES += sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 # imports point from right to left
 LAYERS = [
-    ["checks", "checksums", "classes", "config", "containers", "counters", "files", "kernels", "layers", "machine", "paper", "web"],
+    ["checks", "checksums", "classes", "config", "containers", "counters", "files", "kernels", "layers", "machine", "paper", "sizes", "web"],
     [
         "attention",
         "augment",

@@ -1,5 +1,6 @@
 import gc
 import json
+import math
 import os
 import re
 import resource
@@ -469,17 +470,20 @@ def test_a_deadline_is_told_of(here, segment, capsys):
     assert told in capsys.readouterr().out
 
 
-def test_a_deadline_that_cannot_be_held_is_told_of_with_the_smallest_size(here, segment, capsys):
-    make_clip(Path("v.mp4"), 12, size=(192, 320))
+def test_a_deadline_that_cannot_be_held_is_told_of_with_the_sizes(here, segment, capsys):
+    make_clip(Path("v.mp4"), 40, size=(192, 320))
     assert segment("v.mp4", "--deadline", "0.001", "--json", "v.json") == 0
     shown = capsys.readouterr()
-    assert "deadline of 0.001 ms could not be held: 100.0 % of the frames were late" in shown.out
-    assert "though seen as small as 64 x 64, the least (64 x 64 in 12 frames)" in shown.out
-    assert shown.err.startswith("streamseg: To hold the deadline frames are now seen at ")
-    assert shown.err.endswith("where labels get poor; the smallest is 64 x 64.\n")
-    assert shown.err.count("\n") == 1
     *records, _ = map(json.loads, Path("v.json").read_text().splitlines())
-    assert {tuple(record["size"]) for record in records} == {(64, 64)}
+    sizes = [tuple(record["size"]) for record in records]
+    small = min(sizes, key=math.prod)  # what saves time is for this machine to say
+    told = ", ".join(f"{h} x {w} in {sizes.count((h, w))} frames" for h, w in sorted({*sizes}, reverse=True))
+    assert (
+        "deadline of 0.001 ms could not be held: 100.0 % of the frames were late, though seen as small as "
+        f"{small[0]} x {small[1]} ({told}); give a longer one" in shown.out
+    )
+    assert small >= (96, 160)  # no smaller, where labels would be poor and late
+    assert shown.err == ""
 
 
 def test_the_line_while_it_runs_shows_how_far_it_is(here, segment, monkeypatch, capsys):

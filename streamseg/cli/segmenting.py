@@ -324,7 +324,7 @@ def report(pipeline: "Pipeline", outcome: "Outcome", deadline: float | None) -> 
         yield f"\nall frames: {describe_shares(pipeline.labeller.classes.names, outcome.shares)}"
         yield f"seen at {outcome.size[0]} x {outcome.size[1]}\n"
         if deadline is not None:
-            yield f"{describe_deadline(deadline, outcome, pipeline.deadline.scale)}\n"
+            yield f"{describe_deadline(deadline, outcome)}\n"
 
 
 def find_class(name: str, names: tuple[str, ...]) -> int:
@@ -341,22 +341,15 @@ def describe_shares(names: tuple[str, ...], shares: list[float]) -> str:
     return ", ".join(f"{name} {share:.0%}" for share, name in largest if share > 0.005)
 
 
-def describe_deadline(milliseconds: float, outcome: "Outcome", scale: float) -> str:
-    """How many frames held a deadline, and how small they had to be seen for it.
-
-    Args:
-        scale: That of the last frame.
-    """
-    from streamseg.deadline import LEAST
-
+def describe_deadline(milliseconds: float, outcome: "Outcome") -> str:
+    """How many frames held a deadline, and how small they had to be seen for it."""
     late, (height, width) = outcome.late / outcome.frames, outcome.smallest
     told = f"deadline of {milliseconds:g} ms"
     sizes = ", ".join(f"{tall} x {wide} in {frames} frames" for (tall, wide), frames in outcome.sizes.items())
-    if outcome.out_of_reach > MAY_BE_LATE * outcome.frames:
-        why = "the least" if scale == LEAST else "below which no time is saved"
+    if late > MAY_BE_LATE:
         return (
             f"{told} could not be held: {100 * late:.1f} % of the frames were late, though seen as small as "
-            f"{height} x {width}, {why} ({sizes}); give a longer one, a smaller --size or a faster --device"
+            f"{height} x {width} ({sizes}); give a longer one, a smaller --size or a faster --device"
         )
     held = f"{told} held by {100 - 100 * late:.1f} % of the frames, the smallest of them seen at {height} x {width}"
     return f"{held} ({sizes})" if len(outcome.sizes) > 1 else held
