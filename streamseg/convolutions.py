@@ -97,9 +97,7 @@ class Convolution:
             y = y if shortcut is None else y.add_(shortcut)
             return y.relu_() if after == "relu" else y
         conv, ops = (self.padding, self.stride, [1, 1], 1), torch.ops.mkldnn
-        weight = self.packed.get(
-            x.shape, lambda: ops._reorder_convolution_weight(self.weight, *conv, list(x.shape))
-        )
+        weight = self.packed.get(x.shape, lambda: ops._reorder_convolution_weight(self.weight, *conv, list(x.shape)))
         if shortcut is None:
             return ops._convolution_pointwise(x, weight, self.bias, *conv, after, [], "")
         return ops._convolution_pointwise.binary(x, shortcut, weight, self.bias, *conv, "add", 1.0, after, [], "")

@@ -71,3 +71,44 @@ class Packed:
                     while len(self.known) > PACKED:
                         del self.known[next(iter(self.known))]
         return found
+
+
+class Turn:
+    """One call at a time, whatever threads the calls are in and, on a GPU, whatever queues (CUDA streams).
+
+    A call that comes in another queue than the one before waits there for the end of that one; the host does not.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device, self.lock = device, threading.Lock()
+        if device.type == "cuda":
+            # what has been made for the calls is made in this queue
+            self.stream, self.done = torch.cuda.current_stream(device), torch.cuda.Event()
+            self.done.record(self.stream)
+
+    def __reduce__(self) -> tuple[type["Turn"], tuple[torch.device]]:
+        return Turn, (self.device,)
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+        if self.device.type == "cuda":
+            try:
+                stream = torch.cuda.current_stream(self.device)
+                if stream != self.stream:
+                    stream.wait_event(self.done)
+                    self.stream = stream
+            except BaseException:
+                self.lock.release()
+                raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self.device.type == "cuda":
+                self.done.record(self.stream)
+        finally:
+            self.lock.release()
+
+    def settle(self) -> None:
+        """Wait until the GPU has done what calls before this one have asked for."""
+        if self.device.type == "cuda":
+            self.done.synchronize()

@@ -13,7 +13,7 @@ MODULES += sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 # imports point from right to left
 LAYERS = [
-    ["classes", "config", "counters", "files", "kernels", "layers", "paper", "web"],
+    ["classes", "config", "counters", "files", "kernels", "layers", "paper", "scratch", "web"],
     [
         "attention",
         "augment",
@@ -34,6 +34,7 @@ LAYERS = [
     ["layouts", "model", "peers", "plot", "sources"],
     ["datasets", "results", "tiles"],
     ["check", "checkpoint", "feed", "folded", "runlog", "shards", "trainee"],
+    ["engines"],
     ["stream"],
     ["batches", "fast", "runtime"],
     ["benchmark", "evaluate", "pipeline"],
