@@ -326,10 +326,11 @@ def has_fast_form(model: nn.Module) -> bool:
 def check_int8(model: nn.Module) -> None:
     """Raise a ValueError if a network cannot run in int8 on this machine's CPU."""
     if not has_fast_form(model):
-        given = f"{type(model.attend1).__name__}" if isinstance(model, FANet) else f"a {type(model).__name__}"
-        if isinstance(model, FANet) and type(model.attend1) is FastAttention:
-            given = "an extra reduction at Conv-0"
-        raise ValueError(f"int8 needs a FANet with fast attention, and this one has {given}: choose fp32.")
+        given = "the network is " + type(model).__name__
+        if isinstance(model, FANet):
+            attention = type(model.attend1)
+            given = "this one has " + ("Conv-0 reduced" if attention is FastAttention else attention.__name__)
+        raise ValueError(f"int8 needs a FANet with fast attention, and {given}: choose fp32.")
     if not has_bytes():
         raise ValueError(f"int8 needs convolutions that torch {torch.__version__} does not have here: choose fp32.")
 

@@ -160,7 +160,7 @@ def to_frame(picture: Picture) -> Tensor:
     if picture.dtype.kind == "u" and picture.dtype.itemsize == 2:
         picture = (picture >> 8).astype(numpy.uint8)
     if picture.dtype != numpy.uint8:
-        hint = ": multiply by 255 first" if picture.dtype.kind == "f" and picture.size and picture.max() <= 1 else ""
+        hint = ", after multiplying by 255" if picture.dtype.kind == "f" and picture.size and picture.max() <= 1 else ""
         raise ValueError(f"The picture is an array of {picture.dtype}; expected bytes in 0–255: numpy.uint8{hint}.")
     if picture.ndim == 2:
         picture = numpy.stack([picture] * 3, axis=2)
