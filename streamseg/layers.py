@@ -1,5 +1,8 @@
 """The pieces that every network here is built from: checked inputs, a convolution with batch norm, and resizes."""
 
+import sys
+import warnings
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,6 +20,26 @@ def check_image(image: Tensor) -> None:
         raise ValueError(f"The image's shape is {shape}; expected RGB, channels first: (B, 3, H, W).")
     if shape[2] < SMALLEST or shape[3] < SMALLEST:
         raise ValueError(f"The image is {shape[2]} x {shape[3]} pixels; the least is {SMALLEST} x {SMALLEST}.")
+    check_range(image)
+
+
+def check_range(image: Tensor) -> None:
+    """Warn, at the line that called streamseg, of floats that are in 0–1; those on a GPU are not waited for."""
+    # while a network is exported or compiled, images have no values
+    if type(image) is not Tensor or not image.is_floating_point() or image.device.type != "cpu" or not image.numel():
+        return
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined] # public all the same
+        return
+    try:
+        evident = 0 < image.max().item() <= 1 and image.min().item() >= 0
+    except RuntimeError:  # nor have they under torch.func
+        return
+    if evident:
+        frame, level = sys._getframe(), 1
+        while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("streamseg", "torch"):
+            frame, level = frame.f_back, level + 1
+        text = "The frame has values from 0 to 1; expected 0 to 255: multiply by 255."
+        warnings.warn(text, UserWarning, stacklevel=level)
 
 
 def kind(thing: object) -> str:

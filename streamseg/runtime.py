@@ -8,6 +8,7 @@ Shapes: B batch, H height, W width, D key channels, C channels of Res-1 … Res-
 """
 
 import json
+import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -134,6 +135,9 @@ class Exported:
         self.widths = tuple(channels for _, channels in manifest.state) or (0, 0, 0, 0)
         self.context_shape = (manifest.state[0][0] if manifest.state else 0, sum(self.widths))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError(f"{self.path} is open in this process alone and cannot be copied: open it again.")
+
     def look(self, views: Views) -> tuple[list[Look], Tensor]:
         """See Engine; labels of another size than the frames were seen at are taken from the nearest pixel."""
         images, past, weights, sizes, confident, steady, _ = views
@@ -250,9 +254,10 @@ def open_openvino(path: Path, device: torch.device) -> Exported:
     check_ports(path, manifest, ports, [port.any_name for port in network.outputs])
     with explaining(f"{path} cannot be run here"):
         compiled = core.compile_model(network, "CPU", settings)
+    turn = threading.Lock()  # a compiled model computes one thing at a time, and fails if it is asked for two
 
     def run(given: dict[str, Tensor]) -> dict[str, Tensor]:
-        with explaining(f"{path} failed on a frame"):
+        with turn, explaining(f"{path} failed on a frame"):
             found = compiled({name: tensor.numpy() for name, tensor in given.items()})
         return {name: torch.from_numpy(found[name]) for name in manifest.outputs}
 

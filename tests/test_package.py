@@ -13,7 +13,22 @@ MODULES += sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 # imports point from right to left
 LAYERS = [
-    ["checks", "checksums", "classes", "config", "containers", "counters", "files", "kernels", "layers", "machine", "paper", "sizes", "web"],
+    [
+        "checks",
+        "checksums",
+        "classes",
+        "config",
+        "containers",
+        "counters",
+        "files",
+        "kernels",
+        "layers",
+        "machine",
+        "paper",
+        "scratch",
+        "sizes",
+        "web",
+    ],
     [
         "attention",
         "augment",
@@ -34,6 +49,7 @@ LAYERS = [
     ["layouts", "model", "peers", "plot", "sources"],
     ["datasets", "results", "tiles"],
     ["check", "checkpoint", "feed", "folded", "runlog", "shards", "trainee"],
+    ["engines"],
     ["stream"],
     ["batches", "fast", "runtime"],
     ["benchmark", "evaluate", "pipeline"],

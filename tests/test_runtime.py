@@ -1,3 +1,4 @@
+import copy
 import json
 import os
 import pickle
@@ -5,7 +6,9 @@ import runpy
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,6 +71,31 @@ def test_streams_in_a_batch_do_not_see_each_other(exported, name):
     for own, found in zip((one, other), labels, strict=True):
         *_, (_, alone) = streamseg.label_frames(file, own, 3)
         assert found.equal(alone)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_threads_share_a_file(exported, name):
+    file, frames = open_exported(exported(name), trust=True), moving(4)
+    expected = [label_frame(file, frame)[0] for frame in frames]
+    start = threading.Barrier(4)
+
+    def work(frame):
+        start.wait()
+        return [label_frame(file, frame)[0] for _ in range(10)]
+
+    with ThreadPoolExecutor(4) as threads:
+        for labels, theirs in zip(expected, threads.map(work, frames), strict=True):
+            assert all(found.equal(labels) for found in theirs)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_open_is_not_copied(exported, name):
+    file = open_exported(exported(name), trust=True)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(
+            TypeError, match=f"{name} is open in this process alone and cannot be copied: open it again"
+        ):
+            copied(file)
 
 
 def test_what_a_file_cannot_do_is_a_sentence(exported):
