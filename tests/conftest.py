@@ -2,8 +2,9 @@
 
 import gc
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # torch is imported by each of the many processes that tests start: where Python is told to leave no bytecode beside
@@ -36,6 +37,16 @@ if not torch.cuda.is_available():
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest test is begun first: nobody waits for it in the end, nor for files that both processes need early."""
     items.sort(key=lambda item: item.path.stem != "test_distributed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heard_ctrl_c() -> Iterator[None]:
+    """Where a shell runs the suite in the background it lets it ignore Ctrl-C, and all that it starts as well."""
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)
