@@ -67,7 +67,7 @@ class Died(Exception):  # noqa: N818 (no error, but what becomes of a worker)
 
 
 class FakeRay:
-    """Ray Data in this process: rows go to workers one by one, and a worker that dies is begun again as often as told."""
+    """Ray Data in this process: rows go to workers one by one; one that dies is begun again as often as was told."""
 
     def __init__(self, **resources):
         self.context = SimpleNamespace(max_errored_blocks=0)

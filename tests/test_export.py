@@ -12,6 +12,7 @@ import streamseg
 from streamseg import Fading, LastFrames, NoAttention, checkpoint, export
 from streamseg.cli import deploying
 from streamseg.export import KINDS, SAME, compare, export_model, pan
+from streamseg.images import write_image
 from streamseg.runtime import open_exported
 from streamseg.stream import step_batch
 
@@ -195,7 +196,7 @@ def test_int8_is_judged_by_the_mean_iou(exported, network):
 def test_int8_is_judged_on_pictures_that_it_was_not_calibrated_with(exported, tmp_path, monkeypatch):
     """What writes is a stand-in here: the real one takes half a minute, and has tests of its own."""
     for i, frame in enumerate(moving(7)):
-        streamseg.write_image(tmp_path / f"{i}.png", frame)
+        write_image(tmp_path / f"{i}.png", frame)
     calibrated, judged = [], []
 
     def write(program, about, path, frames):
