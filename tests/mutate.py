@@ -27,8 +27,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path("src/streamseg" if (ROOT / "src").is_dir() else "streamseg")
-LEAST_SECONDS = 120.0
-"""A run of tests may always take so long, or five times what it takes without an edit, before it counts as hanging."""
 
 
 @dataclass(frozen=True)
@@ -298,8 +296,11 @@ def passes(folder: Path, tests: Sequence[str], seconds: float) -> bool | None:
         process.wait()
 
 
-def try_edits(edits: Sequence[Edit]) -> Iterator[tuple[Edit, str]]:
-    """Each edit, and who noticed it: a test file, or the clock; nobody if empty."""
+def try_edits(edits: Sequence[Edit], seconds: float = 300.0) -> Iterator[tuple[Edit, str]]:
+    """Each edit, and who noticed it: a test file, or the clock; nobody if empty.
+
+    A test file may always take so many seconds, or five times what it takes without an edit, before it counts as hanging.
+    """
     usual: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -316,7 +317,7 @@ def try_edits(edits: Sequence[Edit]) -> Iterator[tuple[Edit, str]]:
                 (folder / edit.path).write_text(edit.apply(source))
                 # a time of its own, or Python would take bytecode of another edit of the same length
                 os.utime(folder / edit.path, (10**9 + number, 10**9 + number))
-                passed = passes(folder, test.split(), max(LEAST_SECONDS, 5 * usual[test]))
+                passed = passes(folder, test.split(), max(seconds, 5 * usual[test]))
                 shutil.copy2(ROOT / edit.path, folder / edit.path)
                 if not passed:
                     noticed = test if passed is False else f"{test}, which never ended"
@@ -332,6 +333,7 @@ def main() -> int:
     parser.add_argument("--since", default="", metavar="COMMIT", help="only modules that changed since then")
     parser.add_argument("--edits", type=Path, help="a list of edits to make instead")
     parser.add_argument("--only", default="", help="of these edits, those whose file or place holds this text")
+    parser.add_argument("--seconds", type=float, default=300.0, help="that a test file may always take")
     parser.add_argument("--list", action="store_true", help="show the edits and run nothing")
     given = parser.parse_args()
     if given.edits:
@@ -352,7 +354,7 @@ def main() -> int:
             print(edit.show((ROOT / edit.path).read_text()))
         return 0
     survivors = 0
-    for number, (edit, noticed) in enumerate(try_edits(edits), 1):
+    for number, (edit, noticed) in enumerate(try_edits(edits, given.seconds), 1):
         survivors += not noticed
         what = f"noticed by {noticed}" if noticed else "SURVIVED"
         print(f"{number}/{len(edits)} {what}: {edit.show((ROOT / edit.path).read_text())}", flush=True)
