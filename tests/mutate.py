@@ -299,7 +299,7 @@ def passes(folder: Path, tests: Sequence[str], seconds: float) -> bool | None:
 def try_edits(edits: Sequence[Edit], seconds: float = 300.0) -> Iterator[tuple[Edit, str]]:
     """Each edit, and who noticed it: a test file, or the clock; nobody if empty.
 
-    A test file may always take so many seconds, or five times what it takes without an edit, before it counts as hanging.
+    A test file may always take so many seconds, or five times what it takes without an edit; then it hangs.
     """
     usual: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
