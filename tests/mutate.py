@@ -10,6 +10,8 @@ An edit that survives means a test that is missing, or an edit that changes noth
 
 import argparse
 import ast
+import importlib
+import multiprocessing
 import os
 import random
 import re
@@ -25,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("src/streamseg" if (ROOT / "src").is_dir() else "streamseg")
 
 
@@ -279,21 +281,34 @@ def copy_project(folder: Path) -> None:
 
 def passes(folder: Path, tests: Sequence[str], seconds: float) -> bool | None:
     """Whether tests pass in a copy of the project; None if they take too long."""
-    environment = os.environ | {"PYTHONPATH": str(folder / PACKAGE.parent)}
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-p", "no:cacheprovider", *tests]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
-    process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **quiet)
-    try:
-        return process.wait(seconds) in (0, 5)  # 5: all tests were skipped
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            if hasattr(os, "killpg"):
-                os.killpg(process.pid, signal.SIGKILL)  # and what the tests started
-            else:
-                process.kill()
-        process.wait()
+    options = ["-n", "0", "-x", "-p", "no:cacheprovider", *tests]
+    # a copy of this process, which has torch imported already: that takes longer than most tests
+    child = multiprocessing.get_context("fork").Process(target=run_tests, args=(folder, options))
+    child.start()
+    child.join(seconds)
+    ended = child.exitcode
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid or 0, signal.SIGKILL)  # and what the tests started
+    child.join()
+    return None if ended is None else ended in (0, 5)  # 5: all tests were skipped
+
+
+def run_tests(folder: Path, options: list[str]) -> None:
+    """Run pytest in a copy of the project, and end with its status; of this project nothing is imported."""
+    os.setsid()
+    os.chdir(folder)
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(quiet, stream)
+    ours = [str(ROOT), str(ROOT / "tests"), str(ROOT / "src")]
+    sys.path[:] = [str(folder / PACKAGE.parent), *(path for path in sys.path if path not in ("", *ours))]
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", None) or "").startswith((ours[0] + "/tests/", str(ROOT / PACKAGE) + "/")):
+            del sys.modules[name]
+    os.environ["PYTHONPATH"] = str(folder / PACKAGE.parent)
+    import pytest
+
+    os._exit(int(pytest.main(options)))
 
 
 def try_edits(edits: Sequence[Edit], seconds: float = 300.0) -> Iterator[tuple[Edit, str]]:
@@ -302,6 +317,8 @@ def try_edits(edits: Sequence[Edit], seconds: float = 300.0) -> Iterator[tuple[E
     A test file may always take so many seconds, or five times what it takes without an edit; then it hangs.
     """
     usual: dict[str, float] = {}
+    for library in ("numpy", "PIL.Image", "torch", "pytest"):
+        importlib.import_module(library)  # once for all copies of this process
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_project(folder)
