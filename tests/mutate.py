@@ -300,10 +300,12 @@ def run_tests(folder: Path, options: list[str]) -> None:
     quiet = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(quiet, stream)
-    ours = [str(ROOT), str(ROOT / "tests"), str(ROOT / "src")]
-    sys.path[:] = [str(folder / PACKAGE.parent), *(path for path in sys.path if path not in ("", *ours))]
+    here = Path(__file__).resolve().parent
+    ours = {"", str(here), str(here.parent), str(here.parent / "src")}
+    sys.path[:] = [str(folder / PACKAGE.parent), *(path for path in sys.path if path not in ours)]
     for name, module in [*sys.modules.items()]:
-        if str(getattr(module, "__file__", None) or "").startswith((ours[0] + "/tests/", str(ROOT / PACKAGE) + "/")):
+        file = str(getattr(module, "__file__", None) or "")
+        if name.partition(".")[0] == PACKAGE.name or file.startswith(f"{here}{os.sep}"):
             del sys.modules[name]
     os.environ["PYTHONPATH"] = str(folder / PACKAGE.parent)
     import pytest
