@@ -92,6 +92,14 @@ def test_class_weights_favour_the_rare_and_leave_the_mean_pixel_alone():
     assert (weights * pixels).sum() / pixels.sum() == pytest.approx(1)
 
 
+def test_a_class_rarer_than_a_ten_thousandth_weighs_as_one_of_that_share():
+    pixels = torch.tensor([1e6, 1.0, 100.0, 0.0])
+    weights = class_weights(pixels, 1.0)
+    torch.testing.assert_close(weights[1] / weights[0], torch.tensor(1e4), rtol=1e-3, atol=0)
+    assert weights[1] == weights[3]
+    torch.testing.assert_close(weights[2] / weights[0], torch.tensor(1e4), rtol=1e-3, atol=0)
+
+
 def test_divergence_is_pytorchs_kl_divergence():
     a, b = torch.randn(2, 2, 4, 5, 6, generator=torch.Generator().manual_seed(0))
     expected = F.kl_div(a.log_softmax(dim=1), b.softmax(dim=1), reduction="none").sum(dim=1).mean()

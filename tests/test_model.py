@@ -260,6 +260,7 @@ def test_a_compiled_network_checks_its_inputs_too(model, image, fullgraph, failu
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU: install g++")
+@pytest.mark.slow
 def test_the_network_compiles_to_kernels(image):
     network = shallow()
     compiled = torch.compile(network, fullgraph=True)
@@ -270,6 +271,7 @@ def test_the_network_compiles_to_kernels(image):
 @pytest.mark.xfail(
     torch.__version__ < "2.13", reason="older torch takes the parity of a pooled map for a constant", strict=False
 )
+@pytest.mark.slow
 def test_the_network_exports_with_free_batch_and_size_from_65_up():
     model, free = shallow(), torch.export.Dim.DYNAMIC
     example = torch.randint(0, 256, (2, 3, 144, 272), dtype=torch.uint8)

@@ -83,7 +83,7 @@ def test_scores_in_half_precision_become_labels_too():
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("tile", [(64, 64), (192, 192), (1024, 1024)])
+@pytest.mark.parametrize("tile", [(128, 128), (192, 192), (1024, 1024)])
 def test_with_a_wide_margin_tiles_equal_the_frame_seen_at_once(tile, turned):
     network = plain.randomise(streamseg.fanet18(classes=5, key_channels=8))
     frame = random_frame(64, 1344)
