@@ -249,8 +249,8 @@ def modules(names: Sequence[str], since: str) -> list[Path]:
     return files
 
 
-def tests_of(path: Path) -> list[str]:
-    """The test files of a module: the one of its name or its folder's, then those that import it."""
+def tests_of(path: Path, wide: bool = False) -> list[str]:
+    """The test files of a module: those of its name or its folder's; if there are none, or widely, all that import it."""
     inside = path.relative_to(PACKAGE).with_suffix("")
     own = [f"tests/test_{name}.py" for name in (*reversed(inside.parts), inside.name.partition("_")[0])]
     dotted = ".".join(("streamseg", *inside.parts))
@@ -261,7 +261,8 @@ def tests_of(path: Path) -> list[str]:
     )
     others = [f"tests/{file.name}" for file in sorted((ROOT / "tests").glob("test_*.py"))]
     others = [name for name in others if importing.search((ROOT / name).read_text())]
-    return [*dict.fromkeys(name for name in own + others if (ROOT / name).exists())]
+    own = [name for name in own if (ROOT / name).exists()]
+    return [*dict.fromkeys(own + others if wide or not own else own)]
 
 
 def git(*arguments: str) -> str:
@@ -313,7 +314,7 @@ def run_tests(folder: Path, options: list[str]) -> None:
     os._exit(int(pytest.main(options)))
 
 
-def try_edits(edits: Sequence[Edit], seconds: float = 300.0) -> Iterator[tuple[Edit, str]]:
+def try_edits(edits: Sequence[Edit], seconds: float = 300.0, wide: bool = False) -> Iterator[tuple[Edit, str]]:
     """Each edit, and who noticed it: a test file, or the clock; nobody if empty.
 
     A test file may always take so many seconds, or five times what it takes without an edit; then it hangs.
@@ -327,7 +328,7 @@ def try_edits(edits: Sequence[Edit], seconds: float = 300.0) -> Iterator[tuple[E
         for number, edit in enumerate(edits):
             source = (ROOT / edit.path).read_text()
             noticed = ""
-            for test in edit.tests or tests_of(edit.path):
+            for test in edit.tests or tests_of(edit.path, wide):
                 if test not in usual:
                     begin = time.monotonic()
                     if not passes(folder, test.split(), 3600.0):
@@ -352,6 +353,7 @@ def main() -> int:
     parser.add_argument("--since", default="", metavar="COMMIT", help="only modules that changed since then")
     parser.add_argument("--edits", type=Path, help="a list of edits to make instead")
     parser.add_argument("--only", default="", help="of these edits, those whose file or place holds this text")
+    parser.add_argument("--wide", action="store_true", help="run every test file that imports the module, not its own")
     parser.add_argument("--seconds", type=float, default=300.0, help="that a test file may always take")
     parser.add_argument("--list", action="store_true", help="show the edits and run nothing")
     given = parser.parse_args()
@@ -373,7 +375,7 @@ def main() -> int:
             print(edit.show((ROOT / edit.path).read_text()))
         return 0
     survivors = 0
-    for number, (edit, noticed) in enumerate(try_edits(edits, given.seconds), 1):
+    for number, (edit, noticed) in enumerate(try_edits(edits, given.seconds, given.wide), 1):
         survivors += not noticed
         what = f"noticed by {noticed}" if noticed else "SURVIVED"
         print(f"{number}/{len(edits)} {what}: {edit.show((ROOT / edit.path).read_text())}", flush=True)
