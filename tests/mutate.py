@@ -249,8 +249,8 @@ def modules(names: Sequence[str], since: str) -> list[Path]:
     return files
 
 
-def tests_of(path: Path, wide: bool = False) -> list[str]:
-    """The test files of a module: those of its name or its folder's; if there are none, or widely, all that import it."""
+def find_tests(path: Path, wide: bool = False) -> list[str]:
+    """The test files of a module: those of its name or its folder; without any, or if wide, all that import it."""
     inside = path.relative_to(PACKAGE).with_suffix("")
     own = [f"tests/test_{name}.py" for name in (*reversed(inside.parts), inside.name.partition("_")[0])]
     dotted = ".".join(("streamseg", *inside.parts))
@@ -328,7 +328,7 @@ def try_edits(edits: Sequence[Edit], seconds: float = 300.0, wide: bool = False)
         for number, edit in enumerate(edits):
             source = (ROOT / edit.path).read_text()
             noticed = ""
-            for test in edit.tests or tests_of(edit.path, wide):
+            for test in edit.tests or find_tests(edit.path, wide):
                 if test not in usual:
                     begin = time.monotonic()
                     if not passes(folder, test.split(), 3600.0):

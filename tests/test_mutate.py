@@ -74,7 +74,7 @@ def test_the_places_of_the_listed_edits_are_still_there():
         source = (mutate.ROOT / edit.path).read_text()
         assert edit.apply(source) != source
         assert mutate.is_program(edit.apply(source))
-        assert mutate.tests_of(edit.path)
+        assert mutate.find_tests(edit.path)
 
 
 def test_an_edit_that_no_test_sees_survives_and_the_project_stays_as_it_is(tmp_path, monkeypatch):
