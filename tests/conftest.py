@@ -34,9 +34,12 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test is begun first: nobody waits for it in the end, nor for files that both processes need early."""
-    items.sort(key=lambda item: item.path.stem != "test_distributed")
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """The longest test is begun first, so that nobody waits for it in the end.
+
+    Those that need exported files follow, in one process: two would wait for the same file.
+    """
+    items.sort(key=lambda item: (item.path.stem != "test_distributed", "exported" not in item.fixturenames))
 
 
 @pytest.fixture(scope="session", autouse=True)
