@@ -146,6 +146,7 @@ def train(
                     restart.save_state(out, step, settings, parts)
                 raise
             set_rate(optimiser, config, step)
+            torch.manual_seed(config.seed + step)  # so that dropout is the same in a run that was stopped and goes on
             for number, part in enumerate(batch.parts(config.accumulate), start=1):
                 with distributed.waiting(shared) if number < config.accumulate else nullcontext():
                     with torch.autocast(device.type, precision, enabled=precision is not torch.float32):

@@ -114,6 +114,16 @@ def test_the_worst_frames_come_worst_first():
     assert found.worst[0][1] == pytest.approx((30 + 0) / 2)
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_frame_without_any_label_is_never_among_the_worst(place):
+    right, wrong = painted(torch.zeros(32, 48), torch.zeros(32, 48)), painted(torch.zeros(32, 48), halves(0, 1))
+    maps = [right, wrong]
+    maps.insert(place, painted(torch.full((32, 48), 255), torch.zeros(32, 48)))
+    found = evaluate(painter(), InMemory(tuple(maps)))
+    assert [maps[index] is wrong for index, _ in found.worst] == [True, False]
+    assert [share for _, share in found.worst] == [pytest.approx(25), pytest.approx(100)]
+
+
 def test_a_network_that_frames_would_change_is_refused():
     with pytest.raises(ValueError, match=r"^The network is in training mode, .*: call model\.eval\(\) first\.$"):
         evaluate(PEERS["enet"](3), InMemory((painted(halves(0, 1), halves(0, 1)),)))

@@ -12,6 +12,7 @@ import torch
 from exports import exported as exported, moving, small
 from PIL import Image
 from servers import Files, serving as serving_files
+from waiting import PATIENCE
 
 from streamseg import page
 from streamseg.stream import label_frame
@@ -96,7 +97,7 @@ def visited(browser, exported):
     with serving.serving(weights=exported("any.onnx"), token="secret") as running:
         context = browser.new_context(viewport={"width": 1000, "height": 800})
         tab = context.new_page()
-        tab.set_default_timeout(15_000)
+        tab.set_default_timeout(1000 * PATIENCE)
         own = (f"http://127.0.0.1:{running.port}/", f"blob:http://127.0.0.1:{running.port}/", "data:")
         tab.on("request", lambda request: None if request.url.startswith(own) else wrong.append(request.url))
         tab.on("pageerror", lambda error: wrong.append(str(error)))
