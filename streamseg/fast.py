@@ -185,7 +185,7 @@ class Fast:
 
     def look_on_gpu(self, views: Views) -> tuple[list[Look], Tensor]:
         """See look; steady labels, and those of another size than the frames', are made from the scores once more."""
-        ready = self.replay(views, views.images.shape, False)
+        ready = self.replay(views, views.images.shape)
         assert ready.scores is not None
         scores, coarse = keep_steady(ready.scores, views)
         looks: list[Look] = []
@@ -200,7 +200,7 @@ class Fast:
             looks.append(Look(labels[0], None if confidence is None else confidence[0], coarse[i]))
         return looks, ready.context.clone()
 
-    def replay(self, views: Views, shape: torch.Size, at_once: bool) -> Ready:
+    def replay(self, views: Views, shape: torch.Size, at_once: bool = False) -> Ready:
         """See frames; what is found is in the places of their size.
 
         Args:
