@@ -124,7 +124,8 @@ class Deadline:
             self.sure = median(spreads) < SURE and len(costs) > 2
             self.costs = fit(costs, self.pixels, 0.0 if self.sure else 0.5)
             self.first_costs = tuple(self.costs if self.sure else self.pixels)
-            self.change(self.smaller_step(0, self.costs[0], 1.0))
+            # these are the quickest passes, and on a busy machine most take longer
+            self.change(self.smaller_step(0, self.costs[0] * median(spreads), 1.0))
 
     def took(self, seconds: float, scale: float, network: float | None = None, prepared: bool = True) -> None:
         """The labels of a frame that was seen at a scale took so long.
@@ -191,14 +192,15 @@ class Deadline:
             return
         most_late = len(latencies) >= WINDOW // 2 and min(median(latencies), median(latencies[-FEW:])) > self.limit
         many_late = len(latencies) == WINDOW and high > self.limit
+        quarter_late = len(latencies) == WINDOW and sorted(latencies)[3 * WINDOW // 4] > self.limit
         if SCALES[self.step] < POOR and most_late:
             self.return_to(SCALES.index(POOR))
             return
-        step = self.smaller_step(self.step, high, part, most_late or many_late)
+        step = self.smaller_step(self.step, high, part, most_late or quarter_late)
         if step == self.step and not self.sure:
             self.sure = True
             self.forget()
-            step = self.smaller_step(self.step, high, part, most_late or many_late)
+            step = self.smaller_step(self.step, high, part, most_late or quarter_late)
         if step == self.step:
             if many_late and self.frames >= self.floor_until:
                 as_good = (u for u in range(step) if (1 - GAIN) * self.expect(u, step, high, part) <= high)
