@@ -187,6 +187,13 @@ def test_one_wrong_bit_in_a_video_of_labels_is_told_wherever_it_is(tmp_path):
             assert labels.equal(other)
             assert seconds == other_seconds
     assert silent < len(data) / 7 / 4
+    # a checksum that cannot be found does not make the frames right
+    wrong, cluster = bytearray(data), data.index(b"\x1f\x43\xb6\x75", 300)
+    wrong[data.index(b"\xbf\x84", cluster)] ^= 16
+    wrong[cluster + 400] ^= 16
+    path.write_bytes(wrong)
+    with pytest.raises(ValueError, match=r"labels\.mkv is damaged \(its checksum does not match\)"):
+        list(read_label_video(path))
 
 
 @pytest.mark.parametrize("seekable", [True, False])
