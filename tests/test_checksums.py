@@ -181,6 +181,14 @@ def test_a_torch_file_with_one_wrong_byte_is_told(tmp_path):
         read_tensors(path)
 
 
+def test_a_zip_file_whose_parts_overlap_is_not_read_again_and_again(tmp_path):
+    with zipfile.ZipFile(tmp_path / "bomb.pth", "w") as archive:
+        archive.writestr("a/data.pkl", bytes(2**20))
+        archive.filelist.extend([archive.filelist[0]] * 5)
+    with pytest.raises(ValueError, match=DAMAGED):
+        check_zip(tmp_path / "bomb.pth")
+
+
 def test_a_zip_file_is_not_unfolded_to_be_checked(tmp_path):
     with zipfile.ZipFile(tmp_path / "bomb.pth", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/data.pkl", bytes(2**24))

@@ -1,6 +1,7 @@
 """Video files that are cut are told, or have all of their frames; no whole file is taken for a cut one."""
 
 import io
+import re
 from fractions import Fraction
 
 import av
@@ -142,7 +143,24 @@ def test_a_live_stream_that_ends_between_frames_is_whole_and_one_that_ends_withi
     assert sum(cut) > 250
 
 
-@pytest.mark.parametrize("tail", [b"\0" * 100, b"\xff" * 100, b"camera notes, which are no box at all" * 9])
+@pytest.mark.parametrize("name", ["a.mkv", "a.webm", "a.avi"])
+def test_of_a_file_that_lacks_its_index_alone_nothing_is_said(tmp_path, name):
+    codec = {"a.mkv": "libx264", "a.webm": "libvpx-vp9", "a.avi": "mpeg4"}[name]
+    path = make_clip(tmp_path / name, 20, codec=codec)
+    data = path.read_bytes()
+    index = data.rindex(b"idx1" if name == "a.avi" else b"\x1c\x53\xbb\x6b")
+    path.write_bytes(data[: index + 12])
+    assert not is_cut(path)
+    assert read(path) == (20, False)
+    if name != "a.avi":
+        # without its beginning it might as well be more frames
+        path.write_bytes(data[:index])
+        assert is_cut(path)
+
+
+@pytest.mark.parametrize(
+    "tail", [b"\0" * 100, b"\xff" * 100, b"\x7f\xff\xff\xffnote and more", b"camera notes, which are no box at all" * 9]
+)
 @pytest.mark.parametrize("name", ["a.mp4", "a.avi", "a.mkv"])
 def test_what_a_camera_adds_behind_a_file_makes_it_no_cut_one(tmp_path, name, tail):
     path = make_clip(tmp_path / name, 5, codec="mpeg4" if name == "a.avi" else "libx264")
@@ -157,7 +175,8 @@ def test_one_wrong_bit_in_a_video_of_labels_is_told_wherever_it_is(tmp_path):
             writer.write(picture(i, (40, 56))[0] % 11, i / 25)
     data, expected = path.read_bytes(), list(read_label_video(path))
     silent = 0
-    for place in range(0, len(data), 7):
+    marks = [match.start() for match in re.finditer(rb"\xbf\x84", data)]  # the beginnings of the checksums
+    for place in [*marks, *range(0, len(data), 7)]:
         path.write_bytes(data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :])
         try:
             found = list(read_label_video(path))
@@ -168,6 +187,13 @@ def test_one_wrong_bit_in_a_video_of_labels_is_told_wherever_it_is(tmp_path):
             assert labels.equal(other)
             assert seconds == other_seconds
     assert silent < len(data) / 7 / 4
+    # a checksum that cannot be found does not make the frames right
+    wrong, cluster = bytearray(data), data.index(b"\x1f\x43\xb6\x75", 300)
+    wrong[data.index(b"\xbf\x84", cluster)] ^= 16
+    wrong[cluster + 400] ^= 16
+    path.write_bytes(wrong)
+    with pytest.raises(ValueError, match=r"labels\.mkv is damaged \(its checksum does not match\)"):
+        list(read_label_video(path))
 
 
 @pytest.mark.parametrize("seekable", [True, False])
