@@ -159,7 +159,11 @@ class Folded:
         batch, _, height, width = frame.shape
         tall = (height + 1) // 2
         parts = []
-        with self.padded.borrow(frame.shape, lambda: [torch.zeros(batch, height + 6, width + 6, 3)]) as (padded,):
+
+        def make() -> list[Tensor]:
+            return [torch.zeros(batch, height + 6, width + 6, 3, device=frame.device)]
+
+        with self.padded.borrow(frame.shape, make) as (padded,):
             x = padded.permute(0, 3, 1, 2)
             torch.sub(frame, self.mean.view(1, 3, 1, 1), out=x[:, :, 3:-3, 3:-3])
             for top in range(0, tall, STRIP):
