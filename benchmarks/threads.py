@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,17 +29,17 @@ def main(device: str = "cuda" if torch.cuda.is_available() else "cpu", calls: in
             for height, width in sizes
         ]
         expected = [engine(frame) for frame in frames]
-        alone, wrong = timed(call_in_turn, engine, frames, expected, calls)
-        together, mistaken = timed(call_at_once, engine, frames, expected, calls)
+        alone, wrong = timed(partial(call_in_turn, engine, frames, expected, calls))
+        together, mistaken = timed(partial(call_at_once, engine, frames, expected, calls))
         shapes = " ".join(sorted({f"{frame.shape[1]} x {frame.shape[2]}" for frame in frames}))
         print(f"{device}, {shapes}: {THREADS} x {calls} calls take {together:.2f} s, in turn {alone:.2f} s")
         print(f"wrong: {sum(mistaken)}, in turn {sum(wrong)}", flush=True)
 
 
-def timed(work: Callable[..., list[int]], *given: object) -> tuple[float, list[int]]:
+def timed(work: Callable[[], list[int]]) -> tuple[float, list[int]]:
     """Seconds that work takes, on a GPU until it is done, and what it gives."""
     begin = time.perf_counter()
-    found = work(*given)
+    found = work()
     return time.perf_counter() - begin, found
 
 

@@ -41,31 +41,33 @@ def fuses() -> bool:
     """Whether this torch has oneDNN's convolutions with what follows them, which are no part of its documented API."""
     if not torch.backends.mkldnn.is_available():
         return False
-    x, weight, bias, conv = torch.ones(1, 2, 3, 3), torch.ones(2, 2, 3, 3), torch.zeros(2), ([1, 1], [1, 1], [1, 1], 1)
-    expected = F.conv2d(x, weight, bias, 1, 1)
-    try:
-        ops = torch.ops.mkldnn
-        packed = ops._reorder_convolution_weight(weight, *conv, [1, 2, 3, 3])
-        once = ops._convolution_pointwise(x, packed, bias, *conv, "relu", [], "")
-        twice = ops._convolution_pointwise.binary(x, once, packed, bias, *conv, "add", 1.0, "none", [], "")
-    except Exception:  # an operator that is gone, or that takes other arguments, can fail in any way
-        return False
-    return torch.allclose(once, expected) and torch.allclose(twice, 2 * expected)
+    ops, conv = torch.ops.mkldnn, ([1, 1], [1, 1], [1, 1], 1)
+    with torch.device("cpu"):
+        x, weight, bias = torch.ones(1, 2, 3, 3), torch.ones(2, 2, 3, 3), torch.zeros(2)
+        try:
+            packed = ops._reorder_convolution_weight(weight, *conv, [1, 2, 3, 3])
+            once = ops._convolution_pointwise(x, packed, bias, *conv, "relu", [], "")
+            twice = ops._convolution_pointwise.binary(x, once, packed, bias, *conv, "add", 1.0, "none", [], "")
+        except Exception:  # an operator that is gone, or that takes other arguments, can fail in any way
+            return False
+        expected = F.conv2d(x, weight, bias, 1, 1)
+        return torch.allclose(once, expected) and torch.allclose(twice, 2 * expected)
 
 
 @cache
 def has_bytes() -> bool:
     """Whether this torch has oneDNN's convolutions of bytes, which are no part of its documented API."""
-    x, weight = torch.ones(1, 4, 3, 3, dtype=torch.uint8), torch.ones(4, 4, 1, 1, dtype=torch.int8)
-    scales, zeros, conv = torch.ones(4), torch.zeros(4, dtype=torch.int64), ([1, 1], [0, 0], [1, 1], 1)
-    try:
-        packed = torch.ops.onednn.qconv_prepack(weight, scales, 1.0, 0, *conv, [1, 4, 3, 3])
-        found = torch.ops.onednn.qconv2d_pointwise(
-            x, 1.0, 0, packed, scales, zeros, None, *conv, 1.0, 0, torch.float32, "relu", [], ""
-        )
-    except Exception:  # an operator that is gone, or that takes other arguments, can fail in any way
-        return False
-    return torch.allclose(found, torch.full((1, 4, 3, 3), 4.0))
+    ops, conv = torch.ops.onednn, ([1, 1], [0, 0], [1, 1], 1)
+    with torch.device("cpu"):
+        x, weight = torch.ones(1, 4, 3, 3, dtype=torch.uint8), torch.ones(4, 4, 1, 1, dtype=torch.int8)
+        scales, zeros = torch.ones(4), torch.zeros(4, dtype=torch.int64)
+        out: tuple[object, ...] = (1.0, 0, torch.float32, "relu", [], "")
+        try:
+            packed = ops.qconv_prepack(weight, scales, 1.0, 0, *conv, [1, 4, 3, 3])
+            found = ops.qconv2d_pointwise(x, 1.0, 0, packed, scales, zeros, None, *conv, *out)
+        except Exception:  # an operator that is gone, or that takes other arguments, can fail in any way
+            return False
+        return torch.allclose(found, torch.full((1, 4, 3, 3), 4.0))
 
 
 class Convolution:
@@ -178,7 +180,8 @@ class Winograd(Convolution):
 
         def make() -> list[Tensor]:
             sizes = (36 * squares * inputs,) * 2 + (36 * squares * outputs, 24 * squares * outputs)
-            return [torch.zeros(4 * tall + 2, 4 * wide + 2, inputs), *map(torch.empty, sizes)]
+            padded = torch.zeros(4 * tall + 2, 4 * wide + 2, inputs, device="cpu")
+            return [padded, *(torch.empty(size, device="cpu") for size in sizes)]
 
         with self.scratch.borrow(x.shape, make) as places:  # new memory would take longer than the products
             found = self.convolve_all(x, squares // wide, places)
@@ -190,7 +193,7 @@ class Winograd(Convolution):
         batch, inputs, height, width = x.shape
         outputs, tall, wide = len(self.weight), -(-height // 4), -(-width // 4)
         padded, *scratch = places
-        found = torch.empty(batch, 4 * tall, 4 * wide, outputs)
+        found = torch.empty(batch, 4 * tall, 4 * wide, outputs, device=x.device)
         row, column, _ = padded.stride()
         for i in range(batch):
             padded[1 : height + 1, 1 : width + 1] = x[i].permute(1, 2, 0)
@@ -227,7 +230,8 @@ FOR_INPUTS = torch.tensor(
         [0, -2, -1, 2, 1, 0],
         [0, 2, -1, -2, 1, 0],
         [0, 4, 0, -5, 0, 1],
-    ]
+    ],
+    device="cpu",  # this module may be imported under another default
 )
 FOR_WEIGHTS = torch.tensor(
     [
@@ -239,8 +243,11 @@ FOR_WEIGHTS = torch.tensor(
         [0, 0, 1],
     ],
     dtype=torch.float64,
+    device="cpu",
 )
-FOR_OUTPUTS = torch.tensor([[1.0, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]])
+FOR_OUTPUTS = torch.tensor(
+    [[1.0, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]], device="cpu"
+)
 
 SQUARES = 512
 """How many squares Winograd's convolution takes at a time, so that they stay near the processor."""

@@ -226,7 +226,7 @@ def make_views(engine: Engine, frames: Tensor, past: Tensor | None, weight: floa
                 f"The past's shape is {tuple(past.shape)}; expected {expected}: the context that step() of this same "
                 "network gave for as many frames, or a sum of such."
             )
-        past = past.detach().to(engine.device)
+        past = past.to(engine.device)
     size = (frames.shape[2], frames.shape[3])
     return Views(frames, past, [0.0 if past is None else weight] * len(frames), [size] * len(frames))
 

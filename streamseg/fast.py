@@ -145,7 +145,7 @@ class Fast:
                 return self.look_on_gpu(views)
         # a new thread computes with as many threads as torch was told to only once it has been asked
         torch.get_num_threads()
-        context = torch.empty(len(views.images), *self.context_shape)
+        context = torch.empty(len(views.images), *self.context_shape, device=self.device)
         past = torch.zeros_like(context) if views.past is None else views.past
         scores = self.folded.scores(views.images, past, self.scale_of(views.weights), context)
         if self.learning:
@@ -163,7 +163,7 @@ class Fast:
                 self.learning, self.seen = False, []
 
     def scale_of(self, weights: Sequence[float]) -> Tensor:
-        return torch.tensor([1 / (1 + weight) if self.averages else 1.0 for weight in weights])
+        return torch.tensor([1 / (1 + weight) if self.averages else 1.0 for weight in weights], device="cpu")
 
     # on a GPU; whoever calls these has the turn
 

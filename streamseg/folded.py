@@ -157,7 +157,11 @@ class Folded:
     def look_in_strips(self, frame: Tensor) -> Tensor:
         """The same, a few rows at a time: the map before the pooling, the largest of all, stays near the processor."""
         batch, _, height, width = frame.shape
-        with self.padded.borrow(frame.shape, lambda: [torch.zeros(batch, height + 6, width + 6, 3)]) as (padded,):
+
+        def make() -> list[Tensor]:
+            return [torch.zeros(batch, height + 6, width + 6, 3, device=frame.device)]
+
+        with self.padded.borrow(frame.shape, make) as (padded,):
             x = padded.permute(0, 3, 1, 2)
             torch.sub(frame, self.mean.view(1, 3, 1, 1), out=x[:, :, 3:-3, 3:-3])
             return pool_in_strips(

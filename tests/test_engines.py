@@ -36,8 +36,8 @@ def network():
 
 
 def noise(height, width, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (3, height, width), dtype=torch.uint8, generator=generator)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randint(0, 256, (3, height, width), dtype=torch.uint8, generator=generator, device="cpu")
 
 
 def call_from_threads(engine, frames, calls):
@@ -401,6 +401,19 @@ def test_the_warning_stands_in_no_compiler_s_way():
         assert torch.compile(Checked(), fullgraph=True, backend="eager")(image).equal(2 * image)
         assert torch.vmap(Checked())(image[None]).equal(2 * image[None])
     assert Checked()(image.to("meta")).is_meta
+
+
+def test_another_default_device_changes_nothing(network, looking_anew):
+    frame, engine = noise(40, 64), accelerate(network)
+    expected = engine(frame)
+    convolutions.fuses.cache_clear()
+    convolutions.has_bytes.cache_clear()
+    found = convolutions.has_bytes()
+    convolutions.has_bytes.cache_clear()
+    with torch.device("meta"):
+        assert convolutions.has_bytes() == found
+        assert engine(frame).equal(expected)
+        assert engine(noise(48, 64)).device.type == "cpu"
 
 
 @pytest.fixture
