@@ -13,7 +13,7 @@ MODULES += sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 # imports point from right to left
 LAYERS = [
-    ["classes", "config", "counters", "files", "kernels", "layers", "paper", "web"],
+    ["classes", "config", "counters", "files", "kernels", "layers", "paper", "rounding", "web"],
     [
         "attention",
         "augment",
@@ -25,6 +25,7 @@ LAYERS = [
         "latency",
         "losses",
         "metrics",
+        "onnx_int8",
         "page",
         "restart",
         "show",
@@ -52,8 +53,8 @@ DOORS = {
     "h11": "serve",
     "matplotlib": "plot",
     "numpy": "images",
-    "onnx": "export",
-    "onnxruntime": "export runtime",  # the one writes files, the other runs them
+    "onnx": "export onnx_int8",
+    "onnxruntime": "export onnx_int8 runtime",  # the one writes files, the other runs them
     "openvino": "export runtime",
     "pyarrow": "archive",
     "ray": "cluster",
