@@ -4,6 +4,7 @@ ONNX Runtime rounds weights one by one. Here they are rounded before, as the inp
 numbers that it then finds as they are.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -14,15 +15,17 @@ from streamseg.rounding import InputStatistics, round_weights
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
-FLOAT = 3
-"""So many large convolutions stay in fp32: the first one and the two of the first block, the most sensitive."""
+LARGE = 2**15
+"""Convolutions of fewer weights stay in fp32: they cost little."""
+SENSITIVE = 2
+"""So do so many of the others: those of the first block, which see most of what rounding does to flat surfaces."""
 
 
 def int8_convolutions(network: "ModelProto") -> "list[NodeProto]":
-    """The convolutions of a network that compute in int8: large ones, but the first; those of 1x1 cost little."""
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in network.graph.initializer}
-    found = [node for node in network.graph.node if node.op_type == "Conv" and shapes[node.input[1]][2:] != (1, 1)]
-    return found[FLOAT:]
+    """The convolutions of a network that compute in int8, in the order of the network."""
+    sizes = {tensor.name: math.prod(tensor.dims) for tensor in network.graph.initializer}
+    found = [node for node in network.graph.node if node.op_type == "Conv" and sizes[node.input[1]] >= LARGE]
+    return found[SENSITIVE:]
 
 
 def names_of_int8(network: "ModelProto") -> list[str]:

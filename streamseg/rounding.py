@@ -83,7 +83,9 @@ def round_columns(weight: Tensor, covariance: Tensor) -> Tensor:
     """
     variances = covariance.diagonal()
     order = variances.argsort(descending=True)
-    damped = covariance + max(DAMPING * variances.mean().item(), 1e-12) * torch.eye(len(covariance), dtype=torch.float64)
+    damped = covariance + max(DAMPING * variances.mean().item(), 1e-12) * torch.eye(
+        len(covariance), dtype=torch.float64
+    )
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped[order][:, order]))
     factor = torch.linalg.cholesky(inverse, upper=True)
     left, rounded = weight[:, order], torch.empty_like(weight)
