@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +26,12 @@ from streamseg.checksums import write_checksum
 from streamseg.classes import Classes
 from streamseg.files import check_place, written_whole
 from streamseg.model import FANet
+from streamseg.onnx_int8 import names_of_int8, round_network
 from streamseg.runtime import ENTRY, LEAST, MOST, Exported, Manifest, check_installed, open_exported, open_onnx
 from streamseg.sources import read_frames
 from streamseg.stream import check_size, fit, label_frame, label_frames
 from streamseg.tensors import brief
 from streamseg.tiles import check_model
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
 
 OPSET = 18
 """The oldest set of ONNX's operators that torch exports to: as many programs as possible read it."""
@@ -53,8 +50,8 @@ CLIP = 50
 CLIP_SIZE = (360, 640)
 """Of a file for any size."""
 
-BYTES = ("Conv", "Add", "Relu", "MaxPool", "Concat")
-"""The operators that work on bytes in an int8 file; attention and the resizes stay in fp32."""
+BYTES = ("Conv", "Relu")
+"""The operators that work on bytes in an int8 file, some of them; sums, attention and resizes stay in fp32."""
 
 
 @dataclass(frozen=True)
@@ -284,16 +281,17 @@ def write_int8(program: ExportedProgram, manifest: Manifest, path: Path, frames:
 
     plain = path.with_name("plain.onnx")
     write_onnx(program, replace(manifest, precision="fp32"), plain)
-    network = onnx.load(plain)
+    network, file = onnx.load(plain), open_onnx(plain, torch.device("cpu"))
+    round_network(network, iter(Calibration(file, frames).get_next, None))
     quantize_static(
         network,
         path,
-        Calibration(open_onnx(plain, torch.device("cpu")), frames),
+        Calibration(file, frames),
         quant_format=QuantFormat.QDQ,
         op_types_to_quantize=[*BYTES],
-        # the scores of the classes stay in fp32: bytes would make ties of them
-        nodes_to_exclude=[last_convolution(network)],
+        nodes_to_quantize=names_of_int8(network),
         per_channel=True,
+        reduce_range=True,  # 7-bit weights: right on processors without VNNI as well
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
     )
@@ -312,11 +310,6 @@ class Calibration:
     def get_next(self) -> dict | None:
         given = next(self.left, None)
         return given and {name: tensor.numpy() for name, tensor in given.items()}
-
-
-def last_convolution(network: "ModelProto") -> str:
-    """The name of the convolution that scores the classes."""
-    return next(node.name for node in reversed(network.graph.node) if node.op_type == "Conv")
 
 
 def calibration(file: Exported, frames: Sequence[Tensor]) -> Iterator[dict[str, Tensor]]:

@@ -251,12 +251,16 @@ class FoldedToBytes(Folded):
         self.square_stem = stem
 
     def look(self, frame: Tensor, unfolded: Tensor | None) -> Map:
-        squares = kernels.squares(frame)
-        batch, _, rows, columns = squares.shape
-        border = self.mean.round().to(torch.uint8).repeat(4).view(1, 12, 1, 1)
-        x = border.repeat(batch, 1, rows + 3, columns + 3).contiguous(memory_format=torch.channels_last)
-        x[:, :, 2 : 2 + rows, 2 : 2 + columns] = squares
-        return pool_in_strips(rows, lambda begin, end: self.square_stem.relu(Bytes(x[:, :, begin : end + 3], 1.0)))
+        batch, _, height, width = frame.shape
+        tall, wide = (height + 1) // 2, (width + 1) // 2
+        # around the frame is the mean, as in floats, where the mean has been taken off
+        around = self.mean.round().to(torch.uint8).view(1, 1, 1, 3)
+        padded = around.repeat(batch, 2 * (tall + 3), 2 * (wide + 3), 1)
+        padded[:, 4 : 4 + height, 4 : 4 + width] = frame.permute(0, 2, 3, 1)
+        squares = padded.view(batch, tall + 3, 2, wide + 3, 2, 3).transpose(2, 3).flatten(3).permute(0, 3, 1, 2)
+        return pool_in_strips(
+            tall, lambda begin, end: self.square_stem.relu(Bytes(squares[:, :, begin : end + 3], 1.0))
+        )
 
 
 def measure(folded: Folded, frames: Sequence[Tensor]) -> Folded:

@@ -89,11 +89,13 @@ def round_columns(weight: Tensor, covariance: Tensor) -> Tensor:
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped[order][:, order]))
     factor = torch.linalg.cholesky(inverse, upper=True)
     left, rounded = weight[:, order], torch.empty_like(weight)
+    fixed = left.abs() > LARGEST - 1e-9  # the largest stay so, and the scale can be told from the weights
+    largest = left.sign() * LARGEST
     for begin in range(0, len(order), COLUMNS):
         end = min(begin + COLUMNS, len(order))
         errors = torch.empty(len(left), end - begin, dtype=left.dtype)
         for i in range(begin, end):
-            rounded[:, order[i]] = column = round_off(left[:, i])
+            rounded[:, order[i]] = column = torch.where(fixed[:, i], largest[:, i], round_off(left[:, i]))
             errors[:, i - begin] = error = (left[:, i] - column) / factor[i, i]
             left[:, i:end] -= torch.outer(error, factor[i, i:end])
         left[:, end:] -= errors @ factor[begin:end, end:]

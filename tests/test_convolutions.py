@@ -64,6 +64,14 @@ def test_maps_of_several_sizes_go_through_one_convolution_of_bytes(convolution):
         assert (ours.relu(x) - convolution.relu(x)).abs().max() < 0.05
 
 
+@pytest.mark.parametrize(("inputs", "side"), [(12, 4), (64, 3), (64, 1), (3, 3)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_bytes_and_weights_are_summed_exactly(inputs, side, sign):
+    ours = ByteConvolution(Convolution(sign * torch.ones(16, inputs, side, side), torch.zeros(16)), 255.0, None)
+    found = ours.plain(Bytes(torch.full((1, inputs, 8, 8), 255, dtype=torch.uint8), 1.0))
+    torch.testing.assert_close(found, torch.full_like(found, sign * 255.0 * inputs * side**2), atol=0, rtol=1e-5)
+
+
 @pytest.mark.parametrize("size", [(8, 12), (5, 7), (1, 1), (9, 4)])
 def test_winograd_s_way_gives_the_convolution(size, monkeypatch):
     monkeypatch.setattr(convolutions, "SQUARES", 2)

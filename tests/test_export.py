@@ -159,6 +159,7 @@ def test_the_verb_writes_an_int8_file_with_state_that_segment_takes(tmp_path, mo
     assert (about.classes, about.window, about.source) == (shipped.classes, shipped.window, shipped.source)
     assert [*about.inputs] == ["frame", "past1", "past2", "past3", "past4", "weight"]
     assert Path("a.onnx").stat().st_size < 16e6
+    assert largest_weights("a.onnx") == {64}
     command = ("segment", SAMPLES / "suburb-1.jpg", "--size", "128x256", "--labels", "--no-overlay")
     assert run(monkeypatch, *command, "network.png") == 0
     assert run(monkeypatch, *command, "int8.png", "--weights", "a.onnx", "--confidence") == 0
@@ -167,6 +168,15 @@ def test_the_verb_writes_an_int8_file_with_state_that_segment_takes(tmp_path, mo
     assert (one == other).double().mean() > 0.95
     written = {"a.onnx", "network-labels.png", "int8-labels.png", "int8-confidence.png"}
     assert {path.name for path in tmp_path.iterdir()} == written
+
+
+def largest_weights(path):
+    """The largest of each convolution's int8 weights; beyond 64, processors without VNNI would sum them wrongly."""
+    onnx = pytest.importorskip("onnx")
+    tensors = [tensor for tensor in onnx.load(path).graph.initializer if len(tensor.dims) == 4]
+    found = [onnx.numpy_helper.to_array(tensor) for tensor in tensors if tensor.data_type == onnx.TensorProto.INT8]
+    assert len(found) == 25  # of 44
+    return {int(abs(weight.astype(int)).max()) for weight in found}
 
 
 @pytest.mark.parametrize("before", [None, b"an older file"])

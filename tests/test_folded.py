@@ -4,7 +4,8 @@ import torch
 from torch.nn import functional as F
 
 import streamseg
-from streamseg.folded import Folded, FoldedToBytes, pool_bytes
+from streamseg.convolutions import ByteConvolution
+from streamseg.folded import Folded, FoldedToBytes
 
 
 def picture(height=70, width=101, seed=0):
@@ -62,11 +63,13 @@ def test_folding_leaves_the_network_as_it_was():
     )
 
 
-@pytest.mark.parametrize("size", [(8, 12), (9, 12), (7, 5), (1, 1)])
-def test_bytes_are_pooled_as_floats_are(size):
-    x = torch.randint(0, 256, (2, 4, *size), generator=torch.Generator().manual_seed(0)).byte()
-    expected = F.max_pool2d(x.float(), 3, stride=2, padding=1)
-    assert pool_bytes(x.contiguous(memory_format=torch.channels_last)).float().equal(expected)
+@pytest.mark.parametrize("size", [(64, 96), (65, 97), (131, 67)])
+def test_the_first_map_of_bytes_is_nearly_that_of_floats(size):
+    folded = Folded(streamseg.load()[0], torch.float32)
+    frame = streamseg.read_image("samples/suburb-1.jpg")[None, :, 300 : 300 + size[0], 300 : 300 + size[1]]
+    found, expected = FoldedToBytes(folded, [frame]).look(frame, None), folded.look(frame, None)
+    assert found.shape == expected.shape
+    assert (found - expected).norm() < 0.01 * expected.norm()
 
 
 def test_bytes_give_nearly_the_same_scores():
@@ -76,3 +79,12 @@ def test_bytes_give_nearly_the_same_scores():
     ours, theirs = look(FoldedToBytes(folded, [frame]), frame), look(folded, frame)
     assert (ours[0].argmax(dim=1) == theirs[0].argmax(dim=1)).float().mean() > 0.97
     assert (ours[1] - theirs[1]).norm() < 0.1 * theirs[1].norm()
+
+
+def test_the_most_sensitive_convolutions_stay_in_floats():
+    folded = Folded(streamseg.fanet18(classes=3).eval(), torch.float32)
+    ours = FoldedToBytes(folded, [picture()])
+    assert ours.stages[0][0] is folded.stages[0][0]
+    assert ours.classify is folded.classify
+    rest = [part for blocks in ours.stages for block in blocks for part in block if part][3:]
+    assert all(isinstance(part, ByteConvolution) for part in (*rest, ours.smooth1, ours.smooth3, ours.mix))

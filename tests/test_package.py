@@ -25,6 +25,7 @@ LAYERS = [
         "layers",
         "machine",
         "paper",
+        "rounding",
         "scratch",
         "sizes",
         "web",
@@ -40,6 +41,7 @@ LAYERS = [
         "latency",
         "losses",
         "metrics",
+        "onnx_int8",
         "page",
         "restart",
         "show",
@@ -68,8 +70,8 @@ DOORS = {
     "h11": "serve",
     "matplotlib": "plot",
     "numpy": "images",
-    "onnx": "export",
-    "onnxruntime": "export runtime",  # the one writes files, the other runs them
+    "onnx": "export onnx_int8",
+    "onnxruntime": "export onnx_int8 runtime",  # the one writes files, the other runs them
     "openvino": "export runtime",
     "pyarrow": "archive",
     "ray": "cluster",
