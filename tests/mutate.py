@@ -352,6 +352,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--since", default="", metavar="COMMIT", help="only modules that changed since then")
     parser.add_argument("--edits", type=Path, help="a list of edits to make instead")
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first so many, which were made before")
     parser.add_argument("--only", default="", help="of these edits, those whose file or place holds this text")
     parser.add_argument("--wide", action="store_true", help="run every test file that imports the module, not its own")
     parser.add_argument("--seconds", type=float, default=300.0, help="that a test file may always take")
@@ -369,7 +370,7 @@ def main() -> int:
         while len(edits) < given.number and any(piles):
             edits += [pile.pop() for pile in dice.sample(piles, len(piles)) if pile]
         edits = edits[: given.number]
-    edits = [edit for edit in edits if given.only in edit.show((ROOT / edit.path).read_text())]
+    edits = [edit for edit in edits[given.skip :] if given.only in edit.show((ROOT / edit.path).read_text())]
     if given.list:
         for edit in edits:
             print(edit.show((ROOT / edit.path).read_text()))

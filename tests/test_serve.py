@@ -282,6 +282,7 @@ def test_who_hangs_up_is_not_worked_for(running):
         # the next one would be seen after what was left behind, or together with it
         assert running.ask("/segment", PICTURE).status == 200
     assert running.engine.batches[before:] == [1, 1]
+    assert 'streamseg_dropped_total{reason="gone"} 1\n' in running.ask("/metrics").body.decode()
 
 
 def test_without_the_token_nothing_is_told_but_health_and_the_page():

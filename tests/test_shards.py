@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_train import CPU, TINY, run
+from test_train import CPU, FANET, TINY, run
 
 from streamseg import shards
 from streamseg.datasets import camvid, folder
@@ -123,7 +123,7 @@ def test_shards_from_before_there_were_checksums_are_read(toy, packed, tmp_path)
 def test_frames_in_shards_have_no_clips(drive, tmp_path):
     pack("camvid", drive, tmp_path / "shards", ("train",))
     with pytest.raises(ValueError, match="^camvid train has no clips of 2 frames: a window needs"):
-        run(tmp_path / "shards", tmp_path / "out", replace(TINY, dataset="camvid", window=2, validate=""))
+        run(tmp_path / "shards", tmp_path / "out", replace(FANET, dataset="camvid", window=2, validate=""))
 
 
 def test_a_span_is_where_the_file_is_whatever_its_name(tmp_path):
