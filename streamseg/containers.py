@@ -66,9 +66,12 @@ def matroska_is_cut(file: BinaryIO, size: int) -> bool:
 
 
 def matroska_is_damaged(path: Path) -> bool:
-    """Whether the checksums of a Matroska file do not match; where it has none, or is cut, nothing is said."""
+    """Whether the checksums of a Matroska file do not match; False for one without, or cut, and for other files."""
     size, summed = path.stat().st_size, set[bool]()
     with path.open("rb") as file:
+        if read_number(file, marked=True) != EBML:
+            return False
+        file.seek(0)
         while file.tell() < size:
             identity, length = read_number(file, marked=True), read_number(file)
             if identity is None or length is None:

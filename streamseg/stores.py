@@ -132,11 +132,11 @@ def upload(folder: Path, store: "AbstractFileSystem", path: str, last: str) -> N
 
 def read_text(address: str) -> str | None:
     """The text at an address; None if there is none."""
-    if not is_address(address):
-        file = Path(address)
-        return file.read_text(encoding="utf-8") if file.is_file() else None
-    store, path = reach(address)
     try:
+        if not is_address(address):
+            file = Path(address)
+            return file.read_text(encoding="utf-8") if file.is_file() else None
+        store, path = reach(address)
         return store.cat_file(path).decode() if store.isfile(path) else None
     except UnicodeDecodeError:
         raise ValueError(f"{show(address)} is damaged, for it is not text in UTF-8: get a whole copy of it.") from None

@@ -340,8 +340,9 @@ def open_camera(name: str, *, timeout: float = 10.0) -> Video:
     return start_reading(container, f"Camera {name}", "SLICE")
 
 
-def read_label_video(path: Path) -> Iterator[tuple[Tensor, float]]:
+def read_label_video(path: str | Path) -> Iterator[tuple[Tensor, float]]:
     """The labels (H, W) and times of a video that write_label_video wrote."""
+    path = Path(path)
     if path.is_file() and matroska_is_damaged(path):
         raise damaged(path)
     with open_video(path) as video:

@@ -65,6 +65,10 @@ def parse(monkeypatch, recipe, options):
     monkeypatch.setattr(training, "pick_device", lambda name: torch.device("cpu"))
     monkeypatch.setattr("streamseg.train.train", lambda config, data, out, **more: runs.append((config, more)) or out)
     monkeypatch.setattr("streamseg.runlog.summarise", lambda path: {})
+    # what the options are is asked here, and not whether a run could have them, or has data
+    monkeypatch.setattr(TrainConfig, "check", lambda config: None)
+    monkeypatch.setattr(training, "check_data", lambda *_: None)
+    monkeypatch.setattr(training, "check_weights", lambda path: None)
     cli.run(["train", recipe, "--data", "mine", "--out", "run", *options])
     return runs.pop()
 

@@ -599,7 +599,7 @@ def test_ctrl_c_before_the_first_frame_is_quiet(here, segment, monkeypatch, caps
         raise KeyboardInterrupt
 
     paint("a.png")
-    monkeypatch.setattr("streamseg.checkpoint.load", interrupted)
+    monkeypatch.setattr("streamseg.checkpoint.read", interrupted)
     assert segment("a.png") == 130
     assert capsys.readouterr() == ("", "")
 
