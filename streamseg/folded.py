@@ -254,10 +254,10 @@ class FoldedToBytes(Folded):
         batch, _, height, width = frame.shape
         tall, wide = (height + 1) // 2, (width + 1) // 2
         # around the frame is the mean, as in floats, where the mean has been taken off
-        around = self.mean.round().to(torch.uint8).view(1, 1, 1, 3)
-        padded = around.repeat(batch, 2 * (tall + 3), 2 * (wide + 3), 1)
-        padded[:, 4 : 4 + height, 4 : 4 + width] = frame.permute(0, 2, 3, 1)
-        squares = padded.view(batch, tall + 3, 2, wide + 3, 2, 3).transpose(2, 3).flatten(3).permute(0, 3, 1, 2)
+        around = self.mean.round().to(torch.uint8).view(1, 3, 1, 1)
+        padded = around.repeat(batch, 1, 2 * (tall + 3), 2 * (wide + 3))
+        padded[:, :, 4 : 4 + height, 4 : 4 + width] = frame
+        squares = kernels.squares(padded).contiguous(memory_format=torch.channels_last)
         return pool_in_strips(
             tall, lambda begin, end: self.square_stem.relu(Bytes(squares[:, :, begin : end + 3], 1.0))
         )

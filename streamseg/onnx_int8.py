@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 LARGE = 2**15
 """Convolutions of fewer weights stay in fp32: they cost little."""
-SENSITIVE = 2
-"""So do so many of the others: those of the first block, which see most of what rounding does to flat surfaces."""
+SENSITIVE = 4
+"""So do so many of the others: those of the first two blocks, which see most of what rounding does to flat surfaces."""
 
 
 def int8_convolutions(network: "ModelProto") -> "list[NodeProto]":

@@ -118,7 +118,7 @@ def serve(
         megapixels: The largest picture, in millions of pixels.
         seconds: How long a picture may take to arrive, and to be labelled.
         device: cuda or cpu.
-        precision: What the network computes in; int8 is more than twice as fast on a CPU, with nearly the same labels.
+        precision: What the network computes in; int8 is 1.2 to 1.8 times as fast on a CPU, with nearly the same labels.
         trust: Open a .pt2 file, which is a program and can do whatever it likes.
         quiet: Print nothing but warnings and errors.
 

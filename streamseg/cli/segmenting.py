@@ -92,7 +92,7 @@ def segment(
         raw_size: The size of raw frames on standard input: RGB, 8 bits.
         rate: Frames a second of numbered pictures and raw frames.
         device: cuda or cpu.
-        precision: What the network computes in; int8 is more than twice as fast on a CPU, with nearly the same labels.
+        precision: What the network computes in; int8 is 1.2 to 1.8 times as fast on a CPU, with nearly the same labels.
         trust: Open a .pt2 file, which is a program and can do whatever it likes.
         ray: Spread videos over a Ray cluster: local, auto, HOST:PORT or ray://HOST:PORT. Into OUT go labels and
             statistics of each video, and an overlay with --overlay; started again, it goes on where it ended.
