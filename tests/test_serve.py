@@ -210,6 +210,7 @@ def test_who_is_slow_is_told_so(monkeypatch):
             for begin in (b"", b"GET / HT"):
                 assert b"The request did not arrive within 0.2 s." in slowly(running.port, begin)
         monkeypatch.setattr(server, "HEAD_SECONDS", PATIENCE)  # so that a busy machine is no slow client
+        monkeypatch.setattr(server, "DRAIN_SECONDS", 0.1)  # how long the rest of the picture is waited for
         head = b"POST /segment HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc"
         assert b"The picture did not arrive within 0.2 s." in slowly(running.port, head)
 
