@@ -385,4 +385,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (ValueError, RuntimeError) as error:
+        sys.exit(f"mutate: {error}")
