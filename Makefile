@@ -3,13 +3,17 @@
 PYTHON ?= python3
 INSTALL = .venv/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test lint docs wheel clean
+.PHONY: demo test test-all lint docs wheel clean
 
 demo: .venv/installed
 	.venv/bin/python examples/demo.py
 
 test: .venv/installed-dev
 	@.venv/bin/python -m streamseg.page || true # without it, one test is skipped, and says so
+	.venv/bin/python -m pytest -m "not slow"
+
+test-all: .venv/installed-dev
+	@.venv/bin/python -m streamseg.page || true
 	.venv/bin/python -m pytest
 
 lint: .venv/installed-dev

@@ -63,7 +63,7 @@ def main() -> None:
     with ThreadPoolExecutor(given.at_once) as queue:
         fine = list(queue.map(lambda job: run(*job), jobs))
     found = {name: collect(given.out, name, given.seeds, ("val", given.leave_out)) for name in given.only}
-    (given.out / "ablations.json").write_text(json.dumps(found, indent=2) + "\n")
+    (given.out / "ablations.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(table(found))
     sys.exit(0 if all(fine) else 1)
 
@@ -84,7 +84,7 @@ def train_and_measure(out: Path, data: Path, recording: str, train: Sequence[str
         told = out / f"{only or split}.json"
         measure = ["evaluate", weights, "--data", data, "--dataset", "camvid", "--split", split, "--only", only]
         steps[told] = [*measure, "--json", told, *device]
-    with (out / "output.txt").open("a") as output:
+    with (out / "output.txt").open("a", encoding="utf-8") as output:
         for result, step in steps.items():
             whole = [sys.executable, "-m", "streamseg", *map(str, step)]
             if not result.exists() and subprocess.run(whole, stdout=output, stderr=output).returncode:
@@ -101,7 +101,7 @@ def collect(out: Path, name: str, seeds: int, parts: Sequence[str]) -> Found:
     found: Found = {}
     for part in parts:
         files = [folder(out, name, seed) / f"{part}.json" for seed in range(seeds)]
-        told = [json.loads(file.read_text()) for file in files if file.exists()]
+        told = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
         found[part] = {"miou": [one["miou"] for one in told]}
         for label in told[0]["iou"] if told else ():
             found[part][label] = [one["iou"][label] for one in told]

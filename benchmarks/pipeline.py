@@ -80,7 +80,7 @@ def memory(folder: Path) -> None:
 
     def look(capture: Capture) -> None:
         if (capture.index + 1) % 500 == 0:
-            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
             resident[capture.index + 1] = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     print(render(run(source, results, (64, 96), look)))

@@ -39,7 +39,7 @@ def serve(*options: str) -> Iterator[tuple[int, int]]:
 
 def resident(process: int) -> float:
     """The memory of a process in MB."""
-    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    pages = int(Path(f"/proc/{process}/statm").read_text(encoding="utf-8").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 

@@ -82,7 +82,7 @@ def measure(data: Path, out: Path, *weights: Path) -> None:
                     figures = {figure: getattr(result, figure) for figure in FIGURES}
                     rows.append({"run": name, "gap": gap, "remembers": remembers, **figures, "iou": result.iou})
                     print(name, gap, remembers, *(f"{value:.3f}" for value in figures.values()), sep="\t", flush=True)
-                    out.write_text(json.dumps(rows, indent=1))
+                    out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
 
 def steady(data: Path, *weights: Path) -> None:
@@ -126,7 +126,7 @@ def cuts(data: Path, *weights: Path) -> None:
 
 
 def draw(folder: Path, *files: Path) -> None:
-    rows = list(chain.from_iterable(json.loads(file.read_text()) for file in files))
+    rows = list(chain.from_iterable(json.loads(file.read_text(encoding="utf-8")) for file in files))
     groups: dict[tuple[str, str, str], list[dict]] = {}
     for row in rows:
         run, _, _ = row["run"].rpartition("-s")

@@ -95,7 +95,7 @@ MARKDOWN = MarkdownIt("commonmark", {"html": False, "highlight": colour}).enable
 
 def read_text(path: str) -> str:
     """The Markdown of a page; that of a notebook is its texts, with its code in between."""
-    text = (ROOT / path).read_text()
+    text = (ROOT / path).read_text(encoding="utf-8")
     if not path.endswith(".ipynb"):
         return text
     kinds = {"markdown": "{}", "code": "```python\n{}\n```"}
@@ -219,7 +219,7 @@ def frame(page: Page, body: str) -> str:
     root = "../" * place(page.path).count("/")
     title = page.headings[0].text
     title = title if title == "streamseg" else f"{title} – streamseg"
-    template = Template((ROOT / "docs" / "site.html").read_text())
+    template = Template((ROOT / "docs" / "site.html").read_text(encoding="utf-8"))
     return template.substitute(title=escape(title), root=root, navigation=navigate(page, root), body=body)
 
 
@@ -231,7 +231,7 @@ def build(site: Path) -> int:
 
     def write(path: str, text: str) -> None:
         (site / path).parent.mkdir(parents=True, exist_ok=True)
-        (site / path).write_text(text)
+        (site / path).write_text(text, encoding="utf-8")
 
     others = set()
     for path, page in pages.items():
@@ -243,7 +243,9 @@ def build(site: Path) -> int:
             (site / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / path, site / path)
         else:
-            code = highlight((ROOT / path).read_text(), get_lexer_for_filename(path), HtmlFormatter(nowrap=True))
+            code = highlight(
+                (ROOT / path).read_text(encoding="utf-8"), get_lexer_for_filename(path), HtmlFormatter(nowrap=True)
+            )
             listing = Page(path, [], [Heading(1, path, "")])
             write(place(path), frame(listing, f'<h1>{path}</h1><pre tabindex="0"><code>{code}</code></pre>'))
     shutil.copyfile(ROOT / "docs" / "site.css", site / "site.css")

@@ -109,4 +109,4 @@ def write() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(write())
+    PAGE.write_text(write(), encoding="utf-8")

@@ -132,7 +132,7 @@ def key(classes: streamseg.Classes, width: int, columns: int, size: int) -> Imag
 
 def draw_classes(path: Path, measured: Path = MEASURED / "classes.json") -> None:
     """The IoU of each class as a bar, the best at the top."""
-    row = json.loads(measured.read_text())
+    row = json.loads(measured.read_text(encoding="utf-8"))
     names = sorted(row["iou"], key=row["iou"].get)
     figure, axes = card(10, 5.6)
     axes.barh(names, [row["iou"][name] for name in names], color=BLUE)
@@ -148,7 +148,7 @@ def draw_classes(path: Path, measured: Path = MEASURED / "classes.json") -> None
 
 def draw_speed_accuracy(path: Path, measured: Path = MEASURED / "rivals.json") -> None:
     """Frames a second as measured, of every network whose accuracy the paper prints, against that accuracy."""
-    networks = json.loads(measured.read_text())["networks"]
+    networks = json.loads(measured.read_text(encoding="utf-8"))["networks"]
     speeds = {each["network"]: {timing["way"]: timing["fps"] for timing in each["timings"]} for each in networks}
     printed = [row for row in paper.CITYSCAPES.rows if "miou_val" in row.printed and row.network in speeds]
     figure, axes = card(10, 6)
@@ -178,8 +178,12 @@ def draw_speed_accuracy(path: Path, measured: Path = MEASURED / "rivals.json") -
 
 def draw_rivals(path: Path, speeds: Path = MEASURED / "camvid.json", mious: Path = MEASURED / "ablations.json") -> None:
     """The networks that were trained alike: speed against accuracy, on streets of the training and on another one."""
-    trained = json.loads(mious.read_text())
-    rows = {row["name"]: row["here"] for row in json.loads(speeds.read_text())["rows"] if "miou" in row["here"]}
+    trained = json.loads(mious.read_text(encoding="utf-8"))
+    rows = {
+        row["name"]: row["here"]
+        for row in json.loads(speeds.read_text(encoding="utf-8"))["rows"]
+        if "miou" in row["here"]
+    }
     networks = {name: network for network, name in paper.NAMES.items()}
     figure = plot.new_figure(10, 6.4)
     figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
@@ -226,14 +230,14 @@ def measure(
         for precision in ("fp32", "int8"):
             wanted = ("--precision", precision, "--device", "cpu", "--quiet", "--json", str(report))
             demo.run("segment", str(clip), str(Path(folder, "labelled.mp4")), *wanted)
-            lines = [json.loads(line) for line in report.read_text().splitlines()]
+            lines = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
             found[precision] = [round(line["latency_ms"], 1) for line in lines[:-1]]
-    path.write_text(json.dumps(found) + "\n")
+    path.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
 def draw_latency(path: Path, measured: Path = MEASURED / "latency.json") -> None:
     """The latency of each frame of a stream, in fp32 and in int8."""
-    found = json.loads(measured.read_text())
+    found = json.loads(measured.read_text(encoding="utf-8"))
     height, width = found["size"]
     figure, axes = card(10, 5)
     for precision, colour in (("fp32", BLUE), ("int8", VERMILION)):
@@ -257,7 +261,7 @@ def draw_latency(path: Path, measured: Path = MEASURED / "latency.json") -> None
 
 def draw_training(path: Path, measured: Path = MEASURED / "training.jsonl") -> None:
     """Loss and learning rate of a run."""
-    lines = [json.loads(line) for line in measured.read_text().splitlines()]
+    lines = [json.loads(line) for line in measured.read_text(encoding="utf-8").splitlines()]
     figure = plot.new_figure(10, 4.6)
     figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
     for place, (entry, title, colour) in enumerate((("loss", "loss", BLUE), ("rate", "learning rate", VERMILION)), 1):

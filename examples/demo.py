@@ -35,7 +35,7 @@ def run(*arguments: str) -> None:
 
 def show(reports: dict[str, Path]) -> None:
     """Print what lines of JSON say of each run: the shares of the classes, and how long a frame took."""
-    runs = [[json.loads(line) for line in path.read_text().splitlines()] for path in reports.values()]
+    runs = [[json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] for path in reports.values()]
     frames, summaries = [run[:-1] for run in runs], [run[-1]["summary"] for run in runs]
     shares = {
         name: [sum(frame["shares"].get(name, 0) for frame in run) / len(run) for run in frames]

@@ -23,7 +23,7 @@ def make(folder: Path, count: int = 30, size: tuple[int, int] = (360, 480)) -> N
     for kind in ("images", "labels"):
         (folder / kind).mkdir(parents=True, exist_ok=True)
     lines = (f"{name} #{bytes(colour).hex()}" for name, colour in zip(CLASSES.names, CLASSES.colours, strict=True))
-    (folder / "classes.txt").write_text("\n".join(lines) + "\n")
+    (folder / "classes.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     table = torch.tensor([JOINED.get(name, 2) for name in streamseg.CAMVID.names])
     pictures = sorted(SAMPLES.glob("*.jpg"))
     random = torch.Generator().manual_seed(0)

@@ -28,7 +28,7 @@ from streamseg.latency import Meter
 from streamseg.pipeline import Labeller, Pipeline, Style
 from streamseg.results import Results
 from streamseg.sources import VIDEO_SUFFIXES, VideoFile, absolute, is_list, read_list
-from streamseg.stores import at_hand, delivered, fixed_part, is_on_disk, list_files, reach, write_text
+from streamseg.stores import at_hand, delivered, fixed_part, is_on_disk, list_files, reach, read_text, write_text
 from streamseg.stream import Policy
 from streamseg.web import is_address, show
 
@@ -189,7 +189,7 @@ def segment_video(address: str, out: str, place: str, labeller: Labeller, orders
         if not outcome.frames:
             raise ValueError(problem or f"Not one frame of {show(address)} can be read.")
         if problem:
-            (folder / PROBLEM).write_text(problem + "\n")
+            (folder / PROBLEM).write_text(problem + "\n", encoding="utf-8")
         write_statistics(folder / STATISTICS, map(json.loads, records.getvalue().splitlines()), labeller.classes)
     return {"frames": outcome.frames, "problem": problem}
 
@@ -217,8 +217,13 @@ def count_frames(target: str) -> int:
     store, path = reach(target)
     if not store.exists(f"{path}/{STATISTICS}"):
         return 0
-    with store.open(f"{path}/{STATISTICS}") as file:
-        return parquet.ParquetFile(file).metadata.num_rows
+    try:
+        with store.open(f"{path}/{STATISTICS}") as file:
+            return parquet.ParquetFile(file).metadata.num_rows
+    except (ValueError, OSError):  # pyarrow's errors are of these kinds
+        raise ValueError(
+            f"{show(target)}/{STATISTICS} is damaged: remove it, and the video is labelled again."
+        ) from None
 
 
 def find_recordings(names: Sequence[str], out: str) -> tuple[str, list[Recording]]:
@@ -269,7 +274,7 @@ def settle(out: str, settings: dict[str, Any]) -> None:
     """Begin an archive, or go on with one of the same settings; any other folder is left alone."""
     store, path = reach(out)
     if store.exists(f"{path}/{SETTINGS}"):
-        theirs = json.loads(store.cat_file(f"{path}/{SETTINGS}"))
+        theirs = read_settings(f"{out}/{SETTINGS}")
         if changed := [name for name in settings if settings[name] != theirs.get(name)]:
             raise ValueError(
                 f"The archive in {show(out)} was begun with other {', '.join(changed)}: give the same ones to go on, "
@@ -281,13 +286,23 @@ def settle(out: str, settings: dict[str, Any]) -> None:
     write_text(f"{out}/{SETTINGS}", json.dumps(settings, indent=2) + "\n")
 
 
+def read_settings(address: str) -> dict[str, Any]:
+    """The settings that an archive was begun with."""
+    try:
+        return dict(json.loads(read_text(address) or ""))
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError(f"{show(address)} is damaged: restore it, or give another folder to write to.") from None
+
+
 def look_through(out: str) -> tuple[set[str], dict[str, str]]:
     """The places of the finished videos of an archive, and what is wrong with those that are damaged."""
     store, path = reach(out)
     files = [PurePosixPath(file).relative_to(path) for file in store.find(path)]
     finished = {str(file.parent) for file in files if file.name == STATISTICS}
     damaged = [str(file.parent) for file in files if file.name == PROBLEM and str(file.parent) in finished]
-    return finished, {place: store.cat_file(f"{path}/{place}/{PROBLEM}").decode().strip() for place in damaged}
+    return finished, {
+        place: store.cat_file(f"{path}/{place}/{PROBLEM}").decode(errors="replace").strip() for place in damaged
+    }
 
 
 def sweep(out: str) -> None:

@@ -4,7 +4,6 @@ K classes.
 """
 
 import hashlib
-import os
 import re
 from collections import defaultdict
 from dataclasses import dataclass
@@ -17,11 +16,13 @@ import torch
 from torch import Tensor
 
 from streamseg import images
+from streamseg.checks import check_suffix
 from streamseg.classes import IGNORE, Classes
 from streamseg.datasets import Dataset, in_parallel, list_splits, missing
 from streamseg.draw import overlay
 from streamseg.files import written_whole
 from streamseg.labels import ForeignIdsError, ranges
+from streamseg.machine import available_cores
 from streamseg.model import SMALLEST
 
 
@@ -74,10 +75,11 @@ def check(name: str, data: Path) -> Report:
     foreign: list[ForeignIds] = []
     places: dict[bytes, dict[str, Path]] = defaultdict(dict)
     whole: list[tuple[Dataset, int]] = []
+    labels_in: dict[Path, tuple[int, ...]] = {}
     for split, dataset in splits.items():
         if not dataset.pairs:
             problems[split].append((f"The split {split} is empty.", data))
-        findings = in_parallel(partial(examine, dataset), range(len(dataset)), os.cpu_count() or 1)
+        findings = in_parallel(partial(examine, dataset), range(len(dataset)), available_cores())
         for i, (pair, found) in enumerate(zip(dataset.pairs, findings, strict=True)):
             if found.digest:
                 places[found.digest].setdefault(split, pair.image)
@@ -87,6 +89,7 @@ def check(name: str, data: Path) -> Report:
                 problems[kind(found.problem, pair.image, pair.labels)].append((found.problem, pair.image))
             elif found.pixels is not None:
                 pixels[split] += found.pixels
+                labels_in[pair.labels] = tuple(found.pixels.nonzero().flatten().tolist())
                 whole.append((dataset, i))
 
     total = torch.stack([*pixels.values()]).sum(dim=0)
@@ -94,6 +97,8 @@ def check(name: str, data: Path) -> Report:
     if foreign:
         errors.append(describe_foreign(name, foreign, len(classes), bool(total[0] > 0)))
     errors += without_classes(pixels, classes) + only_one_class(total, classes)
+    odd_errors, odd_warnings = find_binary_masks(labels_in) if name == "folder" else ([], [])
+    errors += odd_errors
     twice = [list(where.values()) for where in places.values() if len(where) > 1]
     if twice:
         first, *rest = twice
@@ -109,7 +114,7 @@ def check(name: str, data: Path) -> Report:
         {split: tuple(found[: len(classes)].tolist()) for split, found in pixels.items()},
         {split: int(found[IGNORE]) for split, found in pixels.items()},
         tuple(errors),
-        tuple(rare_classes(total, pixels, classes)),
+        (*odd_warnings, *rare_classes(total, pixels, classes)),
         tuple(whole[i * len(whole) // 12] for i in range(12)) if len(whole) > 12 else tuple(whole),
     )
 
@@ -190,6 +195,26 @@ def likely_cause(name: str, ids: set[int], foreign: set[int], classes: int, zero
     return f"labels of another class list than this one of {classes}"
 
 
+def find_binary_masks(labels_in: dict[Path, tuple[int, ...]]) -> tuple[list[str], list[str]]:
+    """Errors and warnings of label files of 0 and 255 alone among others, where 255 would pass for ignored pixels.
+
+    Args:
+        labels_in: The labels that occur in each file, in ascending order.
+    """
+    binary = [path for path, labels in labels_in.items() if labels == (0, IGNORE)]
+    others = [labels for labels in labels_in.values() if labels != (0, IGNORE)]
+    if not 0 < 2 * len(binary) < len(labels_in) or not any(set(labels) - {0, IGNORE} for labels in others):
+        return [], []  # where all are like that, only_one_class tells it
+    told = (
+        f"{binary[0]}{also(binary[1:])} holds 0 and {IGNORE} alone, unlike {len(others)} other label files; likely "
+        "cause: a mask of 0 and 255, where each pixel should hold the number of its class."
+    )
+    if not any(IGNORE in labels for labels in others):
+        return [told], []
+    # where others ignore pixels too, a frame of the first class alone is possible, but rare
+    return [], [told]
+
+
 def without_classes(pixels: dict[str, Tensor], classes: Classes) -> list[str]:
     """An error, if all labels of splits are 255."""
     blank = [split for split, found in pixels.items() if found[IGNORE] > 0 and found[: len(classes)].sum() == 0]
@@ -267,7 +292,7 @@ def to_json(report: Report) -> dict:
 
 def write_contact_sheet(path: Path, report: Report) -> None:
     """Write up to twelve frames of a data set under the colours of their labels as one picture."""
-    images.check_suffix(path)
+    check_suffix(path)
     if not report.samples:
         raise ValueError(f"No frame of {report.data} is whole, so there is none to draw: mend the errors first.")
     frames = [overlay(*dataset[i], dataset.classes) for dataset, i in report.samples]

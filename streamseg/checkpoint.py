@@ -11,9 +11,10 @@ from typing import get_args, overload
 import torch
 
 from streamseg.attention import ATTENTIONS
+from streamseg.checks import check_choice, check_count
+from streamseg.checksums import BLANK, check_pinned, take_checksum
 from streamseg.classes import Classes
 from streamseg.encoder import ReduceBy, Reduction, ResNet
-from streamseg.layers import check_choice, check_count
 from streamseg.model import FANet, fanet18, fanet34
 from streamseg.peers import PEERS, Peer
 from streamseg.tensors import check_weights, open_tensors, take_tensors, write_tensors
@@ -24,6 +25,10 @@ FANETS = {"fanet18": fanet18, "fanet34": fanet34}
 
 SHIPPED = Path(__file__).parent / "weights" / "camvid-18.safetensors"
 """FANet-18, trained on CamVid: the weights that ship with streamseg."""
+
+# they were written before files had checksums; a copy of them is known by its source
+SHIPPED_SHA256 = "18baf69349f317e0451aef4a84ca47374a0d09fb8deefbe4a9c487eeb40e80a5"
+SHIPPED_SOURCE = "trained on camvid trainval, 10000 iterations on images and 1000 on clips, by streamseg"
 
 # in the file's metadata beside "format", which other readers of safetensors look for
 ENTRY = "streamseg"
@@ -109,11 +114,12 @@ def save(model: Network, classes: Classes, path: str | Path, *, window: int = 1,
     weights = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
     entry = asdict(description)
     entry |= entry.pop("variant") or {}  # side by side, as in files from before there were rivals
+    entry["checksum"] = BLANK
     write_tensors(Path(path), weights, {"format": "pt", ENTRY: json.dumps(entry)})
 
 
 def describe(path: str | Path) -> Description:
-    """What a checkpoint says of itself, without loading its weights."""
+    """What a checkpoint says of itself, without building its network."""
     path = Path(path)
     with open_tensors(path) as file:
         return read_description(path, file.metadata())
@@ -129,7 +135,12 @@ def load(path: str | Path | None) -> tuple[Network, Classes]: ...
 
 def load(path: str | Path | None = None) -> tuple[Network, Classes]:
     """The network in a checkpoint, in fp32 and ready for use, and its classes; without a path, the one that ships."""
-    path = SHIPPED if path is None else Path(path)
+    model, description = read(SHIPPED if path is None else Path(path))
+    return model, description.classes
+
+
+def read(path: Path) -> tuple[Network, Description]:
+    """The network in a checkpoint, in fp32 and ready for use, and what the file says of itself."""
     with open_tensors(path) as file:
         description = read_description(path, file.metadata())
         weights = take_tensors(path, file)
@@ -137,7 +148,7 @@ def load(path: str | Path | None = None) -> tuple[Network, Classes]:
         model = build(description)
     check_weights(f"{path} does not hold the {description.network} that it describes", weights, model.state_dict())
     model.load_state_dict(weights)
-    return model.eval(), description.classes
+    return model.eval(), description
 
 
 def read_description(path: Path, metadata: dict[str, str] | None) -> Description:
@@ -146,11 +157,15 @@ def read_description(path: Path, metadata: dict[str, str] | None) -> Description
         raise ValueError(f"{path} was not written by streamseg: it does not say which network it holds.")
     try:
         entry = json.loads(metadata[ENTRY])
+        has_checksum = take_checksum(path, entry)
         options = {field.name: entry.pop(field.name) for field in fields(Variant) if field.name in entry}
         variant = Variant(**options) if options else None
-        return Description(**{**entry, "variant": variant, "classes": Classes(**entry["classes"])})
+        description = Description(**{**entry, "variant": variant, "classes": Classes(**entry["classes"])})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} describes itself wrongly ({error!r:.200}): it cannot be used.") from None
+    if not has_checksum and (description.source == SHIPPED_SOURCE or path == SHIPPED):
+        check_pinned(path, SHIPPED_SHA256)
+    return description
 
 
 def variant_of(model: Network) -> Variant | None:

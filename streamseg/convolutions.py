@@ -1,7 +1,7 @@
 """Convolutions as the fast path runs them: with all that can be folded into them, in floats or in bytes."""
 
 import math
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from streamseg import kernels
 from streamseg.rounding import InputStatistics, round_weights
+from streamseg.scratch import Packed, Scratch
 
 LARGE = 5e9
 """From so many products on, a convolution is cuDNN's."""
@@ -35,13 +36,47 @@ def to_bytes(x: Tensor, scale: float) -> Bytes:
     return Bytes((x * (1 / scale)).round_().clamp_(0, 255).to(torch.uint8), scale)
 
 
+@cache
+def fuses() -> bool:
+    """Whether this torch has oneDNN's convolutions with what follows them, which are no part of its documented API."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    ops, conv = torch.ops.mkldnn, ([1, 1], [1, 1], [1, 1], 1)
+    with torch.device("cpu"):
+        x, weight, bias = torch.ones(1, 2, 3, 3), torch.ones(2, 2, 3, 3), torch.zeros(2)
+        try:
+            packed = ops._reorder_convolution_weight(weight, *conv, [1, 2, 3, 3])
+            once = ops._convolution_pointwise(x, packed, bias, *conv, "relu", [], "")
+            twice = ops._convolution_pointwise.binary(x, once, packed, bias, *conv, "add", 1.0, "none", [], "")
+        except Exception:  # an operator that is gone, or that takes other arguments, can fail in any way
+            return False
+        expected = F.conv2d(x, weight, bias, 1, 1)
+        return torch.allclose(once, expected) and torch.allclose(twice, 2 * expected)
+
+
+@cache
+def has_bytes() -> bool:
+    """Whether this torch has oneDNN's convolutions of bytes, which are no part of its documented API."""
+    ops, conv = torch.ops.onednn, ([1, 1], [0, 0], [1, 1], 1)
+    with torch.device("cpu"):
+        x, weight = torch.ones(1, 4, 3, 3, dtype=torch.uint8), torch.ones(4, 4, 1, 1, dtype=torch.int8)
+        scales, zeros = torch.ones(4), torch.zeros(4, dtype=torch.int64)
+        out: tuple[object, ...] = (1.0, 0, torch.float32, "relu", [], "")
+        try:
+            packed = ops.qconv_prepack(weight, scales, 1.0, 0, *conv, [1, 4, 3, 3])
+            found = ops.qconv2d_pointwise(x, 1.0, 0, packed, scales, zeros, None, *conv, *out)
+        except Exception:  # an operator that is gone, or that takes other arguments, can fail in any way
+            return False
+        return torch.allclose(found, torch.full((1, 4, 3, 3), 4.0))
+
+
 class Convolution:
     """A convolution whose ReLU and shortcut are done with it, in one step of oneDNN's, where that is there."""
 
     def __init__(self, weight: Tensor, bias: Tensor, stride: int = 1, padding: int = 0):
         self.weight, self.bias = weight, bias
         self.stride, self.padding = [stride, stride], [padding, padding]
-        self.packed: tuple[torch.Size, Tensor] | None = None
+        self.packed = Packed()
         """The weights as oneDNN wants them for inputs of a shape."""
 
     def plain(self, x: Map) -> Tensor:
@@ -60,14 +95,12 @@ class Convolution:
         return self.fused(to_float(x), "relu", to_float(shortcut))
 
     def fused(self, x: Tensor, after: str, shortcut: Tensor | None = None) -> Tensor:
-        if not torch.backends.mkldnn.is_available():
+        if not fuses():
             y = F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
             y = y if shortcut is None else y.add_(shortcut)
             return y.relu_() if after == "relu" else y
         conv, ops = (self.padding, self.stride, [1, 1], 1), torch.ops.mkldnn
-        if self.packed is None or self.packed[0] != x.shape:
-            self.packed = x.shape, ops._reorder_convolution_weight(self.weight, *conv, list(x.shape))
-        _, weight = self.packed
+        weight = self.packed.get(x.shape, lambda: ops._reorder_convolution_weight(self.weight, *conv, list(x.shape)))
         if shortcut is None:
             return ops._convolution_pointwise(x, weight, self.bias, *conv, after, [], "")
         return ops._convolution_pointwise.binary(x, shortcut, weight, self.bias, *conv, "add", 1.0, after, [], "")
@@ -137,30 +170,40 @@ class Winograd(Convolution):
         super().__init__(original.weight, original.bias, 1, 1)
         weight = FOR_WEIGHTS @ (self.weight.double().permute(1, 0, 2, 3) @ FOR_WEIGHTS.T)
         self.transformed = weight.permute(2, 3, 0, 1).flatten(0, 1).float().contiguous()
-        self.places: tuple[torch.Size, list[Tensor]] | None = None
+        self.scratch = Scratch()
 
     def relu(self, x: Map) -> Map:
         x = to_float(x)
-        batch, inputs, height, width = x.shape
+        _, inputs, height, width = x.shape
         outputs, tall, wide = len(self.weight), -(-height // 4), -(-width // 4)
         squares = min(tall, max(1, SQUARES // wide)) * wide  # so many at a time
-        if self.places is None or self.places[0] != x.shape:  # new memory would take longer than the products
+
+        def make() -> list[Tensor]:
             sizes = (36 * squares * inputs,) * 2 + (36 * squares * outputs, 24 * squares * outputs)
-            padded = torch.zeros(4 * tall + 2, 4 * wide + 2, inputs)
-            self.places = x.shape, [padded, *map(torch.empty, sizes)]
-        padded, *scratch = self.places[1]
-        found = torch.empty(batch, 4 * tall, 4 * wide, outputs)
+            padded = torch.zeros(4 * tall + 2, 4 * wide + 2, inputs, device="cpu")
+            return [padded, *(torch.empty(size, device="cpu") for size in sizes)]
+
+        with self.scratch.borrow(x.shape, make) as places:  # new memory would take longer than the products
+            found = self.convolve_all(x, squares // wide, places)
+        found = found[:, :height, :width].contiguous()
+        return found.add_(self.bias).relu_().permute(0, 3, 1, 2)
+
+    def convolve_all(self, x: Tensor, step: int, places: list[Tensor]) -> Tensor:
+        """Whole squares of outputs (B, H, W, N) of a map, so many rows of squares at a time."""
+        batch, inputs, height, width = x.shape
+        outputs, tall, wide = len(self.weight), -(-height // 4), -(-width // 4)
+        padded, *scratch = places
+        found = torch.empty(batch, 4 * tall, 4 * wide, outputs, device=x.device)
         row, column, _ = padded.stride()
         for i in range(batch):
             padded[1 : height + 1, 1 : width + 1] = x[i].permute(1, 2, 0)
-            for first in range(0, tall, squares // wide):
-                rows = min(squares // wide, tall - first)
+            for first in range(0, tall, step):
+                rows = min(step, tall - first)
                 shape = (6, 6, rows, wide, inputs)
                 seen = padded.as_strided(shape, (row, column, 4 * row, 4 * column, 1), 4 * first * row)
                 part = found[i].view(tall, 4, wide, 4, outputs)[first : first + rows]
                 part.copy_(self.convolve(seen, scratch).permute(2, 0, 3, 1, 4))
-        found = found[:, :height, :width].contiguous()
-        return found.add_(self.bias).relu_().permute(0, 3, 1, 2)
+        return found
 
     def convolve(self, squares: Tensor, scratch: list[Tensor]) -> Tensor:
         """Squares of outputs (4, 4, n, m, N) of squares of inputs (6, 6, n, m, C)."""
@@ -187,7 +230,8 @@ FOR_INPUTS = torch.tensor(
         [0, -2, -1, 2, 1, 0],
         [0, 2, -1, -2, 1, 0],
         [0, 4, 0, -5, 0, 1],
-    ]
+    ],
+    device="cpu",  # this module may be imported under another default
 )
 FOR_WEIGHTS = torch.tensor(
     [
@@ -199,8 +243,11 @@ FOR_WEIGHTS = torch.tensor(
         [0, 0, 1],
     ],
     dtype=torch.float64,
+    device="cpu",
 )
-FOR_OUTPUTS = torch.tensor([[1.0, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]])
+FOR_OUTPUTS = torch.tensor(
+    [[1.0, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]], device="cpu"
+)
 
 SQUARES = 512
 """How many squares Winograd's convolution takes at a time, so that they stay near the processor."""
@@ -263,10 +310,11 @@ class ByteConvolution(Convolution):
         """Bytes of a scale, or floats without one."""
         values, taken = x if isinstance(x, Bytes) else to_bytes(x, self.taken)
         conv = (self.stride, self.padding, [1, 1], 1)
-        if self.packed is None or self.packed[0] != values.shape:
-            weight = torch.ops.onednn.qconv_prepack(self.weight, self.scales, taken, 0, *conv, list(values.shape))
-            self.packed = values.shape, weight
+        prepack, shape = torch.ops.onednn.qconv_prepack, values.shape
+        packed = self.packed.get(
+            (shape, taken), lambda: prepack(self.weight, self.scales, taken, 0, *conv, list(shape))
+        )
         out = (1.0, 0, torch.float32) if scale is None else (scale, 0, torch.uint8)
         return torch.ops.onednn.qconv2d_pointwise(
-            values, taken, 0, self.packed[1], self.scales, self.zeros, bias, *conv, *out, after, [], ""
+            values, taken, 0, packed, self.scales, self.zeros, bias, *conv, *out, after, [], ""
         )

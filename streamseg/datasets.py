@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from streamseg import images
+from streamseg.checks import no_data
 from streamseg.classes import IGNORE, Classes
 from streamseg.layouts import LAYOUTS, Pair as Pair, frame_before, recording_and_number
 
@@ -214,10 +215,10 @@ def list_splits(name: str, data: str | Path) -> dict[str, Dataset]:
     """Every split of a data set by its name; files of its pairs may be missing."""
     if name not in LAYOUTS:
         raise ValueError(f"No data set is called {name!r}; expected one of {', '.join(LAYOUTS)}.")
-    list_them, layout = LAYOUTS[name]
+    list_them, _ = LAYOUTS[name]
     splits = {split: Dataset(name, split, *found) for split, found in list_them(Path(data)).items()}
     if not splits:
-        raise FileNotFoundError(f"No {name} data in {data}: expected there {layout}.")
+        raise no_data(name, data)
     return splits
 
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from streamseg.layers import check_choice
+from streamseg.checks import check_choice
 from streamseg.tensors import brief, check_weights, read_tensors
 
 Reduction = Literal["None", "Conv-0", "Res-1", "Res-2", "Res-3", "Res-4"]

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from streamseg import metrics
+from streamseg.checks import EXPORTED as KINDS, pick_kind
+from streamseg.checksums import write_checksum
 from streamseg.classes import Classes
 from streamseg.files import check_place, written_whole
 from streamseg.model import FANet
@@ -30,9 +32,6 @@ from streamseg.sources import read_frames
 from streamseg.stream import check_size, fit, label_frame, label_frames
 from streamseg.tensors import brief
 from streamseg.tiles import check_model
-
-KINDS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aotinductor": ".pt2"}
-"""What can be written, and the suffix of each; of one suffix the first is meant unless told otherwise."""
 
 OPSET = 18
 """The oldest set of ONNX's operators that torch exports to: as many programs as possible read it."""
@@ -186,17 +185,6 @@ def export_model(
     return agreement
 
 
-def pick_kind(path: Path, to: str) -> str:
-    """The kind of file that a path and, if given, a name stand for."""
-    if to and to not in KINDS:
-        raise ValueError(f"{to!r:.80} is no kind of file; choose one of: {', '.join(KINDS)}.")
-    fitting = [kind for kind, suffix in KINDS.items() if suffix == path.suffix.lower() and to in ("", kind)]
-    if not fitting:
-        wanted = KINDS[to] if to else ", ".join(dict.fromkeys(KINDS.values()))
-        raise ValueError(f"{path} has no suffix for what is to be written; expected {wanted}.")
-    return fitting[0]
-
-
 def check_libraries(kind: str) -> None:
     """Raise an ImportError that says what to install, if a kind of file needs a library that is missing."""
     if kind in ("onnx", "openvino"):
@@ -249,6 +237,7 @@ def write_onnx(program: ExportedProgram, manifest: Manifest, path: Path) -> None
         node.metadata_props.clear()  # how torch came to it
     found.model.metadata_props[ENTRY] = manifest.to_json()
     found.save(path, external_data=False)
+    write_checksum(path)
 
 
 def write_openvino(program: ExportedProgram, manifest: Manifest, path: Path) -> None:
@@ -260,12 +249,14 @@ def write_openvino(program: ExportedProgram, manifest: Manifest, path: Path) -> 
     # not openvino.convert_model, which reports its use to its makers
     network = openvino.Core().read_model(plain)
     network.set_rt_info(manifest.to_json(), [ENTRY])
+    network.set_rt_info("", ["framework", ENTRY])  # the ONNX file's own, with the checksum of that file
     openvino.save_model(network, path, compress_to_fp16=False)
+    write_checksum(path, path.with_suffix(".bin"))
 
 
 def write_torch(program: ExportedProgram, manifest: Manifest, path: Path) -> None:
     """Write a graph as torch.export's .pt2."""
-    torch.export.save(program, path, extra_files={f"{ENTRY}.json": manifest.to_json()})
+    torch.export.save(program, path, extra_files={f"{ENTRY}.json": manifest.to_plain_json()})
 
 
 def write_compiled(program: ExportedProgram, manifest: Manifest, path: Path) -> None:
@@ -277,7 +268,7 @@ def write_compiled(program: ExportedProgram, manifest: Manifest, path: Path) -> 
             f"AOTInductor could not compile the network ({brief(error)}): see that the C++ compiler works."
         ) from error
     with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr(f"{path.stem}/extra/{ENTRY}.json", manifest.to_json())
+        archive.writestr(f"{path.stem}/extra/{ENTRY}.json", manifest.to_plain_json())
 
 
 WRITERS = {"onnx": write_onnx, "openvino": write_openvino, "torch": write_torch, "aotinductor": write_compiled}
@@ -307,6 +298,7 @@ def write_int8(program: ExportedProgram, manifest: Manifest, path: Path, frames:
     written = onnx.load(path)
     onnx.helper.set_model_props(written, {ENTRY: manifest.to_json()})
     onnx.save(written, path)
+    write_checksum(path)
 
 
 class Calibration:

@@ -7,8 +7,9 @@ convolutions in bytes (int8).
 Shapes: B batch, H x W the frame, D key channels, C channels of Res-1 … Res-4 side by side.
 """
 
+import copy
 import logging
-from collections import OrderedDict
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +20,28 @@ from torch import Tensor, nn
 from streamseg import kernels
 from streamseg.attention import FastAttention
 from streamseg.checkpoint import Network
+from streamseg.checks import check_choice
+from streamseg.convolutions import has_bytes
+from streamseg.engines import (
+    Engine,
+    FrameByFrame,
+    Look,
+    Plain,
+    Views,
+    keep_steady,
+    label_scores,
+    make_views,
+    step_engine,
+    take_frames,
+    to_bytes,
+    to_engine,
+)
 from streamseg.folded import Folded, FoldedToBytes
-from streamseg.layers import check_choice
+from streamseg.images import Picture
 from streamseg.model import FANet
-from streamseg.stream import Engine, Look, Plain, Views, keep_steady, label_scores, to_bytes, to_engine
-from streamseg.tiles import check_frame, check_model
+from streamseg.scratch import Turn
+from streamseg.sizes import Sizes
+from streamseg.tiles import check_model, take_frame
 
 SAY = logging.getLogger("streamseg")
 
@@ -35,6 +53,9 @@ LEARNED = 8
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.uint8}
 """What numbers are computed with, by their names."""
+
+CAPTURE = threading.Lock()
+"""Of graphs: torch captures all of them in one queue of the GPU's, and so one at a time."""
 
 Size = tuple[torch.Size, bool]
 """The shape that frames are given in, and whether confidence is wanted."""
@@ -69,70 +90,62 @@ class Fast:
     """A FANet's fast form: a function from frames to labels, and an engine for streams.
 
     `labels = fast(frame)`: of a frame (3, H, W) or frames (B, 3, H, W), bytes on the network's device.
+
+    It holds weights of its own: what becomes of the network afterwards does not change it. Any number of threads may
+    call it, and copies of it, by copy.deepcopy or pickle, share nothing with it.
     """
 
-    def __init__(self, model: FANet, precision: torch.dtype, calibration: Sequence[Tensor] = ()):
-        self.model, self.classes = model, model.classes
+    def __init__(self, model: FANet, precision: torch.dtype, calibration: Sequence[Picture] = ()):
+        self.device, self.classes, self.averages = model.mean.device, model.classes, model.averages
         self.widths = tuple(attend.context_shape[1] for attend in model.attends)
         self.context_shape = (model.key_channels, sum(self.widths))
-        self.ready: OrderedDict[Size, Ready] = OrderedDict()
+        self.ready: dict[Size, Ready] = {}
+        self.sizes: Sizes[Size] = Sizes(SIZES)
+        self.patient = False
+        """Whether graphs are made by prepare_next alone, and not while frames wait for their labels."""
         in_bytes = precision == torch.uint8
-        self.folded = Folded(model, torch.float32 if in_bytes else precision)
-        self.learning, self.seen = in_bytes and not calibration, list[Tensor]()
-        if in_bytes and calibration:
-            self.folded = FoldedToBytes(self.folded, [frame[None] for frame in calibration])
+        frames = [take_frame(frame)[None] for frame in calibration] if in_bytes else []
+        with torch.inference_mode(False):  # or nothing that is made here could be changed outside of it
+            self.folded = Folded(model, torch.float32 if in_bytes else precision)
+            if frames:
+                self.folded = FoldedToBytes(self.folded, frames)
+        self.learning, self.seen = in_bytes and not frames, list[Tensor]()
+        self.turn = Turn(self.device)
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.mean.device
+    def __getstate__(self) -> dict[str, object]:
+        return vars(self) | {"ready": {}, "sizes": Sizes(SIZES)}  # a copy prepares for sizes by itself
 
-    def __call__(self, frame: Tensor) -> Tensor:
-        """Labels (H, W) or (B, H, W), uint8. On a GPU they are good until the next call with frames of this size."""
-        labels, _ = self.step(frame)
-        return labels
+    def __copy__(self) -> "Fast":
+        return copy.deepcopy(self)
 
-    def step(self, frame: Tensor, past: Tensor | None = None, weight: float = 1.0) -> tuple[Tensor, Tensor]:
+    def __call__(self, frame: Picture) -> Tensor:
+        """Labels (H, W) or (B, H, W), uint8."""
+        if self.device.type != "cuda":
+            return step_engine(self, frame)[0]
+        with self.turn:
+            return self.see(frame, None, 1.0).answer.clone()
+
+    def step(self, frame: Picture, past: Tensor | None = None, weight: float = 1.0) -> tuple[Tensor, Tensor]:
         """Labels of the next frame of a video, and the context (B, D, C) that it leaves to later frames.
-
-        On a GPU both are good until the next call with frames of this size, whose past they may be.
 
         Args:
             past: The sum of the contexts of the earlier frames in the window (B, D, C); None for the first.
             weight: How many frames that sum is of, for a network that averages.
         """
-        key = (frame.shape, False)
-        ready = self.ready.get(key)
-        # what follows is waited for, so the host does as little as it can
-        if ready is None or ready.graph is None or frame.dtype != torch.uint8 or frame.device != ready.given.device:
-            return self.see_first(frame, past, weight)
-        self.ready.move_to_end(key)
-        ready.given.copy_(frame, non_blocking=True)
-        self.remind(ready, past, ready.alone if past is None else (weight,) * len(ready.frame))
-        ready.graph.replay()
-        return ready.answer, ready.context
-
-    def see_first(self, frame: Tensor, past: Tensor | None, weight: float) -> tuple[Tensor, Tensor]:
-        """See step, for frames that are not ready to be replayed."""
-        frames = frame if frame.ndim == 4 else frame[None]
-        for one in frames:
-            check_frame(one)
-        if frames.device != self.device:
-            raise ValueError(f"The frame is on {frames.device}, and the network on {self.device}: move one of them.")
-        weights = [0.0 if past is None else weight] * len(frames)
-        views = Views(frames, past, weights, [(frames.shape[2], frames.shape[3])] * len(frames))
-        with torch.no_grad():
-            if self.device.type == "cuda":
-                ready = self.replay(views, frame.shape, at_once=True)
-                return ready.answer, ready.context
-            looks, context = self.look(views)
-            labels = torch.stack([look.labels for look in looks])
-            return labels if frame.ndim == 4 else labels[0], context
+        if self.device.type != "cuda":
+            return step_engine(self, frame, past, weight)
+        with self.turn:
+            ready = self.see(frame, past, weight)
+            return ready.answer.clone(), ready.context.clone()
 
     def look(self, views: Views) -> tuple[list[Look], Tensor]:
         views = views._replace(images=to_bytes(views.images))
         if self.device.type == "cuda":
-            return self.look_on_gpu(views)
-        context = torch.empty(len(views.images), *self.context_shape)
+            with self.turn:
+                return self.look_on_gpu(views)
+        # a new thread computes with as many threads as torch was told to only once it has been asked
+        torch.get_num_threads()
+        context = torch.empty(len(views.images), *self.context_shape, device=self.device)
         past = torch.zeros_like(context) if views.past is None else views.past
         scores = self.folded.scores(views.images, past, self.scale_of(views.weights), context)
         if self.learning:
@@ -141,15 +154,34 @@ class Fast:
 
     def learn(self, images: Tensor) -> None:
         """Keep frames to learn the ranges of bytes from, and go over to bytes when there are enough."""
-        self.seen.append(images)
-        if sum(map(len, self.seen)) >= LEARNED:
-            self.folded = FoldedToBytes(self.folded, self.seen)
-            self.learning, self.seen = False, []
+        with self.turn, torch.inference_mode(False):
+            if not self.learning:  # another thread has brought the last one
+                return
+            self.seen.append(images.clone())  # the caller may put the next frame into its place
+            if sum(map(len, self.seen)) >= LEARNED:
+                self.folded = FoldedToBytes(self.folded, self.seen)
+                self.learning, self.seen = False, []
 
     def scale_of(self, weights: Sequence[float]) -> Tensor:
-        return torch.tensor([1 / (1 + weight) if self.model.averages else 1.0 for weight in weights])
+        return torch.tensor([1 / (1 + weight) if self.averages else 1.0 for weight in weights], device="cpu")
 
-    # on a GPU
+    # on a GPU; whoever calls these has the turn
+
+    def see(self, frame: Picture, past: Tensor | None, weight: float) -> Ready:
+        """See frames; what is found is in the places of their size until the next call."""
+        # what follows is waited for, so the host does as little as it can
+        if isinstance(frame, Tensor):
+            key = (frame.shape, False)
+            ready = self.ready.get(key)
+            known = past is None or (ready is not None and past.shape == ready.past.shape)
+            if ready and ready.graph and known and frame.dtype == torch.uint8 and frame.device == ready.given.device:
+                self.sizes.note(key)
+                ready.given.copy_(frame, non_blocking=True)
+                self.remind(ready, past, ready.alone if past is None else (weight,) * len(ready.frame))
+                ready.graph.replay()
+                return ready
+        frames, one = take_frames(frame, self.device)
+        return self.replay(make_views(self, frames, past, weight), frames.shape[1:] if one else frames.shape, True)
 
     def look_on_gpu(self, views: Views) -> tuple[list[Look], Tensor]:
         """See look; steady labels, and those of another size than the frames', are made from the scores once more."""
@@ -173,19 +205,21 @@ class Fast:
 
         Args:
             shape: That in which they were given.
-            at_once: Whether a graph is made for a size that comes for the first time; else, for the second.
+            at_once: Whether a graph is made for a size that comes for the first time; else, for the second. Neither
+                for a size that is rare among more sizes than are kept.
         """
         key = (shape, views.confident)
+        self.sizes.note(key)
         again = key in self.ready
         ready = self.ready[key] if again else self.prepare(key)
-        self.ready.move_to_end(key)
+        kept = again or self.keep(key, ready)
         ready.frame.copy_(views.images, non_blocking=True)
         self.remind(ready, views.past, tuple(views.weights))
-        if ready.graph is None and (at_once or again):
-            SAY.info("Preparing for frames of %d x %d, which takes half a minute the first time.", *shape[-2:])
-            ready.graph = record(partial(self.run, ready), self.device)
+        if ready.graph is None and kept and (at_once or again) and not self.patient:
+            self.capture(ready)
         if ready.graph is None:
-            self.run(ready)
+            with CAPTURE:  # or what is captured in another thread might get this as well
+                self.run(ready)
         else:
             ready.graph.replay()
         return ready
@@ -193,7 +227,7 @@ class Fast:
     def remind(self, ready: Ready, past: Tensor | None, weights: tuple[float, ...]) -> None:
         """Put the past into its place."""
         if past is not None:
-            ready.past.copy_(past)
+            ready.past.copy_(past.detach())
         elif ready.has_past:
             ready.past.zero_()
         ready.has_past = past is not None
@@ -201,15 +235,16 @@ class Fast:
             ready.weights = weights
             ready.scale.copy_(self.scale_of(weights))
 
+    @torch.inference_mode(False)
     def prepare(self, key: Size) -> Ready:
-        """Places for a size of frames; those of the size that has not been seen for longest go."""
+        """Places for a size of frames."""
         shape, confident = key
         batch, height, width = (shape[0] if len(shape) == 4 else 1), *shape[-2:]
         device, half = self.device, self.folded.stem.weight.dtype
         rows, columns = (height + 1) // 2 + 3, (width + 1) // 2 + 3
         given = torch.empty(shape, dtype=torch.uint8, device=device)
         labels = torch.empty(batch, height, width, dtype=torch.uint8, device=device)
-        ready = Ready(
+        return Ready(
             given=given,
             frame=given.view(batch, 3, height, width),
             past=torch.zeros(batch, *self.context_shape, device=device),
@@ -222,11 +257,32 @@ class Fast:
             alone=(0.0,) * batch,
             weights=(0.0,) * batch,
         )
-        self.ready[key] = ready
-        while len(self.ready) > SIZES:
-            self.ready.popitem(last=False)
-        return ready
 
+    def keep(self, key: Size, ready: Ready) -> bool:
+        """Keep the places of a size, for those of a rarer one if need be; False for a size that is rare itself."""
+        if not self.sizes.admits(key, self.ready):
+            return False
+        if len(self.ready) >= SIZES:
+            self.turn.settle()  # they may still be in use, in another queue than the one that they were made in
+            del self.ready[self.sizes.rarest(self.ready)]
+        self.ready[key] = ready
+        return True
+
+    def capture(self, ready: Ready) -> None:
+        """Make the graph of a size."""
+        SAY.info("Preparing for frames of %d x %d, which takes half a minute the first time.", *ready.given.shape[-2:])
+        ready.graph = record(partial(self.run, ready), self.device)
+
+    def prepare_next(self) -> bool:
+        """Make the graph of the size that comes most often of those without one; False if no other is left."""
+        with self.turn:
+            wanted = [key for key, ready in self.ready.items() if ready.graph is None and self.sizes.counts[key] > 1]
+            if wanted:
+                self.capture(self.ready[max(wanted, key=self.sizes.counts.__getitem__)])
+        return len(wanted) > 1
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def run(self, ready: Ready) -> None:
         """From a size's frame to its labels."""
         size = (ready.labels.shape[1], ready.labels.shape[2])
@@ -236,7 +292,7 @@ class Fast:
 
 def record(run: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
     """All that a function does on a GPU as one graph, which does it again, in the same places."""
-    with torch.cuda.device(device), torch.backends.cudnn.flags(enabled=True, benchmark=True):
+    with CAPTURE, torch.cuda.device(device), torch.backends.cudnn.flags(enabled=True, benchmark=True):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -250,31 +306,62 @@ def record(run: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGr
     return graph
 
 
-def accelerate(model: FANet, precision: str | None = None, calibration: Sequence[Tensor] = ()) -> "Fast | Engine":
+def accelerate(
+    model: FANet, precision: str | None = None, calibration: Sequence[Picture] = ()
+) -> Fast | Plain | FrameByFrame:
     """The fast form of a network, for whatever takes a network to label frames; the labels are the same.
+
+    It is called as a function, `labels = fast(frame)`, from any number of threads. It keeps the weights of now: call
+    accelerate again after they have changed.
 
     Args:
         precision: fp16 or bf16 on a GPU; fp32 or int8 on the CPU. Without one, fp16 and fp32.
         calibration: Frames that tell int8 the ranges of its numbers; without any, the first ones that it sees do.
 
     Returns:
-        A network that has no fast form, such as one of self-attention, comes back as it is.
+        For a network that has no fast form, such as one of self-attention: the network itself, in its own precision or
+        in the one given, to be called in the same way.
     """
     check_model(model)
-    known = fast_precisions(model.mean.device)
-    precision = precision or known[0]
-    check_choice("precision", precision, known)
+    device = next(model.parameters()).device
+    known = fast_precisions(device)
+    if precision == "int8" and device.type != "cuda":
+        check_int8(model)
+    check_choice("precision", known[0] if precision is None else precision, known)
+    if has_fast_form(model):
+        return Fast(model, PRECISIONS[precision or known[0]], calibration)
+    if precision and next(model.parameters()).dtype != PRECISIONS[precision]:
+        model = copy.deepcopy(model).to(PRECISIONS[precision])
+    engine = to_engine(model)
+    assert isinstance(engine, (Plain, FrameByFrame))
+    return engine
+
+
+def has_fast_form(model: nn.Module) -> bool:
+    """Whether there is a fast form of a network: of a FANet with fast attention and a first convolution of stride 2."""
+    if not isinstance(model, FANet):
+        return False
     plain_stem = model.encoder.conv1.stride[0] == 2 and isinstance(model.encoder.pool[0], nn.Identity)
-    if not plain_stem or any(type(attend) is not FastAttention for attend in model.attends):
-        return Plain(model)
-    return Fast(model, PRECISIONS[precision], calibration)
+    return plain_stem and all(type(attend) is FastAttention for attend in model.attends)
+
+
+def check_int8(model: nn.Module) -> None:
+    """Raise a ValueError if a network cannot run in int8 on this machine's CPU."""
+    if not has_fast_form(model):
+        given = "the network is " + type(model).__name__
+        if isinstance(model, FANet):
+            attention = type(model.attend1)
+            given = "this one has " + ("Conv-0 reduced" if attention is FastAttention else attention.__name__)
+        raise ValueError(f"int8 needs a FANet with fast attention, and {given}: choose fp32.")
+    if not has_bytes():
+        raise ValueError(f"int8 needs convolutions that torch {torch.__version__} does not have here: choose fp32.")
 
 
 def fast_precisions(device: torch.device) -> tuple[str, ...]:
     """What a network's fast form can compute in on a device, the best first."""
     if device.type == "cuda":
         return ("fp16", "bf16")
-    return ("fp32", "int8") if hasattr(torch.ops.onednn, "qconv2d_pointwise") else ("fp32",)
+    return ("fp32", "int8") if has_bytes() else ("fp32",)
 
 
 def engine_for(model: Network | Engine, device: torch.device, precision: str = "", plain: bool = False) -> Engine:
@@ -287,10 +374,15 @@ def engine_for(model: Network | Engine, device: torch.device, precision: str = "
     check_choice("precision", precision, ("", *PRECISIONS))
     if not isinstance(model, nn.Module):
         return model
-    precision = precision or ("fp16" if device.type == "cuda" else "fp32")
     network: Network = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
-    if isinstance(network, FANet) and precision in fast_precisions(device) and not plain:
-        return accelerate(network, precision)
+    if isinstance(network, FANet) and not plain:
+        if not precision:
+            return accelerate(network)
+        if has_fast_form(network) and precision in fast_precisions(device):
+            return accelerate(network, precision)
+    if precision == "int8" and device.type != "cuda" and not plain:
+        check_int8(network)
+    precision = precision or ("fp16" if device.type == "cuda" else "fp32")
     if precision == "int8":
         raise ValueError("int8 is for FANets on a CPU that torch's oneDNN knows, and not for tiles: choose fp32.")
     return to_engine(network.to(PRECISIONS[precision]))

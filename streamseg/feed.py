@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from streamseg import machine
 from streamseg.augment import Choice, augment, augment_past, draw, mix
 from streamseg.classes import IGNORE
 from streamseg.config import TrainConfig
@@ -97,11 +98,7 @@ def free_memory(device: torch.device) -> float:
     """Bytes that this process may take of a device's memory."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():  # not Linux: nothing is known
-        return 0.0
-    available = next(line.split()[1] for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
-    return int(available) * 1024 / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return machine.free_memory() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def weigh_classes(dataset: Dataset, held: tuple[Tensor, Tensor] | None, config: TrainConfig, threads: int) -> Tensor:

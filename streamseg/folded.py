@@ -28,6 +28,7 @@ from streamseg.convolutions import (
 )
 from streamseg.encoder import Block
 from streamseg.model import FANet
+from streamseg.scratch import Scratch
 
 T = TypeVar("T")
 
@@ -56,7 +57,11 @@ class Side:
     """A second queue of a GPU's, for work beside what follows it; on the CPU all work is done in order."""
 
     def __init__(self, device: torch.device):
+        self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __reduce__(self) -> tuple[type["Side"], tuple[torch.device]]:
+        return Side, (self.device,)  # a copy has a queue of its own
 
     def run(self, work: Callable[[], T]) -> T:
         """Begin work now; it must not be used before it has been joined."""
@@ -110,7 +115,7 @@ class Folded:
         self.channels = sum(encoder.channels)
         self.mean = model.mean.flatten().float()
         self.stem = make(ready(weight), ready(bias), 2)
-        self.padded: Tensor | None = None
+        self.padded = Scratch()
         self.square_stem = make(ready(over_squares(weight)), ready(bias))
         self.pools = list(encoder.pool)[1:]
         stages = (encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4)
@@ -152,12 +157,16 @@ class Folded:
     def look_in_strips(self, frame: Tensor) -> Tensor:
         """The same, a few rows at a time: the map before the pooling, the largest of all, stays near the processor."""
         batch, _, height, width = frame.shape
-        shape = (batch, height + 6, width + 6, 3)
-        if self.padded is None or self.padded.shape != shape:
-            self.padded = torch.zeros(shape)
-        x = self.padded.permute(0, 3, 1, 2)
-        torch.sub(frame, self.mean.view(1, 3, 1, 1), out=x[:, :, 3:-3, 3:-3])
-        return pool_in_strips((height + 1) // 2, lambda begin, end: self.stem.relu(x[:, :, 2 * begin : 2 * end + 5]))
+
+        def make() -> list[Tensor]:
+            return [torch.zeros(batch, height + 6, width + 6, 3, device=frame.device)]
+
+        with self.padded.borrow(frame.shape, make) as (padded,):
+            x = padded.permute(0, 3, 1, 2)
+            torch.sub(frame, self.mean.view(1, 3, 1, 1), out=x[:, :, 3:-3, 3:-3])
+            return pool_in_strips(
+                (height + 1) // 2, lambda begin, end: self.stem.relu(x[:, :, 2 * begin : 2 * end + 5])
+            )
 
     def encode(self, x: Map) -> Iterator[Tensor]:
         """The encoder's maps of Res-1 … Res-4, one after the other."""

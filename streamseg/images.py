@@ -11,22 +11,20 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, TypeVar, cast
+from typing import BinaryIO, TypeGuard, TypeVar, cast
 
 import numpy
 import torch
 from PIL import ExifTags, Image, ImageDraw, ImageFont, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from streamseg.checks import check_suffix
 from streamseg.classes import IGNORE, Classes
 
 Result = TypeVar("Result")
 
 Picture = str | Path | Image.Image | numpy.ndarray | Tensor
 """What can be taken for a picture: a file's path, a PIL picture, an array (H, W, 3), (H, W, 4) or (H, W), a frame."""
-
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
-"""What names of pictures end in."""
 
 MOST_PIXELS = 2**30
 """What allow_large_pictures allows: 4 GB in memory."""
@@ -127,6 +125,11 @@ def to_first(picture: Image.Image) -> tuple[Tensor, bool]:
     return frame, more
 
 
+def is_picture(thing: object) -> TypeGuard[str | Path | Image.Image | numpy.ndarray]:
+    """Whether to_frame makes a frame of something that is none yet."""
+    return isinstance(thing, (str, Path, Image.Image, numpy.ndarray))
+
+
 def to_frame(picture: Picture) -> Tensor:
     """A picture of any kind as a frame. Arrays are RGB, colours last; of 16 bits the upper 8 are taken."""
     if isinstance(picture, (str, Path)):
@@ -155,7 +158,8 @@ def to_frame(picture: Picture) -> Tensor:
     if picture.dtype.kind == "u" and picture.dtype.itemsize == 2:
         picture = (picture >> 8).astype(numpy.uint8)
     if picture.dtype != numpy.uint8:
-        raise ValueError(f"The picture is an array of {picture.dtype}; expected bytes in 0–255: numpy.uint8.")
+        hint = ", after multiplying by 255" if picture.dtype.kind == "f" and picture.size and picture.max() <= 1 else ""
+        raise ValueError(f"The picture is an array of {picture.dtype}; expected bytes in 0–255: numpy.uint8{hint}.")
     if picture.ndim == 2:
         picture = numpy.stack([picture] * 3, axis=2)
     if picture.ndim != 3 or picture.shape[2] not in (3, 4) or 0 in picture.shape:
@@ -412,9 +416,3 @@ def write_sheet(path: Path, frames: Sequence[Tensor], captions: Sequence[str]) -
             caption = "…" + caption[2:]
         pen.text((x + 4, y + height + 2), caption, fill="black", font=font)
     sheet.save(path)
-
-
-def check_suffix(path: Path) -> None:
-    """Raise a ValueError if no picture can be written under such a name."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{path} names no kind of picture that can be written: end it in one of {' '.join(SUFFIXES)}.")

@@ -1,23 +1,14 @@
 """The pieces that every network here is built from: checked inputs, a convolution with batch norm, and resizes."""
 
+import sys
+import warnings
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 SMALLEST = 32
 """The least height and width of an image: its map at 1/32 is then a single pixel."""
-
-
-def check_choice(option: str, given: object, known: tuple[object, ...]) -> None:
-    """Raise a ValueError that lists the known values, if an option is none of them."""
-    if given not in known:
-        raise ValueError(f"{option} is {given!r:.80}; choose one of: {', '.join(map(repr, known))}.")
-
-
-def check_count(option: str, given: object) -> None:
-    """Raise a ValueError if an option is not a whole number from 1 up."""
-    if type(given) is not int or given < 1:
-        raise ValueError(f"{option} is {given!r:.80}; expected a whole number, 1 or more.")
 
 
 def check_image(image: Tensor) -> None:
@@ -29,6 +20,26 @@ def check_image(image: Tensor) -> None:
         raise ValueError(f"The image's shape is {shape}; expected RGB, channels first: (B, 3, H, W).")
     if shape[2] < SMALLEST or shape[3] < SMALLEST:
         raise ValueError(f"The image is {shape[2]} x {shape[3]} pixels; the least is {SMALLEST} x {SMALLEST}.")
+    check_range(image)
+
+
+def check_range(image: Tensor) -> None:
+    """Warn, at the line that called streamseg, of floats that are in 0–1; those on a GPU are not waited for."""
+    # while a network is exported or compiled, images have no values
+    if type(image) is not Tensor or not image.is_floating_point() or image.device.type != "cpu" or not image.numel():
+        return
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined] # public all the same
+        return
+    try:
+        evident = 0 < image.max().item() <= 1 and image.min().item() >= 0
+    except RuntimeError:  # nor have they under torch.func
+        return
+    if evident:
+        frame, level = sys._getframe(), 1
+        while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("streamseg", "torch"):
+            frame, level = frame.f_back, level + 1
+        text = "The frame has values from 0 to 1; expected 0 to 255: multiply by 255."
+        warnings.warn(text, UserWarning, stacklevel=level)
 
 
 def kind(thing: object) -> str:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from streamseg.checks import EXPECTED, PICTURE_SUFFIXES as SUFFIXES
 from streamseg.classes import ADE20K, CAMVID, CITYSCAPES, COCO_STUFF, COCO_STUFF_182, IGNORE, Classes, Colour
-from streamseg.images import SUFFIXES
 from streamseg.labels import read_camvid_colours, read_mat, read_translated
 
 HIDDEN = (".", "@")
@@ -164,15 +164,38 @@ def match_videos(images: Path, labels: Path) -> tuple[Pair, ...]:
     return tuple(pairs)
 
 
+WRONG_COLOUR = "|".join(
+    (
+        r"(^|\s)#",  # a word that begins so and is no colour
+        r"#[0-9a-fA-F]{3,8}$",  # no space before it
+        r"\s(0x)?(?=[0-9a-fA-F]*\d)[0-9a-fA-F]{6}$",  # no # before it
+        r"[\s,(]\d{1,3}[\s,]+\d{1,3}[\s,]+\d{1,3}\)?$",  # three numbers
+    )
+)
+"""What a line of classes.txt holds whose colour is not written as expected."""
+
+
 def read_classes(path: Path) -> Classes:
     """Classes of a text file, one a line: "name" or "name #rrggbb"; a colour that is not given is made up."""
     names: list[str] = []
     given: list[Colour | None] = []
-    for line in lines(path):
+    for number, line in enumerate(all_lines(path), start=1):
+        if not line:
+            continue
         coloured = re.fullmatch(r"(.*\S)\s+#([0-9a-fA-F]{6})", line)
+        if not coloured and re.search(WRONG_COLOUR, line):
+            raise ValueError(
+                f'{path}, line {number}: {line!r:.80} is neither a name nor a name and a colour; expected "name" or '
+                '"name #rrggbb", such as "road #804080".'
+            )
         names.append(coloured[1] if coloured else line)
         code = int(coloured[2], 16) if coloured else 0
         given.append((code >> 16, code >> 8 & 255, code & 255) if coloured else None)
+        if (same := [name for name in names[:-1] if name.casefold() == names[-1].casefold()]) != []:
+            raise ValueError(
+                f"{path}, line {number}: {names[-1]!r:.80} is there already, as {same[0]!r:.80}: give each class a "
+                "name of its own."
+            )
     try:
         return Classes(tuple(names), fill_colours(given))
     except ValueError as error:
@@ -199,17 +222,11 @@ def distance(colour: Colour, other: Colour) -> int:
 
 
 LAYOUTS: dict[str, tuple[Callable[[Path], dict[str, Split]], str]] = {
-    "cityscapes": (list_cityscapes, "leftImg8bit/SPLIT/CITY/ and gtFine/SPLIT/CITY/"),
-    "camvid": (list_camvid, "SPLIT/ and SPLITannot/, or 701_StillsRaw_full/ and LabeledApproved_full/"),
-    "coco-stuff": (
-        list_coco_stuff,
-        "images/SPLIT2017/ and annotations/SPLIT2017/ (or stuffthingmaps/), or imageLists/, images/ and annotations/",
-    ),
-    "ade20k": (list_ade20k, "images/training/, annotations/training/, images/validation/ and annotations/validation/"),
-    "folder": (
-        list_folder,
-        'classes.txt (one class a line, "name" or "name #rrggbb") and files of the same names in images/ and labels/',
-    ),
+    "cityscapes": (list_cityscapes, EXPECTED["cityscapes"]),
+    "camvid": (list_camvid, EXPECTED["camvid"]),
+    "coco-stuff": (list_coco_stuff, EXPECTED["coco-stuff"]),
+    "ade20k": (list_ade20k, EXPECTED["ade20k"]),
+    "folder": (list_folder, EXPECTED["folder"]),
 }
 """How the splits of each data set are listed, and where they are expected."""
 
@@ -272,11 +289,18 @@ def subfolders(folder: Path, names: Iterable[str] = ()) -> list[str]:
 
 def lines(path: Path) -> list[str]:
     """The lines of a text file that are not blank."""
+    return [line for line in all_lines(path) if line]
+
+
+def all_lines(path: Path) -> list[str]:
+    """The lines of a text file, without blanks around them."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not text in UTF-8: save it as such.") from None
-    return [line.strip() for line in text.splitlines() if line.strip()]
+    if control := re.search(r"[\x00-\x08\x0e-\x1f\x7f]", text):
+        raise ValueError(f"{path} holds {control[0]!r}, which is no text: get a whole copy of it, or save it as text.")
+    return [line.strip() for line in text.splitlines()]
 
 
 def sequences_in(folder: Path) -> tuple[tuple[Path, ...], ...]:

@@ -18,11 +18,11 @@ from streamseg.attention import (
     Scale,
     SelfAttention,
 )
+from streamseg.checks import check_count
 from streamseg.encoder import ReduceBy, Reduction, ResNet, resnet18, resnet34
 from streamseg.layers import (
     SMALLEST as SMALLEST,
     add_pixel_statistics,
-    check_count,
     check_image,
     conv,
     initialise,

@@ -13,6 +13,7 @@ import json
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
@@ -23,9 +24,10 @@ import torch
 from torch import Tensor
 
 from streamseg import draw
+from streamseg.checks import CutShort
 from streamseg.classes import IGNORE, Classes
 from streamseg.crew import Crew, Line
-from streamseg.deadline import LEAST, POOR, Deadline, smaller
+from streamseg.deadline import LEAST, PASSES, POOR, Deadline, smaller
 from streamseg.images import render_legend
 from streamseg.latency import Meter
 from streamseg.model import FANet
@@ -35,7 +37,6 @@ from streamseg.show import Window
 from streamseg.sources import Capture, Source
 from streamseg.stream import PIXELS, Engine, Plain, Policy, State, fit, step_batch, to_engine, working_size
 from streamseg.tiles import label_tiled
-from streamseg.video import CutShort
 
 AHEAD = 3
 """Frames that may wait in each queue."""
@@ -95,6 +96,10 @@ class Job:
     done: "torch.cuda.Event | None" = None
     companions: int = 1
     """How many frames the network saw together, this one among them; 0 for all but the first of them."""
+    prepared: bool = False
+    """Whether the engine had seen as many frames of this size before, so that it had nothing to set up."""
+    network: float = 0.0
+    """The network's share of its latency."""
     latency: float = 0.0
     shares: list[float] = field(default_factory=list)
     picture: Tensor | None = None
@@ -141,12 +146,15 @@ class Outcome:
     """The signal that stopped the run; 0 for none."""
     size: tuple[int, int]
     """The height and width that the network saw the last frame at."""
-    smallest: tuple[int, int]
-    """The height and width of the smallest that it saw."""
+    sizes: dict[tuple[int, int], int]
+    """How many frames it saw at each height and width, the largest first."""
     late: int
     """Frames whose labels came after the deadline."""
-    out_of_reach: int
-    """Those of them that were seen as small as frames become."""
+
+    @property
+    def smallest(self) -> tuple[int, int]:
+        """The height and width of the smallest that it saw."""
+        return min(self.sizes, key=math.prod, default=self.size)
 
 
 class Pipeline:
@@ -186,8 +194,10 @@ class Pipeline:
         self.problems: list[str] = []
         self.pixels = torch.zeros(len(labeller.classes), dtype=torch.int64)
         self.seen_at = (0, 0)
-        self.smallest: tuple[int, int] | None = None
-        self.warned = False
+        self.sizes: Counter[tuple[int, int]] = Counter()
+        self.passes: Counter[tuple[int, tuple[int, int]]] = Counter()
+        """How often the engine has seen so many frames at once of a size."""
+        self.prepared = self.warned = False
         self.newest_picture: Tensor | None = None
         self.shown: Tensor | None = None
 
@@ -218,9 +228,8 @@ class Pipeline:
             problems=list(self.problems),
             signal=stop.signal,
             size=self.seen_at,
-            smallest=self.smallest or self.seen_at,
+            sizes={size: self.sizes[size] for size in sorted(self.sizes, key=math.prod, reverse=True)},
             late=self.deadline.late,
-            out_of_reach=self.deadline.out_of_reach,
         )
 
     @property
@@ -339,16 +348,41 @@ class Pipeline:
         device = self.labeller.device
         # events and streams are those of the thread's device, which is the first GPU unless told otherwise
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), torch.inference_mode():
-            warm = not (self.live or self.deadline.seconds)
             for jobs in self.batches():
-                if not warm:  # the first pass sets libraries up, which no frame should be late for
-                    self.see(jobs)
-                    self.catch_up()
+                if (self.live or self.deadline.seconds) and self.prepare(jobs):
                     jobs = [self.newest(job) for job in jobs]
-                    warm = True
                 self.label(jobs)
                 for job in jobs:
                     job.stream.labelled.put(job)
+
+    def prepare(self, jobs: list[Job]) -> bool:
+        """Let the engine set itself up for a size, which no frame should be late for; False if it had done so."""
+
+        def see(scale: float) -> None:
+            for job in jobs:
+                job.scale = scale
+            self.see(jobs)
+            self.catch_up()
+
+        if self.learning:  # it must learn from the stream, and is slower than it will be
+            return False
+        if not self.prepared:
+            self.prepared = True
+            self.passes.clear()
+            self.deadline.prepare(self.choose_size(jobs[0], 1.0), see, time.perf_counter)
+            return True
+        size = self.choose_size(jobs[0], self.deadline.scale)
+        met = any(size == known for _, known in self.passes)
+        if met or not (self.deadline.seconds and jobs[0].stream.source.moving):
+            return False
+        for _ in range(PASSES - 1):
+            see(self.deadline.scale)
+        return True
+
+    @property
+    def learning(self) -> bool:
+        """Whether the engine still learns the ranges of int8 from the frames that it sees."""
+        return getattr(self.labeller.model, "learning", False)
 
     def batches(self) -> Iterator[list[Job]]:
         """Frames for the network: of the source whose turn it is, and those of other sources that have its size.
@@ -406,13 +440,23 @@ class Pipeline:
             if job.done:
                 job.done.record()
         if not cuda:
-            self.meter.stage("network", time.perf_counter() - begin, len(jobs))
+            seconds = time.perf_counter() - begin
+            self.meter.stage("network", seconds, len(jobs))
+            for job in jobs:
+                job.network = seconds
         elif self.live:  # the newest frame must not wait behind others that the GPU was given
             self.catch_up()
         for job in jobs:
             job.latency = time.monotonic() - job.started
         self.seen_at = jobs[0].size
-        self.smallest = min(self.smallest or self.seen_at, self.seen_at, key=math.prod)
+        self.sizes[self.seen_at] += len(jobs)
+        if scale < POOR and not self.warned:
+            self.warned = True
+            least = self.choose_size(jobs[0], LEAST)
+            self.say(
+                f"To hold the deadline frames are now seen at {self.seen_at[0]} x {self.seen_at[1]}, where labels get "
+                f"poor; the smallest is {least[0]} x {least[1]}."
+            )
 
     def catch_up(self) -> None:
         """Wait until a GPU has done what it was told to."""
@@ -431,7 +475,9 @@ class Pipeline:
                 job.size = (height, width)
                 job.labels, _ = label_tiled(engine.model, job.frame)
             return [None for _ in jobs]
-        size = self.choose_size((height, width), jobs[0].scale)
+        size = self.choose_size(jobs[0], jobs[0].scale)
+        prepared = self.passes[len(jobs), size] >= PASSES - 1 and not self.learning
+        self.passes[len(jobs), size] += 1
         looks, states = step_batch(
             engine,
             torch.cat([fit(job.frame[None], size) for job in jobs]),
@@ -444,19 +490,13 @@ class Pipeline:
         )
         for job, look in zip(jobs, looks, strict=True):
             job.size, job.labels, job.confidence = size, look.labels, look.confidence
+            # single pictures may all have other sizes: there preparing is what each takes
+            job.prepared = prepared or not job.stream.source.moving
         return [state if job.stream.source.moving else None for job, state in zip(jobs, states, strict=True)]
 
-    def choose_size(self, size: tuple[int, int], scale: float) -> tuple[int, int]:
-        """The height and width at which the network sees frames of a size, if the deadline wants them scaled."""
-        full = self.labeller.size or working_size(*size)
-        chosen, least = smaller(full, scale), smaller(full, LEAST)
-        if scale < POOR and not self.warned:
-            self.warned = True
-            self.say(
-                f"To hold the deadline frames are now seen at {chosen[0]} x {chosen[1]}, where labels get poor; the "
-                f"smallest is {least[0]} x {least[1]}."
-            )
-        return chosen
+    def choose_size(self, job: Job, scale: float) -> tuple[int, int]:
+        """The height and width at which the network sees a frame, if the deadline wants it scaled."""
+        return smaller(self.labeller.size or working_size(*job.frame.shape[1:]), scale)
 
     # drawing and writing
 
@@ -483,6 +523,7 @@ class Pipeline:
             seconds = job.begun.elapsed_time(job.done) / 1000
             if job.companions:
                 self.meter.stage("network", seconds, job.companions)
+            job.network = seconds
             if not self.live:  # the GPU had not begun yet when it was told to
                 job.latency = seconds
         begin = time.perf_counter()
@@ -494,7 +535,7 @@ class Pipeline:
             self.meter.stage("download", download)
             job.latency += download
         self.meter.labelled(job.latency)
-        self.deadline.took(job.latency, job.scale)
+        self.deadline.took(job.latency, job.scale, job.network, job.prepared)
         return labels
 
     def tally(self, job: Job, labels: Tensor) -> None:

@@ -117,7 +117,7 @@ def find_runs(folder: Path) -> list[Run]:
 def read_words(path: Path) -> str:
     """What a run.json tells of a training, in short."""
     try:
-        config = json.loads(path.read_text())["config"]
+        config = json.loads(path.read_text(encoding="utf-8"))["config"]
         words = f"{config['dataset']} {config['split']}, {config['iterations']:,} iterations"
         return words + (f", without {config['leave_out']}" if config.get("leave_out") else "")
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -356,7 +356,7 @@ def write(folder: Path, table: Table, results: Sequence[Result], words: Sequence
     }
     for path, text in texts.items():
         with written_whole(path) as temporary:
-            temporary.write_text(text)
+            temporary.write_text(text, encoding="utf-8")
     picture = folder / f"{table.name}.png"
     draw(picture, table, results)
     return [*texts, picture]

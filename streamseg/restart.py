@@ -2,14 +2,18 @@
 
 import json
 import os
+import shlex
 import signal
 import threading
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
+from streamseg.checksums import check_zip
+from streamseg.config import TrainConfig
 from streamseg.files import written_whole
 
 
@@ -42,15 +46,20 @@ def restore(out: Path, settings: dict[str, Any], parts: dict[str, Any]) -> int:
     path = out / "state.pt"
     damaged = f"{path} is not the state of a run, or is damaged: start again in another folder."
     try:
+        check_zip(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-        theirs = json.loads(state["settings"])
-        changed = [name for name, ours in json.loads(json.dumps(settings)).items() if ours != theirs.get(name)]
+        # a setting that is newer than the run had its default then
+        usual = {field.name: field.default for field in fields(TrainConfig) if field.default is not MISSING}
+        theirs = json.loads(json.dumps(usual)) | json.loads(state["settings"])
+        changed = [name for name, ours in json.loads(json.dumps(settings)).items() if ours != theirs[name]]
+        options = " ".join(option(name, theirs[name]) for name in changed if name != "data")
+        if not options.isprintable():
+            raise ValueError(options)
     except Exception as error:  # a damaged or hostile file can fail in any way
         raise ValueError(damaged) from error
     if changed == ["data"]:
         raise ValueError(f"The run in {out} was started with other frames or classes: give the same --data to go on.")
     if changed:
-        options = " ".join(option(name, theirs.get(name)) for name in changed if name != "data")
         raise ValueError(f"The run in {out} was started with other settings: go on with {options} --resume.")
     try:
         for name, part in parts.items():
@@ -61,9 +70,13 @@ def restore(out: Path, settings: dict[str, Any], parts: dict[str, Any]) -> int:
 
 
 def option(name: str, value: Any) -> str:
-    """A setting as it is given on the command line."""
-    values = " ".join(map(str, value)) if isinstance(value, list) else repr(value) if value == "" else str(value)
-    return f"--{name.replace('_', '-')} {values}"
+    """A setting as it is given on the command line, for a shell."""
+    name = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    if str(value).startswith("-"):  # or it would be taken for an option
+        return shlex.quote(f"--{name}={value}")
+    return shlex.join([f"--{name}", *(map(str, value) if isinstance(value, list) else [str(value)])])
 
 
 def agree(signal_number: int, done: int, device: torch.device) -> int:

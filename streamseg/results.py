@@ -1,18 +1,22 @@
-"""The files that labelled frames become."""
+"""The files that labelled frames become.
+
+They are planned without torch, so that a name that cannot be written to is told at once.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from streamseg import images, video
+from streamseg.checks import PICTURE_SUFFIXES, check_suffix, check_video_suffix
 from streamseg.classes import Classes
 from streamseg.files import check_place, written_whole
 from streamseg.sources import NUMBER, RATE, Capture, Pictures, Source, numbered, numbered_files
-from streamseg.video import write_label_video, write_video
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FOLDER = "segmented"
 """Where several results go if nothing else was said."""
@@ -23,9 +27,9 @@ class Drawn:
     """What there is of a frame to write; None where it was not asked for."""
 
     capture: Capture
-    labels: Tensor
-    picture: Tensor | None
-    confidence: Tensor | None
+    labels: "Tensor"
+    picture: "Tensor | None"
+    confidence: "Tensor | None"
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Results:
 
     @property
     def are_pictures(self) -> bool:
-        return all(path.suffix.lower() in images.SUFFIXES for path in self.paths)
+        return all(path.suffix.lower() in PICTURE_SUFFIXES for path in self.paths)
 
     def of(self, capture: Capture) -> "Results":
         """The files of one frame."""
@@ -104,7 +108,7 @@ def plan(
         if source.moving:
             name = name.with_name(name.name.replace("{name}", source.name))
         beside = name.stem.removesuffix("-overlay")
-        suffix = ".png" if name.suffix.lower() in images.SUFFIXES else ".mkv"
+        suffix = ".png" if name.suffix.lower() in PICTURE_SUFFIXES else ".mkv"
         results = Results(
             name if overlay else None,
             name.with_name(f"{beside}-labels{suffix}") if labels else None,
@@ -118,11 +122,11 @@ def plan(
 
 def check_kind(source: Source, path: Path) -> None:
     """Raise a ValueError if a source cannot become such a file."""
-    is_picture = path.suffix.lower() in images.SUFFIXES
+    is_picture = path.suffix.lower() in PICTURE_SUFFIXES
     if not source.moving:
-        images.check_suffix(path)
+        check_suffix(path)
     elif not is_picture:
-        video.check_video_suffix(path)
+        check_video_suffix(path)
     elif not NUMBER.search(path.name):
         raise ValueError(f"{path} is one picture, and {source.name} has many: give a video, or {path.stem}_%05d.png.")
 
@@ -173,7 +177,9 @@ def holds_records(path: Path) -> bool:
 
 def made_by_streamseg(path: Path) -> bool:
     """Whether a picture or a video was written here."""
-    if path.suffix.lower() in images.SUFFIXES:
+    from streamseg import images, video
+
+    if path.suffix.lower() in PICTURE_SUFFIXES:
         return images.made_by_streamseg(path)
     return video.made_by_streamseg(path)
 
@@ -184,6 +190,8 @@ def writing(results: Results, source: Source, classes: Classes) -> Iterator[Call
 
     Pictures appear one by one, each whole; a video appears at the end, and not at all after an error.
     """
+    from streamseg import images
+    from streamseg.video import write_label_video, write_video
 
     def write_pictures(drawn: Drawn) -> None:
         files = results.of(drawn.capture)

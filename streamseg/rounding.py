@@ -38,6 +38,7 @@ class InputStatistics:
         places = x[:, 0].numel() / self.stride**2
         step = self.stride * max(1, round((places / PATCHES) ** 0.5))
         patches = F.unfold(x.contiguous(), self.side, padding=self.padding, stride=step).transpose(0, 1).flatten(1)
+        patches = patches.double()  # whose variances stay above zero, where inputs hardly differ
         self.count += patches.shape[1]
         self.sums += patches.sum(dim=1)
         if self.products is not None:
@@ -83,10 +84,12 @@ def round_columns(weight: Tensor, covariance: Tensor) -> Tensor:
     """
     variances = covariance.diagonal()
     order = variances.argsort(descending=True)
-    damped = covariance + max(DAMPING * variances.mean().item(), 1e-12) * torch.eye(
-        len(covariance), dtype=torch.float64
-    )
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped[order][:, order]))
+    damping = max(DAMPING * variances.mean().item(), 1e-12)
+    damped = covariance + damping * torch.eye(len(covariance), dtype=torch.float64)
+    factor, failed = torch.linalg.cholesky_ex(damped[order][:, order])
+    if failed:  # inputs that do not differ, as of black frames, tell nothing
+        return round_off(weight)
+    inverse = torch.cholesky_inverse(factor)
     factor = torch.linalg.cholesky(inverse, upper=True)
     left, rounded = weight[:, order], torch.empty_like(weight)
     fixed = left.abs() > LARGEST - 1e-9  # the largest stay so, and the scale can be told from the weights

@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import platform
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -16,13 +15,16 @@ from typing import Any, TextIO
 import torch
 
 import streamseg
-from streamseg import plot
+from streamseg import machine, plot
 from streamseg.config import TrainConfig
 from streamseg.datasets import Dataset
 from streamseg.files import UNFINISHED, written_whole
 
 EVERY = 50
 """Iterations between entries: reading a loss back more often would hold a GPU up."""
+
+SILENCE = 10.0
+"""Seconds after which a line is shown before the next entry: on a CPU, EVERY iterations can take many minutes."""
 
 
 class Log:
@@ -39,9 +41,11 @@ class Log:
             # what a killed run logged after its last whole state happens again
             self.entries = [entry for entry in read_entries(self.path) if entry.get("step", math.inf) <= first]
         with written_whole(self.path) as temporary:
-            temporary.write_text("".join(json.dumps(entry) + "\n" for entry in self.entries))
+            temporary.write_text("".join(json.dumps(entry) + "\n" for entry in self.entries), encoding="utf-8")
         self.board = open_tensorboard(out, first) if tensorboard else None
         self.first = first
+        self.shown = time.monotonic()
+        """When a line was last shown."""
         self.clock = (time.monotonic(), first)
         """When the iterations since were begun, and the first of them: measuring is no training."""
 
@@ -56,7 +60,7 @@ class Log:
     ) -> None:
         """Write run.json: what was run, with what, on what; a run that goes on adds to it."""
         path = self.out / "run.json"
-        earlier = json.loads(path.read_text())["sessions"] if self.first and path.exists() else []
+        earlier = read_sessions(path) if self.first and path.exists() else []
         session = {
             "command": sys.argv,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -77,7 +81,7 @@ class Log:
             "sessions": [*earlier, session],
         }
         with written_whole(path) as temporary:
-            temporary.write_text(json.dumps(run, indent=2) + "\n")
+            temporary.write_text(json.dumps(run, indent=2) + "\n", encoding="utf-8")
         height, width = config.crop
         self.say(
             f"{config.network} from {initial}, {len(dataset)} frames of {config.dataset} {config.split}, "
@@ -97,7 +101,7 @@ class Log:
 
     def write(self, entry: dict[str, Any]) -> None:
         self.entries.append(entry)
-        with self.path.open("a") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         if self.board:
             for name, value in entry.items():
@@ -112,11 +116,23 @@ class Log:
         memory = peak_memory(device) / 1e9
         self.write({"step": done, "loss": loss, "rate": rate, "images_per_second": speed, "memory_gb": memory})
         left = int((config.iterations - done) * config.batch / speed)
-        line = f"{done}/{config.iterations}  loss {loss:.3f}  rate {rate:.1e}  {speed:.0f} images/s  "
-        line += f"{left // 60}:{left % 60:02d} left  {memory:.1f} GB"
+        line = f"{done}/{config.iterations}  loss {loss:.3f}  rate {rate:.1e}  {speed:.1f} images/s  "
+        line += f"{left // 60}:{left % 60:02d} left"
+        self.show(f"{line}  {memory:.1f} GB" if memory else line, last=done == config.iterations)
+
+    def is_due(self, done: int) -> bool:
+        """Whether whoever waits should see a line now: after the first iteration, and after every SILENCE."""
+        return done == self.first + 1 or time.monotonic() - self.shown >= SILENCE
+
+    def live(self, config: TrainConfig, done: int, loss: float, rate: float) -> None:
+        """Show where the run stands between two entries."""
+        self.show(f"{done}/{config.iterations}  loss {loss:.3f}  rate {rate:.1e}")
+
+    def show(self, line: str, *, last: bool = False) -> None:
+        """Show a line, which on a terminal the next one replaces."""
+        self.shown = time.monotonic()
         if self.words.isatty():
-            end = "\n" if done == config.iterations else ""
-            print(f"\r\x1b[K{line}", end=end, file=self.words, flush=True)
+            print(f"\r\x1b[K{line}", end="\n" if last else "", file=self.words, flush=True)
         else:
             print(line, file=self.words, flush=True)
 
@@ -138,11 +154,22 @@ class Log:
             self.say(str(error))
 
 
+def read_sessions(path: Path) -> list[Any]:
+    """What run.json says of the times that a run was started before."""
+    try:
+        sessions = json.loads(path.read_text(encoding="utf-8"))["sessions"]
+        return [*sessions]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise ValueError(f"{path} is damaged: move it away, and the run goes on with a new one.") from None
+
+
 def read_entries(path: Path) -> Iterator[dict[str, Any]]:
-    """The entries of a log, but for a last one that was not written whole."""
-    for line in path.read_text(errors="replace").splitlines():
-        with suppress(ValueError):
-            yield json.loads(line)
+    """The entries of a log, but for those that are damaged, such as a last one that was not written whole."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(ValueError, RecursionError):
+            entry = json.loads(line)
+            if isinstance(entry, dict) and type(entry.get("step")) is int:
+                yield entry
 
 
 def summarise(path: Path) -> dict[str, Any]:
@@ -154,10 +181,10 @@ def summarise(path: Path) -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> float:
-    """The most bytes that this process has held: of the GPU's memory, or of the machine's."""
+    """The most bytes that this process has held: of the GPU's memory, or of the machine's; 0 if that is not known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return machine.peak_memory()
 
 
 def names_hash(dataset: Dataset) -> str:

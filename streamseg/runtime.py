@@ -8,6 +8,7 @@ Shapes: B batch, H height, W width, D key channels, C channels of Res-1 … Res-
 """
 
 import json
+import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,10 +21,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg import checkpoint
+from streamseg.checks import check_choice, check_count, check_readable
+from streamseg.checksums import BLANK, check_checksum, check_zip, take_checksum
 from streamseg.classes import Classes
-from streamseg.layers import check_choice, check_count
 from streamseg.stream import Look, Views, fit, to_bytes
-from streamseg.tensors import brief, check_readable
+from streamseg.tensors import brief
 
 ENTRY = "streamseg"
 """Where a file says what it is: in ONNX's metadata, in OpenVINO's rt_info, in the folder extra of a .pt2."""
@@ -94,6 +96,11 @@ class Manifest:
         return ("labels", *(["confidence"] if self.confidence else []), *contexts)
 
     def to_json(self) -> str:
+        """As it stands in a file, with a place for the file's checksum."""
+        return json.dumps({**asdict(self), "checksum": BLANK})
+
+    def to_plain_json(self) -> str:
+        """As it stands in a .pt2, a zip file, which has checksums of its own."""
         return json.dumps(asdict(self))
 
 
@@ -108,6 +115,7 @@ def read_manifest(path: Path, text: str | None) -> Manifest:
         raise ValueError(f"{path} was not exported by streamseg: make such a file with streamseg export.")
     try:
         entry = json.loads(text)
+        take_checksum(path, entry)
         size, state, classes = entry["size"], entry["state"], entry["classes"]
         entry |= {"size": size and tuple(size), "state": tuple(map(tuple, state)), "classes": Classes(**classes)}
         return Manifest(**entry)
@@ -126,6 +134,9 @@ class Exported:
         self.classes = len(manifest.classes)
         self.widths = tuple(channels for _, channels in manifest.state) or (0, 0, 0, 0)
         self.context_shape = (manifest.state[0][0] if manifest.state else 0, sum(self.widths))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError(f"{self.path} is open in this process alone and cannot be copied: open it again.")
 
     def look(self, views: Views) -> tuple[list[Look], Tensor]:
         """See Engine; labels of another size than the frames were seen at are taken from the nearest pixel."""
@@ -174,8 +185,8 @@ def open_weights(
         trust: Whether a program in the file may run.
     """
     if path is None or path.suffix.lower() not in OPENERS:
-        model, classes = checkpoint.load(path)
-        return model, classes, checkpoint.describe(path or checkpoint.SHIPPED).window
+        model, description = checkpoint.read(path or checkpoint.SHIPPED)
+        return model, description.classes, description.window
     file = open_exported(path, device, trust=trust)
     return file, file.manifest.classes, file.manifest.window
 
@@ -201,6 +212,7 @@ def open_onnx(path: Path, device: torch.device) -> Exported:
     gpu = ["CUDAExecutionProvider"] if device.type == "cuda" else []
     if not {*gpu} <= {*onnxruntime.get_available_providers()}:
         raise ValueError("This onnxruntime has no GPU: pip install onnxruntime-gpu in its place, or give --device cpu.")
+    check_checksum(path)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4  # what goes wrong is told in a sentence
@@ -227,6 +239,7 @@ def open_openvino(path: Path, device: torch.device) -> Exported:
         raise ValueError("OpenVINO does not run on this GPU: give --device cpu.")
     weights = path.with_suffix(".bin")
     check_readable(weights)
+    check_checksum(path, weights)
     core = openvino.Core()
     # fp32 even where the processor has a faster format, so that labels are those of the network
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
@@ -241,9 +254,10 @@ def open_openvino(path: Path, device: torch.device) -> Exported:
     check_ports(path, manifest, ports, [port.any_name for port in network.outputs])
     with explaining(f"{path} cannot be run here"):
         compiled = core.compile_model(network, "CPU", settings)
+    turn = threading.Lock()  # a compiled model computes one thing at a time, and fails if it is asked for two
 
     def run(given: dict[str, Tensor]) -> dict[str, Tensor]:
-        with explaining(f"{path} failed on a frame"):
+        with turn, explaining(f"{path} failed on a frame"):
             found = compiled({name: tensor.numpy() for name, tensor in given.items()})
         return {name: torch.from_numpy(found[name]) for name in manifest.outputs}
 
@@ -252,6 +266,7 @@ def open_openvino(path: Path, device: torch.device) -> Exported:
 
 def open_program(path: Path, device: torch.device) -> Exported:
     """A .pt2 file: a torch.export program, or an AOTInductor package. What is in it is run."""
+    check_zip(path)
     with explaining(f"{path} is no .pt2 file, or is cut short"), zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         found = [name for name in names if name.partition("/")[2] == f"extra/{ENTRY}.json"]

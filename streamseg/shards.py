@@ -12,6 +12,7 @@ its shard by itself, so that training sees the same frames in the same order as 
 import io
 import json
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -20,13 +21,15 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from streamseg.checksums import BLANK, check_bytes, damaged, take_checksum, write_checksum
 from streamseg.classes import IGNORE, Classes
 from streamseg.datasets import DATASETS, Dataset, in_parallel, list_splits
 from streamseg.files import written_whole
 from streamseg.images import read_fetched, read_fetched_ids, write_labels
 from streamseg.labels import translate
 from streamseg.layouts import Pair
-from streamseg.stores import read_range, read_text, unfold
+from streamseg.stores import read_range, read_text
+from streamseg.web import unfold
 
 MEGABYTES = 256
 """The size of a shard, which its last frame may exceed."""
@@ -37,6 +40,8 @@ class Span(NamedTuple):
 
     start: int
     size: int
+    crc32: int | None = None
+    """Of its bytes; older shards have none."""
 
 
 class Packed(NamedTuple):
@@ -55,14 +60,16 @@ def open_dataset(name: str, data: Path, split: str) -> Dataset:
     index = read_text(f"{unfold(data)}/{split}.json")
     if index is None:
         return DATASETS[name](data, split)
+    check_bytes(f"{data / split}.json", index.encode())
     try:
         entry = json.loads(index)
+        take_checksum(f"{data / split}.json", entry)
         classes = Classes(tuple(entry["classes"]), tuple(map(tuple, entry["colours"])))
         dataset, pairs, spans = entry["dataset"], [], dict[Path, Span]()
         for number, (shard, stem, suffix, image, labels) in enumerate(entry["frames"]):
             folder = data / shard / f"{number:08}"
             pair = Pair(folder / f"{stem}.image{suffix}", folder / f"{stem}.labels.png")
-            spans |= {pair.image: Span(*image), pair.labels: Span(*labels)}
+            spans |= {pair.image: to_span(image), pair.labels: to_span(labels)}
             pairs.append(pair)
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{data / split}.json is no index of shards: pack the data set again.") from error
@@ -77,6 +84,14 @@ def open_dataset(name: str, data: Path, split: str) -> Dataset:
         read_image=partial(read_image, spans),
         size_of=partial(size_of, spans),
     )
+
+
+def to_span(numbers: list[int]) -> Span:
+    """A place in a shard, as an index has it."""
+    span = Span(*numbers)
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"{numbers} is no place in a shard.")
+    return span
 
 
 def read_image(spans: Mapping[Path, Span], path: Path) -> Tensor:
@@ -97,7 +112,11 @@ def size_of(spans: Mapping[Path, Span], path: Path) -> int:
 
 def fetch(spans: Mapping[Path, Span], path: Path) -> io.BytesIO:
     """A file in a shard, whose path is the shard's, a number and a name."""
-    return io.BytesIO(read_range(unfold(path.parents[1]), *spans[path]))
+    shard, span = unfold(path.parents[1]), spans[path]
+    data = read_range(shard, span.start, span.size)
+    if span.crc32 not in (None, zlib.crc32(data)):
+        raise damaged(shard)
+    return io.BytesIO(data)
 
 
 def pack(
@@ -129,7 +148,8 @@ def pack(
             progress(done, total)
         index = {"dataset": name, "classes": dataset.classes.names, "colours": dataset.classes.colours}
         with written_whole(out / f"{dataset.split}.json") as temporary:
-            temporary.write_text(json.dumps({**index, "frames": frames}) + "\n")
+            temporary.write_text(json.dumps({**index, "frames": frames, "checksum": BLANK}) + "\n", encoding="utf-8")
+            write_checksum(temporary)
     return {dataset.split: len(dataset) for dataset in datasets}
 
 
@@ -170,4 +190,4 @@ def append(tar: tarfile.TarFile, name: str, data: bytes) -> Span:
     entry.size = len(data)
     tar.addfile(entry, io.BytesIO(data))
     padded = -(-len(data) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-    return Span(tar.offset - padded, len(data))
+    return Span(tar.offset - padded, len(data), zlib.crc32(data))

@@ -2,6 +2,8 @@
 
 `find_sources` turns what a user names into sources; a source's `captures` gives its frames. A frame is RGB, uint8,
 (3, H, W); a size is (height, width). Passwords in addresses are never shown.
+
+What names stand for is found without torch, so that a wrong name is told at once; frames are read with it.
 """
 
 import glob
@@ -18,26 +20,20 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path, PurePath, PurePosixPath
-from typing import ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-import torch
-from torch import Tensor
-
-from streamseg import images, web
+from streamseg import checks, web
+from streamseg.checks import CutShort, check_rate
 from streamseg.files import UNFINISHED
-from streamseg.video import (
-    CutShort,
-    Video,
-    check_rate,
-    open_camera,
-    open_stream,
-    open_video,
-    tells_its_length,
-)
 from streamseg.web import is_address, show
 
-PICTURE_SUFFIXES = (*images.SUFFIXES, ".gif", ".apng", ".avif", ".ppm", ".pgm")
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from streamseg.video import Video
+
+PICTURE_SUFFIXES = (*checks.PICTURE_SUFFIXES, ".gif", ".apng", ".avif", ".ppm", ".pgm")
 """What names of pictures end in; of an animation the first picture is taken."""
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".wmv", ".flv")
 """What names of videos end in."""
@@ -56,7 +52,7 @@ NUMBER = re.compile(r"%(?:0\d+)?d")
 class Capture:
     """A frame, and where and when it was taken."""
 
-    frame: Tensor
+    frame: "Tensor"
     name: str
     """For names of results: of a picture its file's name without suffix, else the source's name."""
     index: int
@@ -77,8 +73,10 @@ class Picture:
     name: str
     address: str = field(repr=False)
 
-    def read(self) -> tuple[Tensor, str]:
+    def read(self) -> tuple["Tensor", str]:
         """Its frame, and a note if its file holds more of them."""
+        from streamseg import images
+
         with in_a_sentence(self.address):
             if is_address(self.address):
                 frame, more = images.read_fetched(io.BytesIO(web.fetch(self.address)), show(self.address))
@@ -177,6 +175,8 @@ class VideoFile:
     @cached_property
     def rate(self) -> Fraction | None:
         """Frames a second, if it can be opened; if not, captures tells why."""
+        from streamseg.video import open_video
+
         try:
             with open_video(self.place) as video:
                 return video.rate
@@ -185,6 +185,8 @@ class VideoFile:
 
     def captures(self) -> Generator[Capture, None, None]:
         """Each frame; CutShort after the last of a file that is damaged."""
+        from streamseg.video import open_video
+
         with in_a_sentence(self.address), open_video(self.place, name=show(self.address)) as video:
             note = f"{show(self.address)} was downloaded first: its index comes last, and its server gives no parts."
             for i, (frame, seconds) in enumerate(video):
@@ -198,7 +200,7 @@ class Live:
 
     name: str
     address: str = field(repr=False)
-    open: Callable[[str], Video] = field(repr=False)
+    open: Callable[[str], "Video"] = field(repr=False)
     live: ClassVar[bool] = True
     moving: ClassVar[bool] = True
     rate: ClassVar[Fraction | None] = None
@@ -255,6 +257,8 @@ class RawFrames:
 
     def captures(self) -> Generator[Capture, None, None]:
         """Each whole frame; CutShort if the last is not whole."""
+        import torch
+
         height, width = self.size
         if sys.stdin is None or sys.stdin.isatty():
             raise ValueError(f"Nothing is piped into standard input: expected raw RGB frames of {height} x {width}.")
@@ -287,7 +291,21 @@ Source: TypeAlias = Pictures | NumberedPictures | VideoFile | Live | RawFrames
 Found: TypeAlias = Picture | NumberedPictures | VideoFile | Live | RawFrames
 
 
-def read_frames(source: str | Path | int) -> Generator[Tensor, None, None]:
+def open_camera(address: str) -> "Video":
+    """A camera by its number or device."""
+    from streamseg import video
+
+    return video.open_camera(address)
+
+
+def open_stream(address: str) -> "Video":
+    """A network stream."""
+    from streamseg import video
+
+    return video.open_stream(address)
+
+
+def read_frames(source: str | Path | int) -> Generator["Tensor", None, None]:
     """The frames of whatever a name stands for: a picture, a folder, a video, a camera, an address, ….
 
     A Path is always a file or a folder, a number a camera; a text may be anything that find_sources takes.
@@ -304,7 +322,7 @@ def read_frames(source: str | Path | int) -> Generator[Tensor, None, None]:
     return frames_of(find_sources([source]))
 
 
-def frames_of(sources: Iterable[Source]) -> Generator[Tensor, None, None]:
+def frames_of(sources: Iterable[Source]) -> Generator["Tensor", None, None]:
     """The frames of sources, one source after the other."""
     for source in sources:
         with closing(source.captures()) as captures:
@@ -384,6 +402,8 @@ def read_list(path: Path) -> list[tuple[str, str]]:
         name = line.strip()
         if not name or name.startswith("#"):
             continue
+        if re.search(r"[\x00-\x1f\x7f]", name):
+            raise ValueError(f"Line {number} of {path}: {name!r:.80} is no name: expected text, one name a line.")
         beside = path.parent / name
         if not is_address(name) and (beside.exists() or not (name == "-" or is_number(name))):
             name = str(beside)
@@ -554,6 +574,8 @@ def find_address(address: str) -> Found:
             what = "sound" if kind.startswith("audio/") else "a web page"
             raise ValueError(f"{show(address)} is {what}, not a video.")
         has_end = "Content-Length" in response.headers or suffix in WHOLE
+    from streamseg.video import tells_its_length
+
     # asked after the answer has been closed: some servers talk with one at a time
     live = kind.startswith("multipart/") or not (has_end or tells_its_length(address))
     return Live(name, address, open_stream) if live else VideoFile(name, address)

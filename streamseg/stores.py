@@ -1,8 +1,10 @@
-"""Files on a disk, or at any address that fsspec knows, such as s3://bucket/folder; fsspec lives here alone."""
+"""Files on a disk, or at any address that fsspec knows, such as s3://bucket/folder; fsspec lives here alone.
+
+It is an extra, imported where it is used: files on a disk are read and written without it.
+"""
 
 import errno
 import glob
-import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -10,19 +12,23 @@ from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory, gettempdir
-
-from fsspec import AbstractFileSystem
-from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
-from fsspec.registry import known_implementations
+from typing import TYPE_CHECKING
 
 from streamseg.files import UNFINISHED, written_whole
 from streamseg.tensors import brief
 from streamseg.web import is_address, show
 
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
-def reach(address: str) -> tuple[AbstractFileSystem, str]:
+
+def reach(address: str) -> tuple["AbstractFileSystem", str]:
     """The disk or store of an address, and the path in it."""
+    try:
+        from fsspec.core import url_to_fs
+        from fsspec.registry import known_implementations
+    except ImportError:
+        raise ImportError(f"{show(address)} needs fsspec: pip install 'streamseg[stores]'") from None
     try:
         store, path = url_to_fs(address)
     except ImportError as error:
@@ -33,12 +39,14 @@ def reach(address: str) -> tuple[AbstractFileSystem, str]:
     return store, path.rstrip("/")
 
 
-def is_on_disk(store: AbstractFileSystem) -> bool:
+def is_on_disk(store: "AbstractFileSystem") -> bool:
     """Whether a store is this machine's own file system."""
+    from fsspec.implementations.local import LocalFileSystem
+
     return isinstance(store, LocalFileSystem)
 
 
-def list_files(store: AbstractFileSystem, path: str, suffixes: tuple[str, ...]) -> dict[str, int]:
+def list_files(store: "AbstractFileSystem", path: str, suffixes: tuple[str, ...]) -> dict[str, int]:
     """Files of some suffixes, and their sizes in bytes: the one at a path, those in a folder, or those of a pattern."""
     try:
         if not store.exists(path):
@@ -56,7 +64,7 @@ def list_files(store: AbstractFileSystem, path: str, suffixes: tuple[str, ...]) 
     }
 
 
-def fixed_part(store: AbstractFileSystem, path: str) -> str:
+def fixed_part(store: "AbstractFileSystem", path: str) -> str:
     """The folder that all files of a path or pattern lie in, whichever these are."""
     if store.isdir(path):
         return path
@@ -113,7 +121,7 @@ def delivered(target: str, last: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def upload(folder: Path, store: AbstractFileSystem, path: str, last: str) -> None:
+def upload(folder: Path, store: "AbstractFileSystem", path: str, last: str) -> None:
     """Copy the files of a folder to a store, one of them last."""
     try:
         for file in sorted(folder.iterdir(), key=lambda file: file.name == last):
@@ -124,30 +132,37 @@ def upload(folder: Path, store: AbstractFileSystem, path: str, last: str) -> Non
 
 def read_text(address: str) -> str | None:
     """The text at an address; None if there is none."""
-    store, path = reach(address)
-    return store.cat_file(path).decode() if store.isfile(path) else None
+    try:
+        if not is_address(address):
+            file = Path(address)
+            return file.read_text(encoding="utf-8") if file.is_file() else None
+        store, path = reach(address)
+        return store.cat_file(path).decode() if store.isfile(path) else None
+    except UnicodeDecodeError:
+        raise ValueError(f"{show(address)} is damaged, for it is not text in UTF-8: get a whole copy of it.") from None
 
 
 def read_range(address: str, start: int, size: int) -> bytes:
     """A part of a file."""
-    store, path = reach(address)
     try:
+        if not is_address(address):
+            with Path(address).open("rb") as file:
+                file.seek(start)
+                return file.read(size)
+        store, path = reach(address)
         return store.cat_file(path, start, start + size)
+    except ImportError:
+        raise
     except Exception as error:  # each kind of store has its own
         raise OSError(f"{show(address)} cannot be read ({brief(error)}).") from error
 
 
-def unfold(path: Path) -> str:
-    """An address that was taken for a path, which makes one slash of two."""
-    return re.sub(r"^([A-Za-z][\w+.-]+:)/+(?=[^/])", r"\1//", str(path))
-
-
 def write_text(address: str, text: str) -> None:
     """Write a text, whole or not at all; its folder is made."""
-    store, path = reach(address)
-    if is_on_disk(store):
+    store, path = (None, address) if not is_address(address) else reach(address)
+    if store is None or is_on_disk(store):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with written_whole(Path(path)) as temporary:
-            temporary.write_text(text)
+            temporary.write_text(text, encoding="utf-8")
     else:
         store.pipe_file(path, text.encode())

@@ -9,12 +9,11 @@ C channels of Res-1 … Res-4 side by side.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,12 +21,26 @@ from torch.nn import functional as F
 
 from streamseg import checkpoint
 from streamseg.checkpoint import Network
+from streamseg.checks import check_count, check_positive
+from streamseg.checksums import BLANK, take_checksum
+from streamseg.engines import (
+    Engine as Engine,
+    FrameByFrame as FrameByFrame,
+    Look as Look,
+    Plain as Plain,
+    Views as Views,
+    check_past,
+    fit as fit,
+    keep_steady as keep_steady,
+    label_scores as label_scores,
+    to_bytes as to_bytes,
+    to_engine as to_engine,
+)
 from streamseg.images import Picture, to_frame
-from streamseg.layers import check_count
+from streamseg.layers import check_range, kind
 from streamseg.model import SMALLEST, FANet
-from streamseg.peers import Peer
 from streamseg.tensors import open_tensors, take_tensors, write_tensors
-from streamseg.tiles import check_frame, check_model, labels_and_confidence, labels_of
+from streamseg.tiles import take_frame
 
 FRAME_TIME = 1 / 25
 """Seconds between frames that come without times."""
@@ -124,13 +137,14 @@ def segment(image: Picture, model: "Network | Engine | None" = None) -> Tensor:
 @cache
 def shipped() -> FANet:
     """The network that ships with streamseg."""
-    model, _ = checkpoint.load()
+    with torch.inference_mode(False):  # it is for later calls too, which may be outside of it
+        model, _ = checkpoint.load()
     return model
 
 
 def label_frames(
     model: "Network | Engine",
-    frames: Iterable[Tensor],
+    frames: Iterable[Picture],
     window: int | Policy = 1,
     state: State | None = None,
     *,
@@ -143,14 +157,16 @@ def label_frames(
     Use label_frame to get the state out as well.
 
     Args:
+        frames: They may be pictures of any kind that segment takes, such as arrays (H, W, 3).
         window: How many frames to look at, the present one among them; or another policy, such as Fading.
         state: What the stream has seen already.
         times: The time of each frame in seconds; without them there are 25 frames a second.
         cut: The distance between contexts, from 0 to 2, beyond which a new scene begins and the past is dropped.
         size: Height and width that the network sees frames at; without it, their own up to 1024 x 2048 pixels.
     """
+    check_frames(frames)
     clock = repeat(None) if times is None else iter(times)
-    for number, frame in enumerate(frames):
+    for number, frame in enumerate(map(take_frame, frames)):
         try:
             seconds = next(clock)
         except StopIteration:
@@ -161,7 +177,7 @@ def label_frames(
 
 def label_frame(
     model: "Network | Engine",
-    frame: Tensor,
+    frame: Picture,
     state: State | None = None,
     window: int | Policy = 1,
     *,
@@ -169,14 +185,17 @@ def label_frame(
     cut: float | None = None,
     size: tuple[int, int] | None = None,
 ) -> tuple[Tensor, State]:
-    """Labels (H, W), uint8, of a stream's next frame (3, H, W), and the state for the one after; see label_frames."""
+    """Labels (H, W), uint8, of a stream's next frame (3, H, W), and the state for the one after; see label_frames.
+
+    The frame may be a picture of any kind that segment takes, such as an array (H, W, 3).
+    """
     (labels,), (state,) = label_batch(model, [frame], [state], window, times=[seconds], cut=cut, size=size)
     return labels, state
 
 
 def label_batch(
     model: "Network | Engine",
-    frames: Sequence[Tensor],
+    frames: Sequence[Picture],
     states: Sequence[State | None],
     window: int | Policy = 1,
     *,
@@ -188,19 +207,17 @@ def label_batch(
 
     The network sees them together, so at one size: frames of several sizes need one given.
     """
-    engine = to_engine(model)
-    for frame in frames:
-        check_frame(frame)
+    engine, taken = to_engine(model), [take_frame(frame) for frame in frames]
     if size is None:
-        sizes = {working_size(*frame.shape[1:]) for frame in frames}
+        sizes = {working_size(*frame.shape[1:]) for frame in taken}
         if len(sizes) != 1:
             raise ValueError(f"A batch is seen at one size, but its frames have {len(sizes)}: give a size.")
         (size,) = sizes
     check_size(size)
-    images = torch.cat([fit(frame[None].to(engine.device, non_blocking=True), size) for frame in frames])
-    own = [(frame.shape[1], frame.shape[2]) for frame in frames]
+    images = torch.cat([fit(frame[None].to(engine.device, non_blocking=True), size) for frame in taken])
+    own = [(frame.shape[1], frame.shape[2]) for frame in taken]
     looks, after = step_batch(engine, images, states, window, sizes=own, times=times, cut=cut)
-    return [labels.to(frame.device) for (labels, *_), frame in zip(looks, frames, strict=True)], after
+    return [labels.to(frame.device) for (labels, *_), frame in zip(looks, taken, strict=True)], after
 
 
 def step_batch(
@@ -227,6 +244,7 @@ def step_batch(
     if not len(images) == len(states) == len(times) == len(sizes):
         raise ValueError(f"{len(images)} images, {len(states)} states and {len(times)} times are no batch of streams.")
     check_window(engine, policy)
+    check_range(images)
     moments = [moment(*pair) for pair in zip(states, times, strict=True)]
     with torch.no_grad():  # not inference_mode, whose tensors a caller could not change
         known = [state and replace(state, contexts=state.contexts.to(engine.device)) for state in states]
@@ -244,136 +262,6 @@ def step_batch(
                     looks[i : i + 1], _ = engine.look(alone)
         after = [advance(*entry, policy) for entry in zip(known, contexts.split(1), moments, strict=True)]
         return looks, [replace(state, coarse=look.coarse) for state, look in zip(after, looks, strict=True)]
-
-
-class Look(NamedTuple):
-    """What is seen in an image."""
-
-    labels: Tensor
-    """(H, W), uint8."""
-    confidence: Tensor | None = None
-    """If wanted, the probability of each label, uint8: 255 is 1."""
-    coarse: Tensor | None = None
-    """If labels are kept steady, those where the image was scored, (h, w), uint8."""
-
-
-class Views(NamedTuple):
-    """Images of as many streams, and what is wanted of them."""
-
-    images: Tensor
-    """(B, 3, H, W), bytes or floats in 0–255."""
-    past: Tensor | None
-    """The sum of the contexts of the earlier frames in each one's window (B, D, C); None if all are the first."""
-    weights: Sequence[float]
-    """How many frames each sum is of."""
-    sizes: Sequence[tuple[int, int]]
-    """Height and width of each one's labels."""
-    confident: bool = False
-    """Whether the probability of each label is wanted too."""
-    steady: float = 0.0
-    """How much more the classes of the frame before score."""
-    before: Sequence[Tensor | None] = ()
-    """Those classes, (h, w), of each stream that has seen a frame of this size; needed where they score more."""
-
-
-class Engine(Protocol):
-    """What can label the frames of streams: a network, or another form of one."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def classes(self) -> int:
-        """How many it tells apart."""
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Channels of the contexts of Res-1 … Res-4, which are side by side."""
-
-    @property
-    def context_shape(self) -> tuple[int, int]:
-        """D and C of a context; 0 and 0 for what sees each frame alone."""
-
-    def look(self, views: Views) -> tuple[list[Look], Tensor]:
-        """What is seen in each image, and the context (B, D, C), fp32, that it leaves to later ones."""
-
-
-class Plain:
-    """A FANet as it is, operator by operator."""
-
-    def __init__(self, model: FANet):
-        check_model(model)
-        self.model, self.classes = model, model.classes
-        self.widths = tuple(attend.context_shape[1] for attend in model.attends)
-        self.context_shape = (model.attend1.context_shape[0], sum(self.widths))
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.mean.device
-
-    def look(self, views: Views) -> tuple[list[Look], Tensor]:
-        model, past = self.model, views.past
-        model.check(views.images, None)
-        # in the network's precision at once: each of its four stages would do it by itself
-        parts = None if past is None else past.to(model.mean.dtype).split(self.widths, dim=2)
-        weights = model.mean.new_tensor(views.weights).view(-1, 1, 1)
-        maps, contexts = model.features(views.images.to(self.device), parts, weights)
-        looks = label_scores(model.score(maps), views)
-        # in fp32, in which sums of many frames do not drift
-        return looks, torch.cat(contexts, dim=2).float()
-
-
-class FrameByFrame:
-    """A network that leaves nothing to later frames: one of FANet's rivals, or any other that gives scores.
-
-    Args:
-        score: Scores (B, K, h, w) of images (B, 3, H, W).
-    """
-
-    widths = (0, 0, 0, 0)
-    context_shape = (0, 0)
-
-    def __init__(self, model: Network, score: Callable[[Tensor], Tensor]):
-        check_model(model)
-        self.model, self.classes = model, model.classes
-        self.score = score
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-    def look(self, views: Views) -> tuple[list[Look], Tensor]:
-        images = views.images.to(self.device)
-        return label_scores(self.score(images), views), images.new_zeros(len(images), 0, 0, dtype=torch.float32)
-
-
-def label_scores(scores: Tensor, views: Views) -> list[Look]:
-    """What scores (B, K, h, w) say of the images that they are of."""
-    scores, coarse = keep_steady(scores, views)
-    looks = []
-    for x, size, own in zip(scores, views.sizes, coarse, strict=True):
-        labels, confidence = labels_and_confidence(x, size) if views.confident else (labels_of(x, size), None)
-        looks.append(Look(labels, confidence, own))
-    return looks
-
-
-def keep_steady(scores: Tensor, views: Views) -> tuple[Tensor, Sequence[Tensor | None]]:
-    """Scores (B, K, h, w) in which the classes of the frame before have an advantage, and the best class of each."""
-    if not views.steady:
-        return scores, [None] * len(scores)
-    scores = scores.clone()
-    for x, before in zip(scores, views.before, strict=True):
-        if before is not None and before.shape == x.shape[1:]:
-            place = before[None].to(x.device, torch.int64).clamp(max=len(x) - 1)
-            x.scatter_add_(0, place, torch.full_like(place, views.steady, dtype=x.dtype))
-    return scores, [*scores.argmax(dim=1).to(torch.uint8)]
-
-
-def to_engine(model: "Network | Engine") -> Engine:
-    """What labels frames by a network, or does so itself."""
-    if isinstance(model, Peer):
-        return FrameByFrame(model, lambda images: model.outputs(images)[0])
-    return model if hasattr(model, "look") else Plain(model)  # type: ignore[arg-type,return-value] # Plain checks it
 
 
 def past_of(state: State | None, seconds: float, window: int | Policy) -> Tensor | None:
@@ -439,15 +327,6 @@ def check_window(engine: Engine, window: int | Policy) -> None:
         )
 
 
-def check_past(past: Tensor | None, shape: tuple[int, int]) -> None:
-    """Raise a ValueError if a past is not of the network that is to look back to it."""
-    if past is not None and tuple(past.shape[1:]) != shape:
-        raise ValueError(
-            f"The state is of another network: its contexts have {past.shape[1]} x {past.shape[2]} numbers, and those "
-            f"of this network {shape[0]} x {shape[1]}."
-        )
-
-
 def context_distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     """How far apart two contexts are, (B,), from 0 for the same scene to 2: one minus the cosine of Res-2's."""
     # of the four stages the one that tells best; docs/segment.md has distances that were measured
@@ -489,20 +368,6 @@ def working_size(height: int, width: int, pixels: int = PIXELS) -> tuple[int, in
     return max(SMALLEST, min(tall, pixels // wide)), wide
 
 
-def fit(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Images (B, 3, H, W) at another size; each pixel of a smaller one is a mean over those that it stands for."""
-    if tuple(images.shape[-2:]) == size:
-        return images
-    # the CPU resizes bytes in a quarter of the time of floats; other devices know floats alone
-    images = images if images.device.type == "cpu" else images.float()
-    return F.interpolate(images, size, mode="bilinear", antialias=True)
-
-
-def to_bytes(images: Tensor) -> Tensor:
-    """Images as bytes, which a GPU has resized as floats."""
-    return images if images.dtype == torch.uint8 else images.round().clamp(0, 255).to(torch.uint8)
-
-
 def moment(state: State | None, seconds: float | None) -> float:
     """The time of the next frame; one without a time comes a 25th of a second after the last."""
     if seconds is None:
@@ -517,16 +382,20 @@ def to_policy(window: int | Policy) -> Policy:
     return window if isinstance(window, Policy) else LastFrames(window)
 
 
+def check_frames(frames: object) -> None:
+    """Raise a ValueError if something is one frame or the name of a file, and no frames one after the other."""
+    if isinstance(frames, (str, Path)):
+        raise ValueError(f"The frames are {str(frames)!r:.80}; expected frames: streamseg.read_frames gives a file's.")
+    if not isinstance(frames, Iterable):
+        raise ValueError(f"The frames are a {kind(frames)}; expected frames one after the other, such as a list.")
+    if getattr(frames, "ndim", 4) != 4:
+        raise ValueError("The frames are one frame; expected several, one after the other: give a list, [frame].")
+
+
 def check_size(size: tuple[int, int]) -> None:
     """Raise a ValueError if a network cannot see frames at a size."""
     if len(size) != 2 or not all(type(side) is int and side >= SMALLEST for side in size):
         raise ValueError(f"The size is {size!r:.80}; expected height and width, {SMALLEST} pixels or more each.")
-
-
-def check_positive(option: str, given: float) -> None:
-    """Raise a ValueError if an option is no number above 0."""
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
-        raise ValueError(f"{option} is {given!r:.80}; expected a number above 0.")
 
 
 def check_steady(given: float) -> None:
@@ -541,7 +410,7 @@ def save_state(state: State, path: str | Path) -> None:
         raise ValueError(
             f"The state is a {type(state).__name__}; expected what label_frame gives with a frame's labels."
         )
-    entry = json.dumps({"weights": state.weights, "seconds": state.seconds})
+    entry = json.dumps({"weights": state.weights, "seconds": state.seconds, "checksum": BLANK})
     tensors = {"contexts": state.contexts} | ({} if state.coarse is None else {"coarse": state.coarse})
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     write_tensors(Path(path), tensors, {"format": "pt", ENTRY: entry})
@@ -558,6 +427,7 @@ def load_state(path: str | Path) -> State:
         raise ValueError(f"{path} holds no state of a stream: give a file that save_state wrote.")
     try:
         entry = json.loads(metadata[ENTRY])
+        take_checksum(path, entry)
         weights, seconds = tuple(map(float, entry["weights"])), float(entry["seconds"])
         contexts, coarse = tensors.pop("contexts"), tensors.pop("coarse", None)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:

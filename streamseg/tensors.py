@@ -8,18 +8,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from streamseg.checks import check_readable
+from streamseg.checksums import BLANK, check_checksum, check_zip, write_checksum
 from streamseg.files import written_whole
 
 
 def open_tensors(path: Path) -> safe_open:
-    """A safetensors file, to take its metadata and its tensors from."""
+    """A safetensors file, to take its metadata and its tensors from; its checksum is checked, if it has one."""
     check_readable(path)
     try:
-        return safe_open(path, framework="pt")
+        file = safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"{path} is no safetensors file, or is cut short ({brief(error)}): get a whole copy of it."
         ) from None
+    check_checksum(path)
+    return file
 
 
 def take_tensors(path: Path, file: safe_open) -> dict[str, Tensor]:
@@ -36,6 +40,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         with open_tensors(path) as file:
             return take_tensors(path, file)
     check_readable(path)
+    check_zip(path)
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile file can fail in any way
@@ -48,24 +53,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file, whole or not at all."""
+    """Write a safetensors file, whole or not at all; a blank in its metadata becomes its checksum."""
     try:
         with written_whole(path) as temporary:
             save_file(tensors, temporary, metadata)
+            if any(BLANK in text for text in metadata.values()):
+                write_checksum(temporary)
     except SafetensorError as error:  # its word for a full disk
         raise OSError(f"Could not write {path}: {brief(error)}.") from error
-
-
-def check_readable(path: Path) -> None:
-    """Raise an error in a sentence if there is no file at a path, or it may not be read."""
-    if not path.exists():
-        raise FileNotFoundError(f"No weights at {path}: check the path.")
-    if not path.is_file():
-        raise ValueError(f"{path} is a folder or a device: give a file of weights.")
-    try:
-        path.open("rb").close()
-    except PermissionError:
-        raise PermissionError(f"{path} may not be read: change its permissions.") from None
 
 
 def check_weights(where: str, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from streamseg.attention import ChannelAttention, SelfAttention
+from streamseg.images import Picture, is_picture, to_frame
 from streamseg.model import Context, FANet, kind
 
 GRID = 64
@@ -31,7 +32,7 @@ class Span:
 
 def label_tiled(
     model: FANet,
-    frame: Tensor,
+    frame: Picture,
     past: Sequence[Tensor] | None = None,
     weight: float = 1.0,
     *,
@@ -45,6 +46,7 @@ def label_tiled(
     that is no multiple of 64 is seen as going on to the next one with its last row or column.
 
     Args:
+        frame: It may be a picture of any kind that segment takes, such as an array (H, W, 3).
         past: The sum of the contexts of the earlier frames in the window, for a frame of a video.
         weight: How many frames that sum is of, for a network that averages.
         tile: Height and width of the tiles, multiples of 64.
@@ -53,7 +55,7 @@ def label_tiled(
             scenes, FANet-18); from 576 on all are (FANet-34: 1024).
     """
     check_model(model)
-    check_frame(frame)
+    frame = take_frame(frame)
     check_tiles(model, tile, margin)
     device = model.mean.device
     labels = torch.empty(frame.shape[1:], dtype=torch.uint8, device=frame.device)
@@ -214,12 +216,27 @@ def check_model(model: nn.Module) -> None:
         raise ValueError("The network is in training mode, in which frames would change it: call model.eval() first.")
 
 
-def check_frame(frame: Tensor) -> None:
+def take_frame(given: Picture) -> Tensor:
+    """A frame (3, H, W), bytes, of a picture of any kind; a ValueError if something is none."""
+    if is_picture(given):
+        return to_frame(given)
+    check_frame(given)
+    assert isinstance(given, Tensor)
+    return given
+
+
+def check_frame(frame: object) -> None:
     """Raise a ValueError if something is no frame."""
+    if isinstance(frame, Tensor) and frame.is_floating_point():
+        raise ValueError(
+            f"The frame is a {kind(frame)}; expected RGB bytes, a tensor of torch.uint8: give (255 * frame).byte() of "
+            "values from 0 to 1, or frame.byte() of values from 0 to 255."
+        )
     if not isinstance(frame, Tensor) or frame.dtype != torch.uint8:
         raise ValueError(f"The frame is a {kind(frame)}; expected RGB bytes, a tensor of torch.uint8.")
     if frame.ndim != 3 or frame.shape[0] != 3 or 0 in frame.shape:
-        raise ValueError(f"The frame's shape is {tuple(frame.shape)}; expected RGB, channels first: (3, H, W).")
+        hint = ": give frame.permute(2, 0, 1)" if frame.ndim == 3 and frame.shape[2] == 3 else ""
+        raise ValueError(f"The frame's shape is {tuple(frame.shape)}; expected RGB, channels first: (3, H, W){hint}.")
 
 
 def check_tiles(model: FANet, tile: tuple[int, int], margin: int) -> None:

@@ -146,6 +146,7 @@ def train(
                     restart.save_state(out, step, settings, parts)
                 raise
             set_rate(optimiser, config, step)
+            torch.manual_seed(config.seed + step)  # so that dropout is the same in a run that was stopped and goes on
             for number, part in enumerate(batch.parts(config.accumulate), start=1):
                 with distributed.waiting(shared) if number < config.accumulate else nullcontext():
                     with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
@@ -177,6 +178,9 @@ def train(
                 trainee.losses.zero_()
                 if log:
                     log.step(config, done, mean_loss, optimiser.param_groups[-1]["lr"], device)
+            elif log and log.is_due(done):
+                steps = (done - 1) % runlog.EVERY + 1
+                log.live(config, done, trainee.losses.item() / steps, optimiser.param_groups[-1]["lr"])
             if log and saving:
                 restart.save_state(out, done, settings, parts)
                 last_save = time.monotonic()

@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Self, cast
 import torch
 from torch import Tensor
 
+from streamseg.checks import CutShort as CutShort, check_rate, check_video_suffix
+from streamseg.checksums import damaged
+from streamseg.containers import is_cut, matroska_is_damaged
 from streamseg.files import written_whole
 from streamseg.images import Picture, to_frame
 from streamseg.web import is_address, show
@@ -51,10 +54,6 @@ UNSPECIFIED, BT709, BT601 = 2, 1, 6
 LIMITED, FULL = 1, 2
 
 ATTACHED_PICTURE = 0x400
-
-
-class CutShort(OSError):  # noqa: N818 - an end, not a fault of the program
-    """A source that ended before its time: all that came before is good."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Video:
         self.rate = frame_rate(stream)
         """Frames a second, on average."""
         self.has_audio = bool(container.streams.audio)
-        self.length = stream.frames or round((container.duration or 0) / av.time_base * self.rate) or None
+        self.length = stated_frames(stream) or round((container.duration or 0) / av.time_base * self.rate) or None
         """How many frames it has, as far as it says so, and at an even rate if it tells a time alone."""
         self.reformat = reformatter()
         self.fault: av.error.FFmpegError | None = None
@@ -204,6 +203,9 @@ class Video:
 
     def is_short(self) -> bool:
         """Whether less came than the file says that it holds."""
+        place = self.container.name
+        if place.startswith("file:") and is_cut(Path(place.removeprefix("file:"))):
+            return True
         end, missing = stated_end(self.stream), 0.0
         if end is not None:
             missing = end - self.end
@@ -338,8 +340,11 @@ def open_camera(name: str, *, timeout: float = 10.0) -> Video:
     return start_reading(container, f"Camera {name}", "SLICE")
 
 
-def read_label_video(path: Path) -> Iterator[tuple[Tensor, float]]:
+def read_label_video(path: str | Path) -> Iterator[tuple[Tensor, float]]:
     """The labels (H, W) and times of a video that write_label_video wrote."""
+    path = Path(path)
+    if path.is_file() and matroska_is_damaged(path):
+        raise damaged(path)
     with open_video(path) as video:
         codec = video.stream.codec_context.name
         for stored, seconds in video.timed():
@@ -447,9 +452,14 @@ def frame_rate(stream: "VideoStream") -> Fraction:
     return Fraction(25)
 
 
+def stated_frames(stream: "VideoStream") -> int:
+    """How many frames a file says that it holds; 0 if it does not say, as an AVI by who could not go back to count."""
+    return stream.frames if stream.frames < 2**30 else 0
+
+
 def stated_end(stream: "VideoStream") -> float | None:
     """The time at which a file says that its video ends; None if it does not say, or FFmpeg only estimates it."""
-    if stream.frames and stream.duration:
+    if stated_frames(stream) and stream.duration:
         return float(((stream.start_time or 0) + stream.duration) * time_base(stream))
     match = re.fullmatch(r"(\d+):(\d+):(\d+\.\d+)", stream.metadata.get("DURATION", ""))  # what Matroska has
     return 3600 * int(match[1]) + 60 * int(match[2]) + float(match[3]) if match else None
@@ -662,18 +672,6 @@ def write_label_video(path: Path, size: tuple[int, int], rate: Fraction) -> Vide
     if path.suffix.lower() != ".mkv":
         raise ValueError(f"{path} names no kind of video that holds labels exactly: end it in .mkv.")
     return VideoWriter(path, LABELS, size, rate, "gray")
-
-
-def check_rate(rate: Fraction | float) -> None:
-    """Raise a ValueError if no video has so many frames a second."""
-    if not isinstance(rate, (int, float, Fraction)) or not 0.001 <= rate <= 1000:
-        raise ValueError(f"A rate of {rate!r:.80} frames a second; expected 0.001 to 1000.")
-
-
-def check_video_suffix(path: Path) -> None:
-    """Raise a ValueError if no video can be written under such a name."""
-    if path.suffix.lower() not in KINDS:
-        raise ValueError(f"{path} names no kind of video that can be written: end it in one of {' '.join(KINDS)}.")
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,11 @@ def is_address(name: str) -> bool:
     return SCHEME.match(name) is not None
 
 
+def unfold(path: Path) -> str:
+    """An address that was taken for a path, which makes one slash of two."""
+    return re.sub(r"^([A-Za-z][\w+.-]+:)/+(?=[^/])", r"\1//", path.as_posix())
+
+
 def show(address: str) -> str:
     """An address as it may be shown: without user and password, and without its query, where some put theirs."""
     if not is_address(address):

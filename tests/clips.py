@@ -59,6 +59,7 @@ def make_clip(
     with av.open(str(path), "w", container_options=options) as container:
         stream = container.add_stream(codec, rate=rate, options={"crf": "12"} if codec == "libx264" else {})
         stream.height, stream.width, stream.pix_fmt = height, width, pixels
+        stream.codec_context.thread_count = 1  # so that a clip is the same at every run, however busy the machine is
         tick = 1 / rate if path.suffix == ".avi" else Fraction(1, 60000)  # an AVI knows of even times only
         stream.codec_context.time_base = tick
         if sound:

@@ -2,8 +2,9 @@
 
 import gc
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # torch is imported by each of the many processes that tests start: where Python is told to leave no bytecode beside
@@ -33,9 +34,22 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test is begun first: nobody waits for it in the end, nor for files that both processes need early."""
-    items.sort(key=lambda item: item.path.stem != "test_distributed")
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """The longest test is begun first, so that nobody waits for it in the end.
+
+    Those that need exported files follow, in one process: two would wait for the same file.
+    """
+    items.sort(key=lambda item: (item.path.stem != "test_distributed", "exported" not in item.fixturenames))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heard_ctrl_c() -> Iterator[None]:
+    """Where a shell runs the suite in the background it lets it ignore Ctrl-C, and all that it starts as well."""
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 from exports import small
+from waiting import PATIENCE
 
 import streamseg
 from streamseg.serve import Desk, Limits, Served, Server, listen
@@ -38,7 +39,7 @@ class Held:
     def look(self, views):
         self.batches.append(len(views.images))
         self.asked.set()
-        assert self.free.wait(20)
+        assert self.free.wait(PATIENCE)
         return self.engine.look(views)
 
     @contextmanager
@@ -76,7 +77,7 @@ class Running:
 
     def ask(self, path: str, body: bytes | Iterator[bytes] | None = None, method: str = "", **headers: str) -> Answer:
         """Send a request, a POST if it has a body; _ in the names of headers stands for -."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method or ("GET" if body is None else "POST"), path, body, named)
@@ -98,5 +99,5 @@ def serving(limits: Limits | None = None, token: str = "", weights: Path = Path(
         yield Running(server, engine, listening.getsockname()[1])
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE)
         assert not thread.is_alive()

@@ -107,6 +107,14 @@ def test_results_in_the_same_folder_are_no_videos(videos, tmp_path):
     assert [one.place for one in found] == ["day1/a.mp4", "day1/b.mp4", "day2/a.mp4", "day2/none.mp4"]
 
 
+def test_a_folder_whose_name_begins_as_that_of_the_results_holds_videos(tmp_path):
+    for place in ("out-2/a.mp4", "output/b.mp4", "out.mp4", "out/c.mp4/overlay.mp4"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_bytes(b"a video")
+    _, found = find_recordings([f"{tmp_path}/**/*.mp4"], str(tmp_path / "out"))
+    assert sorted(one.place for one in found) == ["out-2/a.mp4", "out.mp4", "output/b.mp4"]
+
+
 def test_what_is_no_video_is_refused(videos, tmp_path):
     with pytest.raises(FileNotFoundError, match="No video at .*/nothing: looked for .mp4"):
         find_recordings([f"{videos}/nothing"], str(tmp_path))
@@ -228,6 +236,33 @@ def test_an_archive_is_gone_on_with_under_the_same_settings_alone(tmp_path):
     for taken in (tmp_path / "full", tmp_path / "full" / "mine.txt"):
         with pytest.raises(ValueError, match="is there already, and no archive: give a new folder to write to.$"):
             settle(str(taken), settings)
+
+
+@pytest.mark.parametrize("text", ["", "{", "3", "[]x", "[1]", "null", "[" * 100_000])
+def test_damaged_settings_of_an_archive_are_told(tmp_path, text):
+    settle(str(tmp_path / "out"), archive.describe(ORDERS, "/videos"))
+    (tmp_path / "out" / "archive.json").write_text(text)
+    with pytest.raises(ValueError, match="archive.json is damaged: restore it, or give another folder to write to.$"):
+        settle(str(tmp_path / "out"), archive.describe(ORDERS, "/videos"))
+
+
+def test_damaged_statistics_of_a_video_are_told(tmp_path):
+    (tmp_path / "frames.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(ValueError, match="frames.parquet is damaged: remove it, and the video is labelled again.$"):
+        archive.count_frames(str(tmp_path))
+
+
+def test_other_weights_under_the_same_name_do_not_go_on_with_an_archive(tmp_path):
+    orders = replace(ORDERS, weights=tmp_path / "mine.safetensors")
+    orders.weights.write_bytes(b"some weights")
+    settings = archive.describe(orders, "/videos")
+    settle(str(tmp_path / "out"), settings)
+    moved = replace(orders, weights=tmp_path / "the same elsewhere")
+    moved.weights.write_bytes(b"some weights")
+    settle(str(tmp_path / "out"), archive.describe(moved, "/videos"))
+    orders.weights.write_bytes(b"other weights")
+    with pytest.raises(ValueError, match="was begun with other weights: give the same ones to go on"):
+        settle(str(tmp_path / "out"), archive.describe(orders, "/videos"))
 
 
 def test_a_line_tells_how_a_job_stands():

@@ -85,6 +85,8 @@ def test_half_precision_holds_a_large_image_and_zero_keys():
     torch.testing.assert_close(context, torch.full_like(context, 25.0), rtol=0.02, atol=0)
     zero, _ = fast_attention(torch.zeros_like(q), torch.zeros_like(k), v)
     assert zero.eq(0).all()
+    for queries, keys in ((torch.zeros_like(q), k), (q, torch.zeros_like(k))):  # nor does one of them hide the other
+        assert fast_attention(queries, keys, v)[0].eq(0).all()
 
 
 def test_a_past_in_fp32_serves_a_network_in_half_precision():

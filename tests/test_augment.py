@@ -136,6 +136,20 @@ def test_a_motion_moves_a_map_and_back():
     torch.testing.assert_close(move(smooth, torch.tensor([1.0, 0.0, 0.0]).expand(2, 3)), smooth)
 
 
+@pytest.mark.parametrize("motion", [(1.03, 0.04, -0.02), (1.5, 0.3, -0.2), (0.7, -0.2, 0.3), (2.0, 0.0, 0.5)])
+def test_what_a_motion_moves_to_a_place_it_moves_back_from_there(motion):
+    # a map of its own coordinates, -1 to 1, which bilinear sampling follows exactly
+    x, y = (((torch.arange(side) + 0.5) * 2 / side - 1) for side in (768, 512))
+    places = torch.stack([x.expand(512, -1), y[:, None].expand(-1, 768)])
+    zoom, shift = motion[0], torch.tensor(motion[1:]).view(2, 1, 1)
+    for back, expected in ((False, zoom * places + shift), (True, (places - shift) / zoom)):
+        found = move(places[None], torch.tensor([motion]), back)[0]
+        inside = (expected.abs() < 1 - 2 / 512).all(dim=0)
+        assert inside.float().mean() > 0.1
+        # a tenth of a pixel
+        torch.testing.assert_close(found[:, inside], expected[:, inside], atol=0.2 / 768, rtol=0)
+
+
 def test_motions_are_small_and_of_all_kinds():
     motion = draw(1000, (1.0, 1.0), 0.5, 0.0, seed=0).motion
     assert motion[:, 0].sub(1).abs().max() <= ZOOM

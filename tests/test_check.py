@@ -199,6 +199,33 @@ def test_a_frame_twice_in_one_split_is_none(data):
     assert check("folder", data).errors == ()
 
 
+def test_the_one_mask_of_twelve_whose_values_are_0_and_255_is_named(data):
+    for i in range(12):
+        save(data / "images" / f"{i}.png", noise(i))
+        save_ids(data / "labels" / f"{i}.png", 0, 1, 2)
+    save_ids(data / "labels/7.png", 0, 255)
+    error = the_error(data)
+    assert f"{data / 'labels/7.png'} holds 0 and 255 alone, unlike 11 other label files; likely cause: a mask" in error
+    save_ids(data / "labels/9.png", 0, 0, 255)
+    assert "9.png (and 1 more: 7.png) holds 0 and 255 alone, unlike 10 other label files" in the_error(data)
+
+
+def test_where_others_ignore_pixels_too_a_mask_of_0_and_255_is_a_warning(data):
+    save_ids(data / "labels/3.png", 0, 255)
+    report = check("folder", data)
+    assert report.errors == ()
+    (warning,) = report.warnings
+    assert f"{data / 'labels/3.png'} holds 0 and 255 alone, unlike 9 other label files" in warning
+
+
+@pytest.mark.parametrize("ids", [(0,), (255,), (1, 255), (0, 1, 255)])
+def test_a_mask_of_few_values_is_no_mask_of_0_and_255(data, ids):
+    for i in range(10):
+        save_ids(data / "labels" / f"{i}.png", 0, 1, 2)
+    save_ids(data / "labels/3.png", *ids)
+    assert check("folder", data).errors == ()
+
+
 def test_classes_that_never_occur_are_warnings(data):
     for i in range(10):
         save_ids(data / f"labels/{i}.png", *((0, 1) if i == 4 else (0, 255, 255)))

@@ -286,7 +286,7 @@ def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch
     ("command", "sentence"),
     [
         ("check folder --data nowhere", "No folder data in nowhere"),
-        ("check kitti --data TOY", "No data set is called 'kitti'"),
+        ("check kitti --data TOY", "dataset is 'kitti'; choose one of"),
         ("check folder --data TOY --sheet nowhere/sheet.png", "No folder nowhere to write sheet.png into"),
         ("check folder --data TOY --sheet sheet.mp4", "names no kind of picture"),
         ("evaluate camvid.safetensors --data TOY --dataset kitti", "dataset is 'kitti'; choose one of"),
@@ -348,7 +348,8 @@ def test_a_training_without_memory_says_what_would_fit(toy, tmp_path, monkeypatc
     wanted = ("train", "folder-18", "--data", toy, "--out", tmp_path / "run", *SHORT)
     shown = complaint(monkeypatch, capsys, *wanted)
     assert "The memory of the cpu does not hold a batch of 2 crops of 64 x 64: try --batch 1; " in shown
-    assert "try --crop 32 32; " in complaint(monkeypatch, capsys, *wanted, "--batch", "1")
+    larger = ("--batch", "1", "--crop", "128", "128")
+    assert "try --crop 64 64; " in complaint(monkeypatch, capsys, *wanted, *larger)
 
 
 def test_each_process_of_torchrun_has_a_gpu_of_its_own(monkeypatch):

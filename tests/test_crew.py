@@ -2,11 +2,9 @@ import threading
 
 import pytest
 import torch
+from waiting import PATIENCE
 
 from streamseg.crew import Abandoned, Crew, Line
-
-PATIENCE = 20.0
-"""Seconds after which a test gives up what should come at once."""
 
 
 @pytest.fixture

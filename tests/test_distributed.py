@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
+from waiting import PATIENCE
 
 from streamseg import distributed
 
@@ -52,7 +53,7 @@ def test_two_processes_train_and_measure_as_one_even_if_one_dies_and_all_start_a
     (tmp_path / "program.py").write_text(PROGRAM)
     for name, how, more in (("one", [], []), ("two", TORCHRUN, []), ("again", TORCHRUN, ["die"])):
         command = [sys.executable, *how, tmp_path / "program.py", toy, tmp_path / name, *more]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10 * PATIENCE)
         assert done.returncode == 0, done.stderr
     for name in ("loss", "val_miou"):
         one, two, again = (entries(tmp_path / run, name) for run in ("one", "two", "again"))

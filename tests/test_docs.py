@@ -109,7 +109,7 @@ def test_the_commands_of_the_readme_run(folder, monkeypatch, paint):
     paint(folder / "mine", [(64, 96)] * 8)
     for picture in (folder / "mine" / "images").iterdir():
         picture.rename(picture.with_suffix(".jpg"))
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for line in "".join(blocks("README.md", "sh")).splitlines():
         program, *arguments = line.split()
         if program == "make":
@@ -296,7 +296,7 @@ def commands(block):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_block_of_code_can_be_read(document):
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     languages = re.findall(r"^```(\w*)\n.*?^```$", document.read_text(), re.MULTILINE | re.DOTALL)
     assert set(languages) <= {"", "bibtex", "python", "sh"}
     for block in blocks(document.relative_to(ROOT), "python"):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from exports import exported as exported
 from torch import nn
 from torch.nn import functional as F
 
@@ -15,6 +16,7 @@ from streamseg.evaluate import (
     Evaluation,
     Score,
     averaging,
+    engine_of,
     evaluate,
     predict,
     render,
@@ -23,10 +25,11 @@ from streamseg.evaluate import (
     validate,
     write_plots,
 )
-from streamseg.fast import accelerate
+from streamseg.fast import Fast, accelerate
 from streamseg.images import read_image
 from streamseg.peers import PEERS
-from streamseg.stream import FrameByFrame
+from streamseg.runtime import open_exported
+from streamseg.stream import FrameByFrame, Plain, label_frame
 
 THREE = Classes(("Road", "Sky", "Car"), ((128, 64, 128), (128, 128, 128), (64, 0, 128)))
 
@@ -114,6 +117,16 @@ def test_the_worst_frames_come_worst_first():
     assert found.worst[0][1] == pytest.approx((30 + 0) / 2)
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_frame_without_any_label_is_never_among_the_worst(place):
+    right, wrong = painted(torch.zeros(32, 48), torch.zeros(32, 48)), painted(torch.zeros(32, 48), halves(0, 1))
+    maps = [right, wrong]
+    maps.insert(place, painted(torch.full((32, 48), 255), torch.zeros(32, 48)))
+    found = evaluate(painter(), InMemory(tuple(maps)))
+    assert [maps[index] is wrong for index, _ in found.worst] == [True, False]
+    assert [share for _, share in found.worst] == [pytest.approx(25), pytest.approx(100)]
+
+
 def test_a_network_that_frames_would_change_is_refused():
     with pytest.raises(ValueError, match=r"^The network is in training mode, .*: call model\.eval\(\) first\.$"):
         evaluate(PEERS["enet"](3), InMemory((painted(halves(0, 1), halves(0, 1)),)))
@@ -186,6 +199,24 @@ def test_frames_are_sampled_from_all_over_a_data_set():
     assert [int(frame[0]) for frame in sample_frames(InMemory(maps), 4)] == [0, 3, 6, 9]
     assert [int(frame[0]) for frame in sample_frames(InMemory(maps[:2]), 4)] == [0, 1]
     assert sample_frames(InMemory(()), 4) == []
+
+
+def test_what_labels_frames_is_the_network_or_its_fast_form_or_the_mean_of_several_looks(model, exported, image):
+    cpu, dataset = torch.device("cpu"), InMemory((painted(torch.zeros(64, 96), torch.zeros(64, 96)),))
+    assert isinstance(engine_of(model, cpu, dataset), Plain)
+    assert isinstance(engine_of(model, cpu, dataset, precision="fp32"), Fast)
+    frame = image[0]
+    for options in ({"flip": True}, {"scales": (0.5, 1.0)}):
+        labels, _ = label_frame(engine_of(model, cpu, dataset, **options), frame)
+        with torch.inference_mode():
+            expected = predict(model, image, **options)[0].argmax(dim=0)
+        assert (labels == expected).float().mean() > 0.999
+        with pytest.raises(ValueError, match="^--precision is for frames seen once"):
+            engine_of(model, cpu, dataset, precision="fp32", **options)
+        with pytest.raises(ValueError, match="still.onnx gives labels, and no shares to average: leave out --scales"):
+            engine_of(open_exported(exported("still.onnx")), cpu, dataset, **options)
+    file = open_exported(exported("still.onnx"))
+    assert engine_of(file, cpu, dataset) is file
 
 
 def test_one_size_and_no_flip_give_the_networks_own_logits(model, image):

@@ -12,6 +12,7 @@ import streamseg
 from streamseg import Fading, LastFrames, NoAttention, checkpoint, export
 from streamseg.cli import deploying
 from streamseg.export import KINDS, SAME, compare, export_model, pan
+from streamseg.images import write_image
 from streamseg.runtime import open_exported
 from streamseg.stream import step_batch
 
@@ -57,6 +58,8 @@ def test_a_file_is_the_network(exported, network, name, size):
     assert (labels.dtype, labels.shape) == (torch.uint8, size)
     assert (labels == expected).double().mean() > SAME
     assert (confidence.int() - sure.int()).abs().max() <= 1
+    # nor is it cut off instead of rounded, which would be half of one less
+    assert (confidence.int() - sure.int()).double().mean().abs() < 0.1
     torch.testing.assert_close(found, context, atol=1e-5, rtol=1e-4)
 
 
@@ -198,6 +201,29 @@ def test_int8_is_judged_by_the_mean_iou(exported, network):
         ValueError, match="In int8 the mean IoU with the network's own labels is .*: calibrate with more"
     ):
         compare(small(seed=1), file, moving(2))
+
+
+def test_int8_is_judged_on_pictures_that_it_was_not_calibrated_with(exported, tmp_path, monkeypatch):
+    """What writes is a stand-in here: the real one takes half a minute, and has tests of its own."""
+    for i, frame in enumerate(moving(7)):
+        write_image(tmp_path / f"{i}.png", frame)
+    calibrated, judged = [], []
+
+    def write(program, about, path, frames):
+        calibrated.extend(frames)
+        shutil.copyfile(exported("still.onnx"), path)
+
+    def judge(model, file, frames):
+        judged.extend(frames)
+        return compare(model, file, frames)
+
+    monkeypatch.setattr(export, "trace", lambda *_: None)
+    monkeypatch.setattr(export, "write_int8", write)
+    monkeypatch.setattr(export, "compare", judge)
+    export_model(small(), streamseg.CAMVID, tmp_path / "a.onnx", size=SIZE, int8=True, pictures=tmp_path)
+    assert len(calibrated) == 4
+    assert len(judged) == 3
+    assert not any(one.equal(other) for one in calibrated for other in judged)
 
 
 def test_a_file_that_drifts_over_a_clip_is_noticed(exported, network):

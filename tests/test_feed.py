@@ -107,6 +107,7 @@ def test_clips_are_held_as_they_are_streamed_and_shared_and_are_seen_alike(drive
             assert torch.cat([getattr(part, name) for part in parts]).equal(getattr(batch, name))
     looks = set()
     for step, batch in enumerate(whole):
+        assert batch.seen.shape == batch.past.shape[:2] == (4, 2)
         for i, image, past, seen in zip(
             batch_indices(step, 7, config), batch.images, batch.past, batch.seen, strict=True
         ):

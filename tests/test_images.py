@@ -60,6 +60,15 @@ def test_16_bits_are_scaled_not_clipped(photo, tmp_path, name):
     assert difference(read_image(tmp_path / name), photo.convert("L")) == 0
 
 
+@pytest.mark.parametrize("name", ["a.png", "a.tiff"])
+def test_an_array_of_16_bits_is_the_picture_that_it_is_saved_as(tmp_path, name):
+    values = numpy.arange(2**16, dtype=numpy.uint16).reshape(256, 256)
+    Image.fromarray(values).save(tmp_path / name)
+    expected = read_image(tmp_path / name)
+    assert expected[0].flatten().tolist() == [value // 256 for value in range(2**16)]
+    assert to_frame(values).equal(expected)
+
+
 @pytest.mark.parametrize("name", ["a.png", "a.tiff", "a.pgm"])
 def test_a_dark_picture_of_16_bits_stays_dark(tmp_path, name):
     dark = numpy.full((40, 60), 200, dtype=numpy.int32 if name == "a.pgm" else numpy.uint16)

@@ -9,7 +9,7 @@ from test_layouts import make_cityscapes, make_coco_10k, make_folder, names_of, 
 
 from streamseg.classes import CAMVID, IGNORE
 from streamseg.datasets import camvid, cityscapes, coco_stuff, folder
-from streamseg.labels import CAMVID_COLOURS, ForeignIdsError, ranges, translate
+from streamseg.labels import CAMVID_COLOURS, ForeignIdsError, camvid_table, ranges, translate
 
 
 def test_labels_are_those_of_their_ids():
@@ -44,6 +44,26 @@ def test_the_original_camvid_is_read_by_its_colours(tmp_path):
     # a class is drawn in the colour that the original files give it
     for i, (red, green, blue) in enumerate(CAMVID.colours):
         assert labels[0, codes.index(red << 16 | green << 8 | blue)] == i
+
+
+def test_the_32_classes_of_the_original_camvid_become_the_11_of_the_benchmark():
+    # label_colors.txt, as Cambridge published it, and the class of each; a dash: void
+    published = """
+        64 128 64 Animal -, 192 0 128 Archway -, 0 128 192 Bicyclist Bicyclist, 0 128 64 Bridge -, 128 0 0
+        Building Building, 64 0 128 Car Car, 64 0 192 CartLuggagePram -, 192 128 64 Child -, 192 192 128
+        Column_Pole Pole, 64 64 128 Fence Fence, 128 0 192 LaneMkgsDriv Road, 192 0 64 LaneMkgsNonDriv Road,
+        128 128 64 Misc_Text SignSymbol, 192 0 192 MotorcycleScooter Bicyclist, 128 64 64 OtherMoving -, 64
+        192 128 ParkingBlock Pavement, 64 64 0 Pedestrian Pedestrian, 128 64 128 Road Road, 128 128 192
+        RoadShoulder Road, 0 0 192 Sidewalk Pavement, 192 128 128 SignSymbol SignSymbol, 128 128 128 Sky Sky,
+        64 128 192 SUVPickupTruck Car, 0 0 64 TrafficCone -, 0 64 64 TrafficLight SignSymbol, 192 64 128 Train
+        -, 128 128 0 Tree Tree, 192 128 192 Truck_Bus Car, 64 0 64 Tunnel -, 192 192 0 VegetationMisc Tree, 0
+        0 0 Void -, 64 192 0 Wall Building"""
+    entries = [entry.split() for entry in published.split(",")]
+    assert len({tuple(entry[:3]) for entry in entries}) == 32
+    table = camvid_table()
+    for red, green, blue, name, group in entries:
+        label = table[int(red) << 16 | int(green) << 8 | int(blue)].item()
+        assert label == (IGNORE if group == "-" else CAMVID.names.index(group)), name
 
 
 def test_coco_stuff_10k_is_read_from_matlab_files(tmp_path):

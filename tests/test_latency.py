@@ -260,6 +260,20 @@ def test_no_line_is_wider_than_a_terminal(meter, clock, scale):
         assert line(summary, total).endswith("dropped 12345678")
 
 
+def test_a_line_of_79_letters_is_whole_and_one_of_80_loses_what_matters_least(meter, clock):
+    meter.frames_labelled = meter.frames_written = 100
+    meter.labelled(0.038)
+    meter.shown(0.06)
+    clock.now += 10
+    wanted = "frame 101 · 10.1 fps · latency 38 ms (p95 38) · mask age 60 ms · dropped "
+    for digits, whole in ((79 - len(wanted), True), (80 - len(wanted), False)):
+        meter.frames_dropped["gate"] = 10 ** (digits - 1)
+        shown = line(meter.summary())
+        assert ("mask age" in shown) == whole
+        assert shown.endswith(f"dropped {10 ** (digits - 1)}")
+        assert len(shown) == 79 or not whole
+
+
 def test_the_live_line_tells_where_a_run_stands(meter, clock):
     summary = run(meter, clock, frames=312, wall=12.58, dropped=12)
     assert line(summary) == "frame 312 · 24.8 fps · latency 38 ms (p95 38) · mask age 60 ms · dropped 12"

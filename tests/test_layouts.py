@@ -250,11 +250,53 @@ def test_colours_that_are_made_up_differ(tmp_path):
     assert min(distance(a, b) for a, b in combinations([(0, 0, 0), *few], 2)) > 150**2
 
 
-@pytest.mark.parametrize("text", ["", "a\na\n", "a #12345g\x07\n"])
+@pytest.mark.parametrize("text", ["", "a\u202e\n"])
 def test_a_bad_class_file_is_named(tmp_path, text):
     make_folder(tmp_path, ["a"], classes=text)
     with pytest.raises(ValueError, match=r"classes\.txt: "):
         folder(tmp_path, "all")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ground #zzz",
+        "ground #12345",
+        "ground #1234567",
+        "ground #12345g\u202e",
+        "ground #804080 #ff0000 x",
+        "ground#804080",
+        "ground 804080",
+        "ground 0x804080",
+        "ground 128 64 128",
+        "ground (128, 64, 128)",
+        "ground, 128,64,128",
+        "#804080",
+        "# my classes",
+    ],
+)
+def test_a_colour_that_is_none_is_told_with_its_line(tmp_path, line):
+    make_folder(tmp_path, ["a"], classes=f"sky\n\n{line}\n")
+    with pytest.raises(
+        ValueError, match=r'classes\.txt, line 3: .* expected "name" or "name #rrggbb", such as'
+    ) as told:
+        folder(tmp_path, "all")
+    assert str(told.value).isprintable()
+
+
+@pytest.mark.parametrize("again", ["ground", "Ground", "ground #804080", "GROUND  #00ff00"])
+def test_a_class_that_is_named_twice_is_told_with_its_line(tmp_path, again):
+    make_folder(tmp_path, ["a"], classes=f"ground\nsky\n{again}\n")
+    with pytest.raises(ValueError, match=r"classes\.txt, line 3: '[Gg].*' is there already, as 'ground': give each"):
+        folder(tmp_path, "all")
+
+
+def test_names_that_look_a_little_like_colours_are_names(tmp_path):
+    names = ["glass facade", "C#", "lane 1", "route 66", "size 10 20", "a#b", "sector 7 of 9", "12", "decade"]
+    make_folder(tmp_path, ["a"], classes="\n".join(names) + "\nred thing #FF0000\n")
+    classes = folder(tmp_path, "all").classes
+    assert classes.names == (*names, "red thing")
+    assert classes.colours[-1] == (255, 0, 0)
 
 
 def test_two_frames_of_one_name_are_refused(tmp_path):
@@ -281,6 +323,15 @@ def test_folders_of_the_system_and_folders_without_pictures_are_no_splits(tmp_pa
     (tmp_path / kind / "notes" / "read me.txt").touch()
     assert list(list_folder(tmp_path)) == (["train"] if names == "ab" else ["train", "val"])
     assert names_of(folder(tmp_path, "all")) == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["classes.txt", "train.txt"])
+@pytest.mark.parametrize("letter", ["\x00", "\x07", "\x1b"])
+def test_a_text_file_with_bytes_that_are_no_text_is_named(tmp_path, name, letter):
+    make_folder(tmp_path, ["a"])
+    (tmp_path / name).write_text(f"a\nb{letter}\n")
+    with pytest.raises(ValueError, match=rf"{name} holds '\\x.*', which is no text: get a whole copy of it"):
+        folder(tmp_path, "all")
 
 
 @pytest.mark.parametrize("name", ["classes.txt", "train.txt"])

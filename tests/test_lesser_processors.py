@@ -47,7 +47,7 @@ def test_such_a_processor_saturates_where_weights_have_8_bits():
 @pytest.mark.skipif(LIMIT in os.environ, reason="the tests themselves run so")
 def test_int8_keeps_its_laws_on_a_lesser_processor():
     files = [FOLDER / f"test_{name}.py" for name in ("convolutions", "folded", "fast")]
-    found = run("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", "bytes", *map(str, files))
+    found = run("-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", "bytes", *map(str, files))
     assert found.returncode == 0, found.stdout + found.stderr
     passed = re.search(r"(\d+) passed", found.stdout)
     assert passed

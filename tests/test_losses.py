@@ -52,6 +52,19 @@ def test_where_few_are_hard_the_hardest_sixteenth_counts(pair):
     torch.testing.assert_close(loss / count, losses.topk(losses.numel() // 16).values.mean())
 
 
+@pytest.mark.parametrize("left", [1, 5, 23])
+def test_where_less_than_a_sixteenth_has_a_label_only_labelled_pixels_count(pair, left):
+    logits, labels = pair
+    labels = labels.clone().flatten()
+    labels[labels != 255] = torch.where(torch.arange((labels != 255).sum()) < left, labels[labels != 255], 255)
+    labels = labels.view(2, 12, 16)
+    weights = torch.tensor([0.5, 1.0, 2.0, 4.0])
+    loss, count = hard_cross_entropy(logits, labels, weights, 0.7)
+    expected = F.cross_entropy(logits, labels, weights, ignore_index=255, reduction="sum")
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(count, weights[labels[labels != 255]].sum())
+
+
 def test_overlap_is_nothing_for_the_truth_and_all_for_its_contrary(pair):
     _, labels = pair
     truth = 100 * F.one_hot(labels.where(labels != 255, 0), 4).permute(0, 3, 1, 2).float()
@@ -77,6 +90,14 @@ def test_class_weights_favour_the_rare_and_leave_the_mean_pixel_alone():
     weights = class_weights(pixels, 0.5)
     assert weights[0] < weights[1] < weights[2]
     assert (weights * pixels).sum() / pixels.sum() == pytest.approx(1)
+
+
+def test_a_class_rarer_than_a_ten_thousandth_weighs_as_one_of_that_share():
+    pixels = torch.tensor([1e6, 1.0, 100.0, 0.0])
+    weights = class_weights(pixels, 1.0)
+    torch.testing.assert_close(weights[1] / weights[0], torch.tensor(1e4), rtol=1e-3, atol=0)
+    assert weights[1] == weights[3]
+    torch.testing.assert_close(weights[2] / weights[0], torch.tensor(1e4), rtol=1e-3, atol=0)
 
 
 def test_divergence_is_pytorchs_kl_divergence():

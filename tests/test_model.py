@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import streamseg
 from streamseg import ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention, count_macs
+from streamseg.encoder import ResNet
 
 FULL = (1, 3, 1024, 2048)
 EVERY = [FastAttention, DotAttention, SelfAttention, ChannelAttention, NoAttention]
@@ -18,6 +19,12 @@ EVERY = [FastAttention, DotAttention, SelfAttention, ChannelAttention, NoAttenti
 def _fresh_compiler():
     """Networks share the code of step: what one test compiled must not count against the next one's limit."""
     torch.compiler.reset()
+
+
+def shallow(attention=FastAttention):
+    """A FANet for the compilers, whose time goes with the layers: a block of each kind is enough for them."""
+    torch.manual_seed(0)
+    return streamseg.FANet(ResNet((2, 1, 1, 1), "Res-1", "stride"), 4, attention, key_channels=8).eval()
 
 
 def parameters(network):
@@ -236,7 +243,7 @@ def test_double_precision_works(image):
 
 @pytest.mark.parametrize("attention", EVERY)
 def test_the_whole_network_is_one_graph(attention, image):
-    network = streamseg.fanet18(classes=4, attention=attention).eval()
+    network = shallow(attention)
     compiled = torch.compile(network.step, backend="eager", fullgraph=True)
     with torch.inference_mode():
         logits, context = network.step(image)
@@ -253,17 +260,20 @@ def test_a_compiled_network_checks_its_inputs_too(model, image, fullgraph, failu
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU: install g++")
-def test_the_network_compiles_to_kernels(model, image):
-    compiled = torch.compile(model, fullgraph=True)
+@pytest.mark.slow
+def test_the_network_compiles_to_kernels(image):
+    network = shallow()
+    compiled = torch.compile(network, fullgraph=True)
     with torch.inference_mode():
-        torch.testing.assert_close(compiled(image), model(image), atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(compiled(image), network(image), atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.xfail(
     torch.__version__ < "2.13", reason="older torch takes the parity of a pooled map for a constant", strict=False
 )
-def test_the_network_exports_with_free_batch_and_size_from_65_up(model):
-    free = torch.export.Dim.DYNAMIC
+@pytest.mark.slow
+def test_the_network_exports_with_free_batch_and_size_from_65_up():
+    model, free = shallow(), torch.export.Dim.DYNAMIC
     example = torch.randint(0, 256, (2, 3, 144, 272), dtype=torch.uint8)
     past = model.step(example)[1]
     axes = ({0: free, 2: free, 3: free}, tuple({0: free} for _ in past))
@@ -279,8 +289,8 @@ def test_the_network_exports_with_free_batch_and_size_from_65_up(model):
         exported(small, model.step(small)[1])
 
 
-def test_the_network_exports_at_any_fixed_size(model):
-    image = torch.randint(0, 256, (1, 3, 33, 47), dtype=torch.uint8)
+def test_the_network_exports_at_any_fixed_size():
+    model, image = shallow(), torch.randint(0, 256, (1, 3, 33, 47), dtype=torch.uint8)
     with torch.inference_mode():
         torch.testing.assert_close(torch.export.export(model, (image,)).module()(image), model(image))
 

@@ -26,6 +26,7 @@ for cell in json.load(open(sys.argv[1]))["cells"]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_shows_pictures(notebook, tmp_path):
     done = subprocess.run(

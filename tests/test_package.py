@@ -13,7 +13,23 @@ MODULES += sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 # imports point from right to left
 LAYERS = [
-    ["classes", "config", "counters", "files", "kernels", "layers", "paper", "rounding", "web"],
+    [
+        "checks",
+        "checksums",
+        "classes",
+        "config",
+        "containers",
+        "counters",
+        "files",
+        "kernels",
+        "layers",
+        "machine",
+        "paper",
+        "rounding",
+        "scratch",
+        "sizes",
+        "web",
+    ],
     [
         "attention",
         "augment",
@@ -35,6 +51,7 @@ LAYERS = [
     ["layouts", "model", "peers", "plot", "sources"],
     ["datasets", "results", "tiles"],
     ["check", "checkpoint", "feed", "folded", "runlog", "shards", "trainee"],
+    ["engines"],
     ["stream"],
     ["batches", "fast", "runtime"],
     ["benchmark", "evaluate", "pipeline"],
@@ -97,7 +114,7 @@ def test_imports_point_one_way(module):
 def test_the_rivals_are_built_from_the_shared_parts_alone():
     ours = {name for name in imports("peers") if name.startswith("streamseg.")}
     assert {name for name in ours if not name.startswith("streamseg.peers.")} <= {
-        f"streamseg.{name}" for name in ("attention", "encoder", "layers")
+        f"streamseg.{name}" for name in ("attention", "checks", "encoder", "layers")
     }
 
 

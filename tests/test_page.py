@@ -12,6 +12,7 @@ import torch
 from exports import exported as exported, moving, small
 from PIL import Image
 from servers import Files, serving as serving_files
+from waiting import PATIENCE
 
 from streamseg import page
 from streamseg.stream import label_frame
@@ -89,24 +90,36 @@ def browser():
 
 
 @pytest.fixture
-def opened(browser, exported):
-    """The page of a server, in a tab of its own: it asks nothing of other servers, and nothing goes wrong in it."""
+def visited(browser, exported):
+    """A server and its page, which wants a token: it asks nothing of other servers, and nothing goes wrong in it."""
     serving = pytest.importorskip("serving", reason="fastapi is not installed: pip install 'streamseg[serve]'")
     wrong = []
     with serving.serving(weights=exported("any.onnx"), token="secret") as running:
         context = browser.new_context(viewport={"width": 1000, "height": 800})
         tab = context.new_page()
-        tab.set_default_timeout(15_000)
+        tab.set_default_timeout(1000 * PATIENCE)
         own = (f"http://127.0.0.1:{running.port}/", f"blob:http://127.0.0.1:{running.port}/", "data:")
         tab.on("request", lambda request: None if request.url.startswith(own) else wrong.append(request.url))
         tab.on("pageerror", lambda error: wrong.append(str(error)))
         tab.goto(own[0])
-        tab.fill("#token", "secret")
-        tab.keyboard.press("Enter")
-        tab.wait_for_selector("#classes li")
-        yield tab
+        tab.wait_for_selector("#ask[open]")
+        yield running, tab
         context.close()
     assert wrong == []
+
+
+@pytest.fixture
+def opened(visited):
+    """The page of a server that is ready."""
+    _, tab = visited
+    give_token(tab, "secret")
+    tab.wait_for_selector("#classes li")
+    return tab
+
+
+def give_token(tab, token):
+    tab.fill("#token", token)
+    tab.keyboard.press("Enter")
 
 
 def pixels(tab):
@@ -185,6 +198,79 @@ def test_a_picture_is_labelled_on_the_server_and_in_the_browser_alike(opened, ex
     assert opened.inner_text("#privacy") == "Nothing leaves this computer."
     theirs = numpy.array(Image.open(download(opened, "#save-labels", tmp_path)))
     assert (ours == theirs).mean() >= 0.995
+
+
+def test_a_wrong_token_is_told_in_its_place_and_another_can_be_given(visited, tmp_path):
+    running, tab = visited
+    assert not tab.is_visible("#token-wrong")  # nobody has given a token yet
+    for token, told in (
+        ("wrong", "The server refuses this token: check it, and try again."),
+        ("straße 1", "A token has letters, digits and . _ ~ + - alone: check it, and try again."),
+        ("secre", "The server refuses this token: check it, and try again."),
+    ):
+        give_token(tab, token)
+        tab.wait_for_selector(f"#ask[open] #token-wrong:text('{told}')")
+        assert tab.get_attribute("#token", "aria-invalid") == "true"
+        assert tab.evaluate("document.activeElement.id") == "token"
+    give_token(tab, " secret ")  # as it is copied from somewhere
+    tab.wait_for_selector("#classes li")
+    assert not tab.is_visible("#ask")
+
+    # a server that was started again with another token refuses the stream, and a browser does not tell why
+    running.desk.token = "other"
+    (frame,) = moving(1, 120, 160)
+    Image.fromarray(frame.permute(1, 2, 0).numpy()).save(tmp_path / "street.png")
+    tab.set_input_files("#file", tmp_path / "street.png")
+    tab.wait_for_selector("#ask[open] #token-wrong:text('The server refuses this token')")
+    give_token(tab, "other")
+    wait(tab, "on the server")
+
+
+WATCH = """() => {
+  window.told = [];
+  const note = () => told.push([
+    document.getElementById("message").textContent,
+    document.getElementById("busy").hidden ? "no bar" : document.getElementById("bar").getAttribute("value"),
+  ]);
+  new MutationObserver(note).observe(
+    document.querySelector(".stage"), { subtree: true, attributes: true, childList: true, characterData: true });
+}"""
+
+
+def test_a_new_picture_is_seen_at_once_and_a_bar_tells_how_far_the_browser_is(opened, tmp_path):
+    if page.find_library() is None:
+        pytest.skip("onnxruntime-web is not there, and is fetched online by: python -m streamseg.page")
+    held = []
+    opened.route("**/browser", lambda route: held.append(route))  # the server takes its time
+    opened.evaluate(WATCH)
+    opened.locator("[value=server]").focus()
+    opened.keyboard.press("ArrowRight")
+    frames = moving(2, 120, 160)
+    for name, frame in zip(("one.png", "two.png"), frames, strict=True):
+        picture = frame.permute(1, 2, 0).numpy()
+        Image.fromarray(picture).save(tmp_path / name)
+        opened.set_input_files("#file", tmp_path / name)
+        opened.wait_for_selector("#message:text('The server gets the network ready for this browser')")
+        opened.wait_for_selector(f"#view[width='{picture.shape[1]}']")
+        assert numpy.array_equal(pixels(opened), picture)
+        assert opened.is_visible("#bar")
+        assert opened.get_attribute("#bar", "value") is None  # nobody knows how long it takes
+        assert opened.is_disabled("#save-labels")
+    opened.wait_for_selector("#bar-told:text(' s')")  # so that it is seen to go on
+    assert len(held) == 1
+    held[0].continue_()
+    wait(opened, "in this browser")
+    assert not opened.is_visible("#bar")
+    stages = {}
+    for message, value in opened.evaluate("told"):
+        stages.setdefault(message, []).append(value)
+    names = [name.split()[0] for name in stages if name and name.endswith("…")]
+    assert names == ["The", "Loading", "Compiling", "Labelling"]
+    loading = next(name for name in stages if name.startswith("Loading the network and its library, "))
+    shares = [float(value) for value in stages[loading] if value not in (None, "no bar")]
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < 0.5 < shares[-1] < 1
+    assert None in stages["Compiling the network for this browser …"]
 
 
 def test_a_moving_picture_is_labelled_live_and_what_is_no_picture_is_told(opened, tmp_path):

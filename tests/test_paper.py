@@ -45,6 +45,27 @@ def test_the_paper_s_numbers_agree_with_each_other():
         assert row.printed["avg_ms"] == pytest.approx(1000 / row.printed["fps"], rel=0.02)
 
 
+def test_the_table_of_video_is_as_printed():
+    # name, mIoU, frames a second, mean and longest time in ms
+    printed = """
+        DVSNet-fast 63.2 30.4 33 -, Clockwork 64.4 5.6 177 221, DFF 69.2 5.7 175 644, Accel 72.1 2.9 340 575,
+        Low-Latency 75.9 7.5 133 133, NetWarp 80.6 0.33 3004 3004, FANet-34 76.3 58 17 17, FANet-34+2 76.7 58 17 17,
+        FANet-18 75.0 72 14 14, FANet-18+2 75.5 72 14 14"""
+    for row, entry in zip(TABLES["VI"][0].rows, printed.split(","), strict=True):
+        name, *numbers = entry.split()
+        assert row.name == name.replace("+", ", t = ")
+        assert row.window == (2 if "+" in name else 1)
+        expected = zip(("miou_val", "fps", "avg_ms", "max_ms"), numbers, strict=True)
+        assert row.printed == {key: float(number) for key, number in expected if number != "-"}
+
+
+@pytest.mark.parametrize("table", PARTS, ids=lambda table: table.name)
+def test_a_share_is_one_of_a_hundred_and_no_time_is_longer_than_the_longest(table):
+    for row in table.rows:
+        assert all(0 < row.printed.get(name, 50.0) < 100 for name in ("miou_val", "miou_test"))
+        assert row.printed.get("max_ms", 1e9) >= row.printed.get("avg_ms", 0)
+
+
 def test_data_sets_say_where_they_come_from():
     assert {*DOWNLOADS} == {*DATASETS} - {"folder"}
     assert all(re.search("https?://", words) for words in DOWNLOADS.values())

@@ -8,7 +8,7 @@ from streamseg.encoder import resnet18
 from streamseg.layers import unpool
 from streamseg.peers import PEERS
 from streamseg.peers.fcn import enlarge
-from streamseg.peers.swiftnet import sums
+from streamseg.peers.swiftnet import PyramidPooling, sums
 
 # name, classes, height and width, parameters, GMACs: of the layers alone that an image goes through
 GOLDEN = [
@@ -37,7 +37,11 @@ GOLDEN = [
 QUICK = ["enet", "icnet", "erfnet", "bisenet18", "shelfnet18", "swiftnet18"]
 
 
-@pytest.fixture(scope="module", params=PEERS)
+# of 135 million weights, as FCN-8s has too, whose code is the same and does more
+LARGE = pytest.param("fcn16s", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=[LARGE if name == "fcn16s" else name for name in PEERS])
 def network(request):
     """Each rival, random; what starts at zero does not, so that it hides nothing."""
     return build(request.param)
@@ -198,3 +202,15 @@ def test_swiftnet_takes_the_encoder_s_maps_before_their_last_relu():
     maps = sums(encoder, image)
     assert all((total < 0).any() for total in maps)
     assert all(total.relu().equal(x) for total, x in zip(maps, encoder(image), strict=True))
+
+
+@pytest.mark.parametrize(("size", "grids"), [((16, 32), [(8, 16), (4, 8), (2, 4)]), ((9, 6), [(8, 5), (4, 3), (2, 1)])])
+def test_swiftnet_pools_over_grids_of_8_4_and_2_rows(size, grids):
+    pool = PyramidPooling(12, 6).eval()
+    x = torch.randn(1, 12, *size, generator=torch.Generator().manual_seed(0))
+    narrow = pool.narrow(x)
+    levels = [
+        F.interpolate(level(F.adaptive_avg_pool2d(narrow, grid)), size, mode="bilinear")
+        for level, grid in zip(pool.levels, grids, strict=True)
+    ]
+    torch.testing.assert_close(pool(x), pool.fuse(torch.cat([narrow, *levels], dim=1)))

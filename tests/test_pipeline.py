@@ -2,6 +2,7 @@ import copy
 import gc
 import io
 import json
+import math
 import os
 import random
 import signal
@@ -9,7 +10,9 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
@@ -20,6 +23,7 @@ import pytest
 import torch
 from clips import make_clip, number, picture
 from PIL import Image
+from waiting import PATIENCE, until
 
 import streamseg
 from streamseg import draw, latency, pipeline
@@ -29,11 +33,8 @@ from streamseg.latency import Meter
 from streamseg.pipeline import AHEAD, BATCH, Labeller, Pipeline, Style
 from streamseg.results import Results, plan
 from streamseg.sources import Capture, find_sources
-from streamseg.stream import LastFrames, Look, label_frames
+from streamseg.stream import FadingInTime, LastFrames, Look, label_frames
 from streamseg.video import CutShort, open_video, read_label_video
-
-PATIENCE = 20.0
-"""Seconds after which a test gives up what should come at once."""
 
 
 @dataclass(eq=False)
@@ -123,11 +124,11 @@ class Run:
     summary: object
 
 
-def run(model, *sources, results=None, frames=1, confident=False, size=None, style=None, **options):
+def run(model, *sources, results=None, frames=1, confident=False, size=None, style=None, meter=None, **options):
     """Take sources through the pipeline, with a window of so many frames, and say how it went."""
     pairs = list(zip(sources, results or [Results() for _ in sources], strict=True))
     labeller = Labeller(model, streamseg.CAMVID, LastFrames(frames), size=size, confident=confident)
-    meter, records = Meter(), io.StringIO()
+    meter, records = meter or Meter(), io.StringIO()
     outcome = Pipeline(pairs, labeller, style or Style(), meter, records=records, **options).run()
     return Run(outcome, [json.loads(line) for line in records.getvalue().splitlines()], meter.summary())
 
@@ -141,6 +142,23 @@ def test_the_labels_are_those_of_label_frames(model, window):
     run(model, Clip(frames), frames=window, raw=raw)
     expected = [labels for _, labels in label_frames(model, frames, window)]
     assert raw.getvalue() == b"".join(labels.numpy().tobytes() for labels in expected)
+
+
+def test_a_past_fades_by_the_times_of_the_frames(model):
+    @dataclass(eq=False)
+    class Timed(Clip):
+        def captures(self):
+            for i, (frame, seconds) in enumerate(zip(self.frames, times, strict=True)):
+                yield Capture(frame, self.name, i, seconds, time.monotonic())
+
+    # half of the past is left after a second: after 1/25 s nearly all of it
+    frames, times, policy, raw = noise(4, 4), [0.0, 1.0, 5.0, 5.04], FadingInTime(1.0), io.BytesIO()
+    labeller = Labeller(model, streamseg.CAMVID, policy)
+    Pipeline([(Timed(frames), Results())], labeller, Style(), Meter(), raw=raw).run()
+    expected = [labels for _, labels in label_frames(model, frames, policy, times=times)]
+    assert raw.getvalue() == b"".join(labels.numpy().tobytes() for labels in expected)
+    steady = [labels for _, labels in label_frames(model, frames, policy)]
+    assert not any(one.equal(other) for one, other in zip(expected[1:3], steady[1:3], strict=True))
 
 
 def test_several_streams_share_batches_and_never_their_state(model, tmp_path, monkeypatch):
@@ -249,20 +267,16 @@ def test_many_files_are_read_a_few_at_a_time_and_each_is_there_when_it_is_done(m
 
 
 def test_cameras_wait_for_no_file(model, quick):
-    running, together = 0, 0
+    meeting = threading.Barrier(2 * BATCH + 2)
 
     def frames():
-        nonlocal running, together
-        running += 1
-        for _ in range(200):
-            together = max(together, running)
-            time.sleep(0.001)
-            yield shade(0)
+        meeting.wait(PATIENCE)  # for all the others, of which none goes on before they have met
+        yield shade(0)
 
     cameras = [Clip(frames(), f"camera{i}", live=True) for i in range(BATCH + 2)]
-    files = [Clip([shade(0)] * 3, f"file{i}") for i in range(BATCH)]
+    files = [Clip(frames(), f"file{i}") for i in range(BATCH)]
     done = run(model, *files, *cameras)
-    assert together == BATCH + 2
+    assert done.outcome.frames == 2 * BATCH + 2
     assert done.outcome.problems == []
 
 
@@ -313,17 +327,25 @@ def test_a_source_that_is_written_slowly_holds_up_no_other(model, quick):
 
 
 def test_the_main_thread_rests_while_the_others_work(model, quick):
-    watched = 0
+    watched, ended = [], threading.Event()
 
     def watch():
-        nonlocal watched
-        watched += 1
+        watched.append(time.monotonic())
+
+    def frames():
+        yield shade(0)
+        ended.set()
 
     def wrote(capture, shares, results):
-        time.sleep(0.3 if capture.name == "long" else 0.0)
+        if capture.name == "long":
+            assert ended.wait(PATIENCE)
+            before = len(watched)
+            until(lambda: len(watched) >= before + 9)
 
-    run(model, Clip([shade(0)], "long"), Clip([shade(0)], "short"), wrote=wrote, watch=watch)
-    assert watched < 30
+    run(model, Clip([shade(0)], "long"), Clip(frames(), "short"), wrote=wrote, watch=watch)
+    # the threads of the short one end while the first of them are waited for; a busy machine only takes longer
+    pauses = sorted(after - before for before, after in pairwise(watched))
+    assert pauses[len(pauses) // 2] > 0.05
 
 
 # live sources
@@ -414,17 +436,28 @@ def test_a_live_source_and_a_file_go_through_one_network_in_turn(monkeypatch, mo
     assert len(shown) >= 13
 
 
-def test_a_stream_that_went_away_is_itself_what_holds_the_run_up(model, quick, monkeypatch):
-    monkeypatch.setattr(latency, "SILENCE", 0.01)
+def test_a_stream_that_went_away_is_itself_what_holds_the_run_up(model, priced, monkeypatch):
+    came = threading.Event()
 
-    def frames():
-        yield from (shade(i) for i in range(50))  # in a burst, of which most are dropped
-        time.sleep(0.3)
-        raise CutShort("It went away.")
+    @dataclass(eq=False)
+    class Gate(Clip):
+        def captures(self):
+            for i in range(50):  # in a burst, of which most are dropped
+                yield Capture(shade(i), self.name, i, i / 25, priced.now)
+            came.set()
+            priced.now += 30.0
+            raise CutShort("It went away.")
 
-    done = run(model, Clip(frames(), "gate", live=True))
+    def step(model, images, states, window, **options):
+        assert came.wait(PATIENCE)
+        return look(images, **options)
+
+    monkeypatch.setattr(pipeline, "step_batch", step)
+    done = run(model, Gate([], "gate", live=True), meter=Meter(priced.monotonic))
     assert done.summary.dropped > 0
-    assert latency.bottleneck(done.summary).startswith("Bottleneck: the source gate, which gave no frame for 0.")
+    assert latency.bottleneck(done.summary).startswith(
+        "Bottleneck: the source gate, which gave no frame for 30.0 of 30.0 s."
+    )
 
 
 def test_the_length_of_a_run_is_known_once_every_source_has_told_its_own(model, quick):
@@ -452,11 +485,12 @@ def test_the_length_of_a_run_is_known_once_every_source_has_told_its_own(model, 
 @pytest.fixture
 def priced(monkeypatch):
     """A clock that goes on only in the network, by the price of each pixel."""
-    clock = SimpleNamespace(now=0.0, price=0.0, seen=[])
+    clock = SimpleNamespace(now=0.0, price=0.0, seen=[], last={})
     clock.monotonic = clock.perf_counter = lambda: clock.now
 
     def step(model, images, states, window, **options):
         clock.seen.append(tuple(images.shape[2:]))
+        clock.last[int(images[0, 0, 0, 0])] = clock.seen[-1]
         clock.now += clock.price * images[0, 0].numel()
         return look(images, **options)
 
@@ -471,47 +505,153 @@ FULL = (192, 320)
 @pytest.mark.parametrize("share", [0.9, 0.6, 0.35])
 def test_frames_are_seen_smaller_until_the_deadline_is_held_and_larger_again_when_they_can_be(model, priced, share):
     priced.price, deadline = 1e-6, share * 1e-6 * 192 * 320
-    sizes = {}
 
     def frames():
-        for i in range(240):
-            if i == 120:
-                priced.price = 1e-9
+        for i in range(360):
+            priced.price = 1e-9 if i >= 240 else 3e-6 if 60 <= i < 120 else 1e-6
             yield shade(i, FULL)
 
-    def wrote(capture, shares, results):
-        sizes[capture.index] = priced.seen[capture.index + 1]  # the first pass is for the libraries
-
     raw = io.BytesIO()
-    done = run(model, Clip(frames()), deadline=deadline, raw=raw, wrote=wrote)
+    done = run(model, Clip(frames()), deadline=deadline, raw=raw)
+    sizes = [tuple(record["size"]) for record in done.records]
     late = [record["frame"] for record in done.records if record["latency_ms"] > 1000 * deadline]
-    assert sizes[0] == FULL
-    assert sizes[110] < FULL
+    assert sizes[0] < FULL  # its sizes were measured before
     assert late
-    assert max(late) < 20
+    assert 50 < min(late) <= 60
+    assert math.prod(min(sizes[60:120], key=math.prod)) < math.prod(sizes[0])
+    assert max(late) < 110
     assert done.outcome.late == len(late)
-    assert done.outcome.size == sizes[239] == FULL
-    assert len(raw.getvalue()) == 240 * 192 * 320
+    assert done.outcome.size == sizes[-1] == FULL
+    assert len(raw.getvalue()) == 360 * 192 * 320
 
 
 def test_a_deadline_that_cannot_be_held_leaves_something_to_see(model, priced):
     priced.price, said = 1.0, []
-    done = run(model, Clip([shade(0, FULL)] * 30), deadline=1e-3, say=said.append)
-    assert done.outcome.size == done.outcome.smallest == (32, 64)
-    assert done.outcome.late == 30
-    small = sum(record["size"] == [32, 64] for record in done.records)
-    assert done.outcome.out_of_reach == small >= 20
+    done = run(model, Clip([shade(0, FULL)] * 40), deadline=1e-3, say=said.append)
+    assert done.outcome.sizes == {(96, 160): 40}
+    assert done.outcome.late == 40
+    assert said == []
+
+
+def test_below_half_it_takes_its_time_and_says_so(model, priced):
+    priced.price, said = 1e-6, []
+    done = run(model, Clip([shade(0, FULL)] * 60), deadline=0.1e-6 * 192 * 320, say=said.append)
+    sizes = [tuple(record["size"]) for record in done.records]
+    half, least = sizes.count((96, 160)), sizes.count((64, 64))
+    assert sizes == [(96, 160)] * half + [(64, 64)] * least
+    assert half >= 22
+    assert done.outcome.size == done.outcome.smallest == (64, 64)
+    assert done.outcome.late == half
     assert said == [
-        "To hold the deadline frames are now seen at 32 x 64, where labels get poor; the smallest is 32 x 64."
+        "To hold the deadline frames are now seen at 64 x 64, where labels get poor; the smallest is 64 x 64."
     ]
+
+
+def test_a_deadline_that_is_held_warns_of_nothing_though_small_sizes_were_prepared(model, priced):
+    priced.price, said = 1e-6, []
+    done = run(model, Clip([shade(0, FULL)] * 5), deadline=0.3e-6 * 192 * 320, say=said.append)
+    assert done.outcome.sizes == {(96, 160): 5}
+    assert (64, 64) in priced.seen
+    assert said == []
 
 
 def test_each_record_has_the_size_at_which_its_frame_was_seen(model, priced):
     priced.price = 1e-6
-    done = run(model, Clip([shade(0, FULL)] * 40), deadline=0.5e-6 * 192 * 320)
-    # the first pass is for the libraries
-    assert [tuple(record["size"]) for record in done.records] == priced.seen[1:]
-    assert done.outcome.smallest == min(priced.seen) < max(priced.seen) == FULL
+
+    def frames():
+        for i in range(60):
+            priced.price = 1e-6 if i < 20 else 2e-6
+            yield shade(i, FULL)
+
+    done = run(model, Clip(frames()), deadline=0.8e-6 * 192 * 320)
+    sizes = [tuple(record["size"]) for record in done.records]
+    # the passes before the last of a frame prepared a size
+    assert sizes == [priced.last[i] for i in range(60)]
+    assert done.outcome.sizes == Counter(sizes)
+    assert len(done.outcome.sizes) > 1
+    assert list(done.outcome.sizes) == sorted(done.outcome.sizes, key=math.prod, reverse=True)
+    assert done.outcome.smallest == min(sizes, key=math.prod)
+
+
+@pytest.fixture
+def costly(priced, monkeypatch):
+    """The same, where each of the first two passes at a size takes a thousand frames' time more; 8 sizes are kept."""
+    step, met = pipeline.step_batch, Counter()
+
+    def prepare_and_step(model, images, states, window, **options):
+        key = tuple(images.shape)
+        priced.now += 1000 * priced.price * 192 * 320 * (met[key] < 2)
+        met[key] += 1
+        if len(met) > 8:
+            del met[next(iter(met))]
+        return step(model, images, states, window, **options)
+
+    monkeypatch.setattr(pipeline, "step_batch", prepare_and_step)
+    return priced
+
+
+def test_preparing_a_size_is_no_lateness_and_no_reason_for_another(model, costly):
+    costly.price, deadline = 1e-6, 0.8e-6 * 192 * 320
+
+    def frames():
+        for i in range(200):
+            costly.price = 3e-6 if 60 <= i < 120 else 1e-6
+            yield shade(i, FULL)
+
+    done = run(model, Clip(frames()), deadline=deadline)
+    sizes = [tuple(record["size"]) for record in done.records]
+    assert sum(a != b for a, b in pairwise(sizes)) <= 4
+    assert max(record["latency_ms"] for record in done.records) < 1000 * 1000 * 1e-6 * 192 * 320
+    assert done.outcome.late < 0.1 * 200
+    assert min(map(math.prod, sizes)) >= 96 * 160
+
+
+def test_frames_of_a_batch_that_was_not_prepared_are_late_but_decide_nothing(model, costly):
+    costly.price = 1e-6
+    clips = [Clip([shade(i, FULL)] * length, f"clip{i}") for i, length in enumerate((6, 12))]
+    done = run(model, *clips, deadline=2.5e-6 * 192 * 320)
+    assert done.outcome.sizes == {FULL: 18}
+    assert done.outcome.late <= 2 * 2 + 2  # of two frames at once, and then of one
+
+
+def test_int8_learns_its_ranges_from_frames_of_the_stream_and_not_from_preparing(model, priced, monkeypatch):
+    engine = SimpleNamespace(look=None, device=torch.device("cpu"), learning=True)
+    priced.price, step = 1e-6, pipeline.step_batch
+
+    def learn(model, images, *rest, **options):
+        if len(priced.seen) == 8:
+            engine.learning = False
+        return step(model, images, *rest, **options)
+
+    monkeypatch.setattr(pipeline, "step_batch", learn)
+    done = run(engine, Clip([shade(i, FULL) for i in range(20)]), deadline=0.5e-6 * 192 * 320)
+    assert priced.seen[:9] == [FULL] * 9
+    assert [tuple(record["size"]) for record in done.records][:9] == [FULL] * 9
+    assert done.outcome.late == 9
+    assert done.outcome.size == (96, 160)
+
+
+def test_the_smallest_size_is_that_of_the_fewest_pixels(model, priced):
+    clips = [Clip([shade(0, size)] * 2, f"clip{i}") for i, size in enumerate([(32, 320), (64, 96), (320, 32)])]
+    assert run(model, *clips).outcome.smallest == (64, 96)
+
+
+def test_a_slow_writer_raises_the_age_of_a_mask_and_not_the_latency_of_the_network(model, priced, monkeypatch):
+    priced.price = 1e-3
+
+    @contextmanager
+    def slow(results, source, classes):
+        def keep(drawn):
+            priced.now += 30.0
+
+        yield keep
+
+    monkeypatch.setattr(pipeline, "writing", slow)
+    done = run(model, Clip([shade(0, (64, 96))]))
+    (record,) = done.records
+    network = 1e-3 * 64 * 96
+    assert record["latency_ms"] == pytest.approx(1000 * network)
+    assert record["mask_age_ms"] == pytest.approx(1000 * (network + 30))
 
 
 def test_drawing_and_writing_are_no_reason_to_see_frames_smaller(model, priced):
@@ -522,7 +662,7 @@ def test_drawing_and_writing_are_no_reason_to_see_frames_smaller(model, priced):
 
     done = run(model, Clip([shade(0, (64, 96))] * 60), deadline=2e-6 * 64 * 96, wrote=wrote)
     assert done.outcome.size == done.outcome.smallest == (64, 96)
-    assert (done.outcome.late, done.outcome.out_of_reach) == (0, 0)
+    assert done.outcome.late == 0
 
 
 # how it ends
@@ -530,6 +670,13 @@ def test_drawing_and_writing_are_no_reason_to_see_frames_smaller(model, priced):
 
 def interrupt(number=signal.SIGINT):
     os.kill(os.getpid(), number)
+
+
+def interrupt_twice(handler):
+    """Send a signal, wait until it is heard, which gives it back the handler that it had before, and send another."""
+    interrupt()
+    until(lambda: signal.getsignal(signal.SIGINT) == handler)
+    interrupt()
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -568,13 +715,19 @@ def test_a_signal_is_heard_while_a_source_is_silent(model, quick, tmp_path):
         assert sum(1 for _ in written) == 1
 
 
-def test_a_second_signal_breaks_off_and_leaves_nothing(model, quick, tmp_path):
+def test_a_second_signal_breaks_off_and_leaves_nothing(model, quick, tmp_path, monkeypatch):
+    handler, fail, failed = signal.getsignal(signal.SIGINT), Crew.fail, threading.Event()
+
+    def noted(self, error):
+        fail(self, error)
+        failed.set()
+
     def wrote(capture, shares, results):
         if capture.index == 3:
-            interrupt()
-            time.sleep(0.3)  # until it is heard
-            interrupt()
-            time.sleep(0.3)
+            interrupt_twice(handler)
+            assert failed.wait(PATIENCE)
+
+    monkeypatch.setattr(Crew, "fail", noted)
 
     with pytest.raises(KeyboardInterrupt):
         run(model, Clip(shade(i) for i in range(10**6)), results=[Results(overlay=tmp_path / "a.mp4")], wrote=wrote)
@@ -583,18 +736,16 @@ def test_a_second_signal_breaks_off_and_leaves_nothing(model, quick, tmp_path):
 
 def test_a_second_signal_does_not_wait_for_a_pipe_that_nobody_reads(model, quick, monkeypatch):
     monkeypatch.setattr(pipeline, "LEAVE", 0.1)
-    read = threading.Event()
+    handler, read, written = signal.getsignal(signal.SIGINT), threading.Event(), threading.Event()
 
     def wrote(capture, shares, results):
-        interrupt()
-        time.sleep(0.3)
-        interrupt()
+        interrupt_twice(handler)
         read.wait(PATIENCE)
+        written.set()
 
-    begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         run(model, Clip([shade(0)]), wrote=wrote)
-    assert time.monotonic() - begin < PATIENCE / 2
+    assert not written.is_set()
     read.set()
 
 
@@ -816,8 +967,12 @@ def test_the_legend_of_a_video_does_not_flicker(model, quick):
     screen = Screen()
     # what is coloured differs, what is under it does not
     frames = [shade(i, (300, 400)) for i in range(4)]
-    run(model, Clip(frames), window=screen, style=Style(alpha=0.0, legend=True), wrote=lambda *_: time.sleep(0.05))
-    assert len(screen.frames) >= 2
+
+    def wrote(capture, *_):
+        until(lambda: len(screen.frames) > capture.index)
+
+    run(model, Clip(frames), window=screen, style=Style(alpha=0.0, legend=True), wrote=wrote)
+    assert len(screen.frames) == 4
     changed = [(frame != frame[:, :1, -1:]).any(dim=0) for frame in screen.frames]
     assert changed[0].any()
     assert all(changed[0].equal(other) for other in changed)

@@ -3,6 +3,7 @@ import sys
 import pytest
 import torch
 
+from streamseg import plot
 from streamseg.classes import ADE20K, CAMVID
 from streamseg.images import read_image
 from streamseg.plot import confusion_plot, curves_plot, dots_plot, find_room, lines_plot, scatter_plot, write_worst
@@ -93,6 +94,20 @@ def test_names_of_points_are_written_where_nothing_else_is():
     assert find_room(["a", "b"], [alone, at_the_end], 200) == [(True, False), (False, False)]
     assert find_room(["a", "b"], [alone, under], 200) == [(True, False), (True, True)]
     assert find_room(["a long name", "b"], [alone, beside], 200) == [(True, False), (True, True)]
+
+
+@pytest.mark.usefixtures("drawing")
+def test_long_names_of_dots_are_not_cut_off_and_panels_do_not_touch(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plot, "save", lambda figure, path: figures.append(figure))
+    rows = [("FANet-34 with a window of 2 frames", 1.0, 2.0), ("FANet-18", 3.0, None)]
+    dots_plot(tmp_path / "dots.png", {"mIoU": rows, "frames a second": rows})
+    (figure,) = figures
+    figure.draw_without_rendering()
+    left, right = (axes.get_tightbbox() for axes in figure.axes)
+    assert 0 <= left.x0 < left.x1 < right.x0 < right.x1 <= figure.bbox.x1
+    legend = figure.legends[0].get_window_extent()
+    assert 0 <= legend.y0 < legend.y1 <= min(left.y0, right.y0)
 
 
 @pytest.mark.usefixtures("drawing")

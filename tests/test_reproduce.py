@@ -18,7 +18,7 @@ from streamseg.config import RECIPES
 from streamseg.datasets import camvid
 from streamseg.paper import TABLES, Row, Table
 from streamseg.peers import PEERS
-from streamseg.reproduce import Judge, find_runs, fits, render, reproduce, time_calls, write
+from streamseg.reproduce import Judge, find_runs, fits, render, reproduce, time_calls, to_markdown, write
 from streamseg.train import describe
 
 CPU = torch.device("cpu")
@@ -325,3 +325,11 @@ def test_every_row_of_the_ablations_and_of_camvid_is_trained(ablations):
         described.append(describe(changed, streamseg.CAMVID))
     rows = [row for name in ("II", "III", "reduction", "V") for table in TABLES[name] for row in table.rows]
     assert all(any(fits(row, one) for one in described) for row in rows)
+
+
+def test_a_table_is_aligned_in_a_terminal_and_its_numbers_are_on_the_right():
+    assert to_markdown([("name", "a", "longer"), ("a network", "12.5", "1")]).splitlines() == [
+        "| name      |    a | longer |",
+        "|-----------|-----:|-------:|",
+        "| a network | 12.5 |      1 |",
+    ]

@@ -1,12 +1,18 @@
+import json
 import resource
+import shlex
 import signal
 import threading
+from dataclasses import asdict, fields, replace
+from typing import get_args, get_origin
 
 import pytest
 import torch
 from torch import nn
 
-from streamseg import restart
+from streamseg import cli, restart
+from streamseg.cli import training
+from streamseg.config import RECIPES, TrainConfig
 
 
 def test_a_state_is_put_back_as_it_was(tmp_path):
@@ -37,6 +43,84 @@ def test_other_settings_are_refused_with_the_options_to_give(tmp_path):
         restart.restore(tmp_path, ours, {})
     with pytest.raises(ValueError, match="other frames or classes: give the same --data to go on.$"):
         restart.restore(tmp_path, {**theirs, "data": "y"}, {})
+
+
+def other_values(config, field):
+    """Values that a setting can be changed to."""
+    value = getattr(config, field.name)
+    if get_origin(field.type) is not None and isinstance(value, str):
+        return [choice for choice in get_args(field.type) if choice != value]
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, tuple):
+        return [tuple(2 * part for part in value)]
+    if isinstance(value, str):
+        return [f"{value}x", "with spaces", "it's", "-dashed", "--resume", "$HOME", "a;b", "" if value else "x"]
+    return [2 * value + 1, 1e-7] if isinstance(value, float) else [value + 3]
+
+
+def parse(monkeypatch, recipe, options):
+    """The run that a command line of train asks for."""
+    runs = []
+    monkeypatch.setattr(training, "pick_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr("streamseg.train.train", lambda config, data, out, **more: runs.append((config, more)) or out)
+    monkeypatch.setattr("streamseg.runlog.summarise", lambda path: {})
+    # what the options are is asked here, and not whether a run could have them, or has data
+    monkeypatch.setattr(TrainConfig, "check", lambda config: None)
+    monkeypatch.setattr(training, "check_data", lambda *_: None)
+    monkeypatch.setattr(training, "check_weights", lambda path: None)
+    cli.run(["train", recipe, "--data", "mine", "--out", "run", *options])
+    return runs.pop()
+
+
+@pytest.mark.parametrize("field", fields(TrainConfig), ids=lambda field: field.name)
+def test_the_options_that_a_refused_run_is_told_make_it_the_run_that_was_started(field, tmp_path, monkeypatch, capsys):
+    for recipe in RECIPES if field.name in ("gentle", "averages") else ("folder-18",):
+        ours = RECIPES[recipe].config
+        for value in other_values(ours, field):
+            theirs = replace(ours, **{field.name: value})
+            restart.save_state(tmp_path, 7, {**asdict(theirs), "data": "x"}, {})
+            with pytest.raises(ValueError, match="started with other settings") as refused:
+                restart.restore(tmp_path, {**asdict(ours), "data": "x"}, {})
+            told = str(refused.value).partition("go on with ")[2].removesuffix(".")
+            config, more = parse(monkeypatch, recipe, shlex.split(told))
+            assert json.dumps(asdict(config)) == json.dumps(asdict(theirs)), told
+            assert more["resume"]
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_all_settings_at_once_are_told_as_options_that_work(recipe, tmp_path, monkeypatch, capsys):
+    ours = RECIPES[recipe].config
+    theirs = replace(ours, **{field.name: other_values(ours, field)[-1] for field in fields(TrainConfig)})
+    restart.save_state(tmp_path, 7, asdict(theirs), {})
+    with pytest.raises(ValueError, match="started with other settings") as refused:
+        restart.restore(tmp_path, asdict(ours), {})
+    config, _ = parse(
+        monkeypatch, recipe, shlex.split(str(refused.value).partition("go on with ")[2].removesuffix("."))
+    )
+    assert json.dumps(asdict(config)) == json.dumps(asdict(theirs))
+    capsys.readouterr()
+
+
+def test_a_state_from_before_a_setting_existed_was_run_with_its_default(tmp_path):
+    settings = asdict(RECIPES["paper-camvid-18"].config)
+    older = {name: value for name, value in settings.items() if name not in ("gentle", "steadiness")}
+    restart.save_state(tmp_path, 7, older, {})
+    assert restart.restore(tmp_path, settings, {}) == 7
+    with pytest.raises(ValueError, match="go on with --no-gentle --resume.$"):
+        restart.restore(tmp_path, {**settings, "gentle": True}, {})
+
+
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
+def test_a_state_with_one_wrong_byte_is_refused(tmp_path, place):
+    restart.save_state(tmp_path, 7, {"batch": 2}, {"trainee": nn.Linear(300, 200)})
+    path = tmp_path / "state.pt"
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="is not the state of a run, or is damaged"):
+        restart.restore(tmp_path, {"batch": 2}, {"trainee": nn.Linear(300, 200)})
 
 
 def test_a_run_goes_on_by_itself_only_if_torchrun_starts_it_again(tmp_path, monkeypatch):

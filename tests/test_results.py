@@ -138,6 +138,23 @@ def test_what_cannot_be_written_or_would_destroy_something_is_refused(here, name
     assert sorted(here.rglob("*")) == before
 
 
+def test_no_source_is_overwritten_by_what_becomes_of_another(here):
+    for name in ("a-overlay.png", "b.png"):
+        write_image(Path(name), picture(0))
+    for names in (["a.png", "a-overlay.png"], ["a-overlay.png", "a.png"], ["a.png", "b.png", "x", "a-overlay.png"]):
+        with pytest.raises(ValueError, match="a-overlay.png is what is read: give another name to write to"):
+            planned(*names, out=".")
+    # what was written before, and is not read, may be written again
+    assert planned("a.png", out="a-overlay.png") == ["a-overlay.png"]
+
+
+def test_a_video_does_not_overwrite_another_source(here):
+    make_clip(Path("w.mp4"), 2)
+    Path("v.mp4").replace("w-overlay.mp4")
+    with pytest.raises(ValueError, match="w-overlay.mp4 is what is read"):
+        planned("w.mp4", "w-overlay.mp4", out=".")
+
+
 def test_a_link_to_what_is_read_is_refused(here):
     Path("link.png").symlink_to("a.png")
     with pytest.raises(ValueError, match="link.png is what is read"):

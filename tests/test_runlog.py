@@ -1,6 +1,7 @@
 import json
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from streamseg.classes import Classes
 from streamseg.config import TrainConfig
 from streamseg.datasets import folder
-from streamseg.runlog import EVERY, Log, fingerprint, names_hash
+from streamseg.runlog import EVERY, SILENCE, Log, fingerprint, names_hash, summarise
 
 CPU = torch.device("cpu")
 CONFIG = TrainConfig(dataset="folder", network="fanet18", crop=(64, 64), iterations=2000, batch=4)
@@ -16,6 +17,25 @@ CONFIG = TrainConfig(dataset="folder", network="fanet18", crop=(64, 64), iterati
 
 def steps(out):
     return [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"sessions": 3}', "{}", "[" * 100_000])
+def test_a_damaged_record_of_a_run_is_told_when_the_run_goes_on_and_is_kept(tmp_path, toy, text):
+    (tmp_path / "run.json").write_text(text)
+    log = Log(tmp_path, 100, False)
+    with pytest.raises(ValueError, match="run.json is damaged: move it away, and the run goes on with a new one.$"):
+        log.describe_run(CONFIG, folder(toy, "train"), CPU, toy, "nothing", 1)
+    assert (tmp_path / "run.json").read_text() == text
+
+
+@pytest.mark.parametrize("line", ["5", "[]", '{"step": "50"}', '{"step": null}', '{"loss": 1}', "[" * 100_000])
+def test_a_damaged_entry_of_a_log_is_left_out(tmp_path, line):
+    Log(tmp_path, 0, False).write({"step": 50, "loss": 1.0})
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write(line + "\n")
+    assert summarise(tmp_path / "log.jsonl")["iterations"] == 50
+    Log(tmp_path, 100, False)
+    assert steps(tmp_path) == [50]
 
 
 def test_an_entry_is_in_the_file_as_soon_as_it_is_written(tmp_path):
@@ -108,6 +128,33 @@ def test_the_speed_is_that_of_the_last_iterations_without_the_validation(tmp_pat
     assert speeds == [2.0, 20.0, 10.0]
     assert log.has_validation(100)
     assert not log.has_validation(150)
+
+
+def test_the_first_line_comes_with_the_first_iteration_and_none_is_waited_for_long(tmp_path, capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    log = Log(tmp_path, 20, False)
+    seen = []
+    for done in range(21, EVERY):  # three seconds each, on a slow CPU
+        now[0] += 3
+        if log.is_due(done):
+            log.live(CONFIG, done, 1.25, 0.001)
+            seen.append((done, now[0]))
+    assert [done for done, _ in seen[:3]] == [21, 25, 29]
+    assert max(after[1] - before[1] for before, after in pairwise([(20, 0.0), *seen])) < SILENCE + 3
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "21/2000  loss 1.250  rate 1.0e-03"
+    assert len(lines) == len(seen)
+    assert steps(tmp_path) == []  # no entries: those are of EVERY iterations
+    log.step(CONFIG, EVERY, 0.5, 0.001, CPU)
+    now[0] += SILENCE / 2
+    assert not log.is_due(EVERY + 1)
+
+
+def test_a_system_that_does_not_tell_its_memory_gets_a_line_without_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("streamseg.machine.peak_memory", lambda: 0.0)
+    Log(tmp_path, 0, False).step(CONFIG, EVERY, 0.5, 0.001, CPU)
+    assert capsys.readouterr().err.endswith(" left\n")
 
 
 def test_on_a_terminal_one_line_is_written_over_and_ended_at_the_end(tmp_path, capsys, monkeypatch):

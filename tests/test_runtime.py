@@ -1,3 +1,4 @@
+import copy
 import json
 import os
 import pickle
@@ -5,7 +6,9 @@ import runpy
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,6 +71,31 @@ def test_streams_in_a_batch_do_not_see_each_other(exported, name):
     for own, found in zip((one, other), labels, strict=True):
         *_, (_, alone) = streamseg.label_frames(file, own, 3)
         assert found.equal(alone)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_threads_share_a_file(exported, name):
+    file, frames = open_exported(exported(name), trust=True), moving(4)
+    expected = [label_frame(file, frame)[0] for frame in frames]
+    start = threading.Barrier(4)
+
+    def work(frame):
+        start.wait()
+        return [label_frame(file, frame)[0] for _ in range(10)]
+
+    with ThreadPoolExecutor(4) as threads:
+        for labels, theirs in zip(expected, threads.map(work, frames), strict=True):
+            assert all(found.equal(labels) for found in theirs)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_open_is_not_copied(exported, name):
+    file = open_exported(exported(name), trust=True)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(
+            TypeError, match=f"{name} is open in this process alone and cannot be copied: open it again"
+        ):
+            copied(file)
 
 
 def test_what_a_file_cannot_do_is_a_sentence(exported):
@@ -193,7 +221,9 @@ def test_openvino_s_weights_must_be_there_and_whole(exported, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"No weights at .*a\.bin"):
         open_exported(tmp_path / "a.xml")
     (tmp_path / "a.bin").write_bytes(exported("fixed.bin").read_bytes()[:1000])
-    with pytest.raises(ValueError, match=r"a\.xml is no OpenVINO file, or is cut short or damaged"):
+    with pytest.raises(
+        ValueError, match=r"a\.xml is damaged \(its checksum does not match\): copy or download it again"
+    ):
         open_exported(tmp_path / "a.xml")
 
 
@@ -241,7 +271,7 @@ def test_a_network_that_streamseg_did_not_export_is_refused(exported, tmp_path):
     ],
 )
 def test_a_file_that_describes_itself_wrongly_is_refused(exported, tmp_path, change):
-    about = json.loads(open_exported(exported("still.onnx")).manifest.to_json())
+    about = json.loads(open_exported(exported("still.onnx")).manifest.to_plain_json())
     path = rewrite(exported("still.onnx"), tmp_path / "a.onnx", json.dumps({**about, **change}))
     with pytest.raises(ValueError, match="describes itself wrongly"):
         open_exported(path)
@@ -265,6 +295,13 @@ def test_no_program_runs_unless_it_is_trusted(tmp_path, monkeypatch):
         archive.writestr("a/data/sample_inputs/model.pt", pickle.dumps(Malice()))
     with pytest.raises(ValueError, match=r"^a\.pt2 is a program, which runs when it is opened"):
         open_exported("a.pt2")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt2"]
+    for name in ("A.PT2", "a.Pt2"):  # as some systems name files
+        Path("a.pt2").rename(name)
+        for opening in (open_exported, lambda path: open_weights(Path(path), torch.device("cpu"))):
+            with pytest.raises(ValueError, match=rf"^{name} is a program, which runs when it is opened"):
+                opening(name)
+        Path(name).rename("a.pt2")
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt2"]
 
 

@@ -1,5 +1,6 @@
 import gc
 import json
+import math
 import os
 import re
 import resource
@@ -20,15 +21,13 @@ import torch
 from clips import TURNS, cut, make_clip, number, picture, turn
 from PIL import Image
 from servers import RtspServer, file_server
+from waiting import PATIENCE, until
 
 import streamseg
 from streamseg import cli, pipeline, sources
 from streamseg.folded import Folded
 from streamseg.images import write_image
 from streamseg.video import open_video, read_label_video
-
-PATIENCE = 60.0
-"""Seconds after which a test gives up what should come soon."""
 
 
 @pytest.fixture(scope="module")
@@ -469,17 +468,20 @@ def test_a_deadline_is_told_of(here, segment, capsys):
     assert told in capsys.readouterr().out
 
 
-def test_a_deadline_that_cannot_be_held_is_told_of_with_the_smallest_size(here, segment, capsys):
-    make_clip(Path("v.mp4"), 12, size=(192, 320))
+def test_a_deadline_that_cannot_be_held_is_told_of_with_the_sizes(here, segment, capsys):
+    make_clip(Path("v.mp4"), 40, size=(192, 320))
     assert segment("v.mp4", "--deadline", "0.001", "--json", "v.json") == 0
     shown = capsys.readouterr()
-    assert "deadline of 0.001 ms could not be held: 100.0 % of the frames were late" in shown.out
-    assert "though seen as small as 32 x 64, the least" in shown.out
-    assert shown.err.startswith("streamseg: To hold the deadline frames are now seen at ")
-    assert shown.err.endswith("where labels get poor; the smallest is 32 x 64.\n")
-    assert shown.err.count("\n") == 1
     *records, _ = map(json.loads, Path("v.json").read_text().splitlines())
-    assert (records[0]["size"], records[-1]["size"]) == ([192, 320], [32, 64])
+    sizes = [tuple(record["size"]) for record in records]
+    small = min(sizes, key=math.prod)  # what saves time is for this machine to say
+    told = ", ".join(f"{h} x {w} in {sizes.count((h, w))} frames" for h, w in sorted({*sizes}, reverse=True))
+    assert (
+        "deadline of 0.001 ms could not be held: 100.0 % of the frames were late, though seen as small as "
+        f"{small[0]} x {small[1]} ({told}); give a longer one" in shown.out
+    )
+    assert small >= (96, 160)  # no smaller, where labels would be poor and late
+    assert shown.err == ""
 
 
 def test_the_line_while_it_runs_shows_how_far_it_is(here, segment, monkeypatch, capsys):
@@ -568,9 +570,7 @@ def test_sigterm_finishes_the_video_of_a_network_camera(here, weights):
         RtspServer(frames, visits=[None]) as server,
         start(weights, server.address, "out.mp4", "--labels", stdout=subprocess.DEVNULL) as process,
     ):
-        deadline = time.monotonic() + PATIENCE
-        while not list(here.glob(".streamseg-*.mkv")) and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: list(here.glob(".streamseg-*.mkv")) or process.poll() is not None)
         check_stopped(here, process, signal.SIGTERM, 1)
 
 
@@ -583,7 +583,8 @@ def test_a_signal_between_pictures_keeps_those_that_are_written(here, segment, m
     def read_slowly(self):
         if self.name == "5":
             os.kill(os.getpid(), number)
-        time.sleep(0.02)
+        if int(self.name) > 5:
+            time.sleep(0.5)  # within which, or a few of which, it is heard
         return read(self)
 
     monkeypatch.setattr(sources.Picture, "read", read_slowly)
@@ -598,7 +599,7 @@ def test_ctrl_c_before_the_first_frame_is_quiet(here, segment, monkeypatch, caps
         raise KeyboardInterrupt
 
     paint("a.png")
-    monkeypatch.setattr("streamseg.checkpoint.load", interrupted)
+    monkeypatch.setattr("streamseg.checkpoint.read", interrupted)
     assert segment("a.png") == 130
     assert capsys.readouterr() == ("", "")
 

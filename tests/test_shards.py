@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_train import CPU, TINY, run
+from test_train import CPU, FANET, TINY, run
 
 from streamseg import shards
 from streamseg.datasets import camvid, folder
@@ -91,21 +91,46 @@ def test_a_shard_that_is_cut_short_is_named(packed, tmp_path):
     for file in packed.iterdir():
         data = file.read_bytes()
         (tmp_path / file.name).write_bytes(data[:5000] if file.name == "train-00000.tar" else data)
-    with pytest.raises(ValueError, match=r"train-00000.tar/00000000/0.image.png is damaged or cut short"):
+    with pytest.raises(
+        ValueError, match=r"train-00000.tar is damaged \(its checksum does not match\): copy or download"
+    ):
         open_dataset("folder", tmp_path, "train")[0]
+
+
+@pytest.mark.parametrize("name", ["train.json", "train-00000.tar"])
+def test_shards_with_one_wrong_bit_are_told(packed, tmp_path, name):
+    for file in packed.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    data = bytearray((tmp_path / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(
+        ValueError, match=rf"{name} is damaged \(its checksum does not match\): copy or download it again"
+    ):
+        list(open_dataset("folder", tmp_path, "train"))
+
+
+def test_shards_from_before_there_were_checksums_are_read(toy, packed, tmp_path):
+    for file in packed.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    index = json.loads((tmp_path / "train.json").read_text())
+    del index["checksum"]
+    index["frames"] = [[*frame[:3], frame[3][:2], frame[4][:2]] for frame in index["frames"]]
+    (tmp_path / "train.json").write_text(json.dumps(index))
+    assert open_dataset("folder", tmp_path, "train")[3][0].equal(folder(toy, "train")[3][0])
 
 
 def test_frames_in_shards_have_no_clips(drive, tmp_path):
     pack("camvid", drive, tmp_path / "shards", ("train",))
     with pytest.raises(ValueError, match="^camvid train has no clips of 2 frames: a window needs"):
-        run(tmp_path / "shards", tmp_path / "out", replace(TINY, dataset="camvid", window=2, validate=""))
+        run(tmp_path / "shards", tmp_path / "out", replace(FANET, dataset="camvid", window=2, validate=""))
 
 
 def test_a_span_is_where_the_file_is_whatever_its_name(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         spans = [shards.append(tar, name, name.encode()) for name in ("short", "x" * 300, "last")]
     data = (tmp_path / "a.tar").read_bytes()
-    assert [data[start : start + size] for start, size in spans] == [b"short", b"x" * 300, b"last"]
+    assert [data[start : start + size] for start, size, _ in spans] == [b"short", b"x" * 300, b"last"]
 
 
 def test_a_packed_data_set_has_the_sizes_of_its_files(packed, toy):

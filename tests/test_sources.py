@@ -421,6 +421,7 @@ def test_a_list_names_things_beside_it(here):
         (b"other.txt\n", ValueError, r"^Line 1 of list\.txt: other\.txt is a list itself"),
         (b"# nothing\n\n", ValueError, r"^list\.txt lists nothing: expected"),
         (b"\xff\xfe\x00\xd8", ValueError, r"^list\.txt is no list of names: expected text in UTF-8"),
+        (b"a.png\nb\x00.png\n", ValueError, r"^Line 2 of list\.txt: 'b\\x00\.png' is no name: expected text"),
         (b"-\n", ValueError, r"^Line 1 of list\.txt: Raw frames .* --raw-size HEIGHTxWIDTH"),
         (b"ftp://u:secret@h/a\n", ValueError, r"^Line 1 of list\.txt: ftp://h/a is no address"),
     ],

@@ -12,9 +12,9 @@ from streamseg.stores import (
     reach,
     read_range,
     read_text,
-    unfold,
     write_text,
 )
+from streamseg.web import unfold
 
 
 @pytest.fixture(params=["disk", "memory"])

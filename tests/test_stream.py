@@ -485,6 +485,16 @@ def test_a_context_is_at_no_distance_from_itself_and_farther_from_another_scene(
     assert context_distance(a, b).item() < context_distance(a, other).item()
 
 
+def test_the_distance_of_contexts_is_that_of_res_2_alone(model, frames):
+    with torch.inference_mode():
+        scene, other = (model.step(x[None])[1] for x in (frames[0], random_frames(1, seed=1)[0] // 4))
+    for stage in range(4):
+        changed = [other[i] if i == stage else matrix for i, matrix in enumerate(scene)]
+        expected = 1 - F.cosine_similarity(other[1].flatten(1), scene[1].flatten(1)).item() if stage == 1 else 0
+        assert context_distance(scene, changed).item() == pytest.approx(expected, abs=1e-5)
+    assert context_distance(scene, other).item() > 0.05
+
+
 @pytest.mark.parametrize("window", [2, 3, Fading(0.5), FadingInTime(0.5), LastFrames(2, steady=0.1)])
 def test_after_a_cut_a_stream_begins_anew(model, frames, window):
     scenes = [*(frame // 4 for frame in random_frames(3, seed=1)), *frames[:3]]  # from dusk to daylight

@@ -83,7 +83,7 @@ def test_scores_in_half_precision_become_labels_too():
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("tile", [(64, 64), (192, 192), (1024, 1024)])
+@pytest.mark.parametrize("tile", [(128, 128), (192, 192), (1024, 1024)])
 def test_with_a_wide_margin_tiles_equal_the_frame_seen_at_once(tile, turned):
     network = plain.randomise(streamseg.fanet18(classes=5, key_channels=8))
     frame = random_frame(64, 1344)
@@ -111,6 +111,21 @@ def test_labels_of_tiles_equal_those_of_the_frame_seen_at_once(model):
     assert share_of_equal(after, labels_at_once(model, frame, past)) > 0.999
     assert share_of_equal(after, labels) < 0.999
     assert all(a.equal(b) for a, b in zip(again, context, strict=True))
+
+
+def test_tiles_of_a_network_that_averages_equal_the_frame_seen_at_once():
+    network = plain.randomise(streamseg.fanet18(classes=5, key_channels=8, averages=True))
+    frame, weight = random_frame(64, 192), 3.0
+    with torch.inference_mode():
+        # of other scenes, or the mean would be what the frame leaves
+        torch.manual_seed(0)
+        past = [weight * torch.randn_like(matrix) for matrix in network.step(frame[None])[1]]
+        expected = network.step(frame[None], past, weight)[0][0].argmax(dim=0)
+    labels, _ = label_tiled(network, frame, past, weight, tile=(64, 64), margin=576)
+    assert share_of_equal(labels, expected) > 0.9999
+    alone, _ = label_tiled(network, frame, tile=(64, 64), margin=576)
+    assert share_of_equal(alone, labels_at_once(network, frame)) > 0.9999
+    assert share_of_equal(alone, labels) < 0.98
 
 
 def test_the_wider_the_margin_the_closer_tiles_come_to_the_frame_seen_at_once(model):

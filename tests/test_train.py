@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import pickle
 import signal
@@ -26,7 +27,7 @@ from streamseg.trainee import Trainee
 CPU = torch.device("cpu")
 TINY = TrainConfig(
     dataset="folder",
-    network="fanet18",
+    network="enet",  # whose state has a twentieth of the bytes of a FANet's
     crop=(64, 64),
     iterations=6,
     validate_every=3,
@@ -39,6 +40,8 @@ TINY = TrainConfig(
     class_weighting=0.3,
     ema=0.9,
 )
+
+FANET = replace(TINY, network="fanet18")
 
 # an entry after 4 iterations and at the end, so that a stop after 3 or 5 comes between two
 EVERY = 4
@@ -181,7 +184,8 @@ def test_a_run_that_is_done_can_be_resumed_and_stays_as_it_is(toy, alone, tmp_pa
 
 
 def test_a_network_learns(toy, tmp_path):
-    run(toy, tmp_path, replace(TINY, iterations=32, validate_every=100, batch=4, ema=0.8, class_weighting=0.0))
+    run(toy, tmp_path, replace(FANET, iterations=32, validate_every=100, batch=4, ema=0.8, class_weighting=0.0))
+    assert isinstance(streamseg.load(tmp_path / "weights.safetensors")[0], streamseg.FANet)
     told = entries(tmp_path, "loss", "val_miou")
     assert told[-2]["loss"] < 0.6 * told[0]["loss"]
     assert told[-1]["val_miou"] > 60
@@ -196,7 +200,7 @@ def test_frames_of_different_sizes_are_streamed_and_trained_on(paint, tmp_path):
 
 
 def test_a_network_trains_on_clips_from_image_weights(drive, tmp_path):
-    image = replace(TINY, dataset="camvid", iterations=2, validate="", crop=(64, 64))
+    image = replace(FANET, dataset="camvid", iterations=2, validate="", crop=(64, 64))
     first = run(drive, tmp_path / "image", image)
     config = replace(image, window=3, averages=True, iterations=3)
     second = run(drive, tmp_path / "video", config, initial=str(first))
@@ -207,8 +211,20 @@ def test_a_network_trains_on_clips_from_image_weights(drive, tmp_path):
     assert model.averages
 
 
+def test_the_first_iteration_is_told_of_though_the_first_entry_is_far(toy, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(runlog, "EVERY", 50)
+    monkeypatch.setattr(runlog, "SILENCE", math.inf)
+    run(toy, tmp_path, replace(TINY, network="enet", iterations=2, validate=""))
+    lines = [line.partition("  rate")[0] for line in capsys.readouterr().err.splitlines() if "  loss " in line]
+    assert [line.split()[0] for line in lines] == ["1/2", "2/2"]
+    first, mean = (float(line.split()[-1]) for line in lines)
+    assert entries(tmp_path, "loss") == [{"step": 2, "loss": pytest.approx(mean, abs=1e-3)}]
+    assert first > 0
+    assert first != mean
+
+
 def test_a_rival_trains_as_a_fanet_does_and_is_told_where_it_starts(toy, tmp_path, capsys):
-    config = replace(TINY, network="enet", iterations=3)
+    config = replace(TINY, iterations=3)
     weights = run(toy, tmp_path / "out", config, initial="imagenet")
     assert "There are no ImageNet weights for enet: it starts from nothing." in capsys.readouterr().err
     assert json.loads((tmp_path / "out" / "run.json").read_text())["initial"] == "nothing"
@@ -256,7 +272,7 @@ def test_a_run_from_imagenet_begins_gently_if_told_so(toy, tmp_path, monkeypatch
     torch.save(resnet18("None").state_dict(), tmp_path / "resnet18.pth")
     calls = []
     monkeypatch.setattr(training, "start_gently", calls.append)
-    config = replace(TINY, iterations=1, validate="", gentle=gentle)
+    config = replace(FANET, iterations=1, validate="", gentle=gentle)
     weights = tmp_path / "resnet18.pth" if initial == "imagenet" else None
     run(toy, tmp_path / "out", config, initial=initial, encoder_weights=weights)
     assert len(calls) == begun
@@ -272,7 +288,7 @@ def test_only_the_last_layers_of_a_network_follow_from_its_classes(name):
 
 
 def test_a_variant_of_the_ablations_is_built_as_its_config_says():
-    config = replace(TINY, attention="dot", key_channels=8, reduction="Conv-0", reduce_by="average")
+    config = replace(FANET, attention="dot", key_channels=8, reduction="Conv-0", reduce_by="average")
     description = training.describe(config, streamseg.CAMVID)
     assert description.variant == Variant("DotAttention", 8, "Conv-0", "average", False)
     with torch.device("meta"):
@@ -281,7 +297,7 @@ def test_a_variant_of_the_ablations_is_built_as_its_config_says():
 
 def test_clips_of_a_data_set_without_recordings_are_refused(toy, tmp_path):
     with pytest.raises(ValueError, match="folder train has no clips of 2 frames: a window needs"):
-        run(toy, tmp_path, replace(TINY, window=2))
+        run(toy, tmp_path, replace(FANET, window=2))
 
 
 def rates(config, share=1.0):
@@ -347,7 +363,7 @@ def test_clipping_bounds_a_step(toy, tmp_path):
         )
         run(toy, tmp_path / str(clip), replace(config, validate="", class_weighting=0.0))
         torch.manual_seed(config.seed)
-        start = streamseg.fanet18(classes=3).state_dict()
+        start = PEERS["enet"](3).state_dict()
         end = torch.load(tmp_path / str(clip) / "state.pt", weights_only=True)["average"]
         moved[clip] = sum((end[name] - start[name]).square().sum() for name in start if name.endswith("weight")) ** 0.5
     assert moved[0.01] <= 0.011
@@ -390,7 +406,7 @@ def test_a_checkpoint_is_started_from_with_its_classes_or_with_new_ones(model, t
     new_names = streamseg.Classes(tuple("abcdefghijk"), streamseg.CAMVID.colours)
     three = streamseg.Classes(("a", "b", "c"), streamseg.CAMVID.colours[:3])
     for network, classes in ((same, streamseg.CAMVID), (other, three), (renamed, new_names)):
-        description = training.describe(TINY, classes)
+        description = training.describe(FANET, classes)
         training.begin(network, description, str(tmp_path / "start.safetensors"), None)
         assert network.encoder.conv1.weight.equal(model.encoder.conv1.weight)
     assert same.classify[1].weight.equal(model.classify[1].weight)
@@ -402,7 +418,7 @@ def test_a_checkpoint_is_started_from_with_its_classes_or_with_new_ones(model, t
 def test_a_checkpoint_of_another_network_is_no_start(model, tmp_path, network):
     streamseg.save(model, streamseg.CAMVID, tmp_path / "start.safetensors")
     with pytest.raises(ValueError, match="start.safetensors holds another kind of network"):
-        description = training.describe(TINY, streamseg.CAMVID)
+        description = training.describe(FANET, streamseg.CAMVID)
         training.begin(network(classes=11), description, str(tmp_path / "start.safetensors"), None)
 
 
@@ -413,9 +429,9 @@ def test_without_a_network_it_says_how_to_get_the_imagenet_weights(toy, tmp_path
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "cache"))
     monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
     with pytest.raises(OSError, match="Could not download ImageNet weights .*--encoder-weights FILE"):
-        run(toy, tmp_path / "out", initial="imagenet")
+        run(toy, tmp_path / "out", FANET, initial="imagenet")
     with pytest.raises(FileNotFoundError, match="No weights at nowhere.pth"):
-        run(toy, tmp_path / "out", initial="imagenet", encoder_weights=Path("nowhere.pth"))
+        run(toy, tmp_path / "out", FANET, initial="imagenet", encoder_weights=Path("nowhere.pth"))
     assert not (tmp_path / "out").exists()
 
 
@@ -495,7 +511,7 @@ def test_a_batch_in_parts_trains_as_one_where_the_parts_are_alike(toy, tmp_path,
 
     training_batches = training.batches
     monkeypatch.setattr(training, "batches", twice)
-    config = replace(TINY, iterations=1, optimiser="sgd", crop=(96, 96), clip=0.0, validate="", ema=0.0)
+    config = replace(FANET, iterations=1, optimiser="sgd", crop=(96, 96), clip=0.0, validate="", ema=0.0)
     torch.manual_seed(config.seed)
     start = streamseg.fanet18(classes=3).encoder.conv1.weight.detach()
     moved = []

@@ -15,6 +15,7 @@ import av
 import pytest
 import torch
 from clips import TURNS, cut, make_clip, number, picture, tone, turn
+from waiting import PATIENCE
 
 import streamseg
 import streamseg.video
@@ -128,7 +129,8 @@ def solid(path, colour, height, matrix, full, said=True):
 @pytest.mark.parametrize("colour", [(255, 0, 0), (0, 255, 0), (30, 60, 200), (128, 128, 128)])
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize(
-    ("matrix", "height", "said"), [(1, 48, True), (6, 48, True), (9, 48, True), (6, 48, False), (1, 720, False)]
+    ("matrix", "height", "said"),
+    [(1, 48, True), (6, 48, True), (9, 48, True), (6, 48, False), (6, 576, False), (1, 577, False)],
 )
 def test_colours_are_what_the_video_says_or_else_what_players_take(tmp_path, colour, full, matrix, height, said):
     with open_video(solid(tmp_path / "a.mkv", colour, height, matrix, full, said)) as video:
@@ -360,8 +362,11 @@ def test_a_server_that_is_silent_or_missing_is_told_without_the_password(scheme)
         address = f"127.0.0.1:{server.getsockname()[1]}/a"
         with pytest.raises(TimeoutError, match=f"^{scheme}://{address} did not answer in time"):
             open_stream(f"{scheme}://me:secret@{address}", timeout=0.3)
-    with pytest.raises(OSError, match=f"^{scheme}://{address} cannot be read: Connection refused"):
-        open_stream(f"{scheme}://me:secret@{address}")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # where nobody listens, and no other test can begin to
+        address = f"127.0.0.1:{taken.getsockname()[1]}/a"
+        with pytest.raises(OSError, match=f"^{scheme}://{address} cannot be read: Connection refused"):
+            open_stream(f"{scheme}://me:secret@{address}", timeout=PATIENCE)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="devices have other names")

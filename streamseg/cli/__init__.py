@@ -26,7 +26,7 @@ from streamseg.cli.completion import completions, options_of
 from streamseg.cli.deploying import export, serve
 from streamseg.cli.measuring import benchmark, evaluate, reproduce
 from streamseg.cli.options import Quiet
-from streamseg.cli.say import Complaints, fail, has_colours, out_of_memory
+from streamseg.cli.say import Complaints, debugging, fail, has_colours, out_of_memory
 from streamseg.cli.segmenting import segment
 from streamseg.cli.training import check, pack, train
 from streamseg.config import RECIPES
@@ -202,7 +202,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", module="PIL")  # of damaged pictures, which get a sentence
     for name in ("stdout", "stderr"):  # one that was closed is as good as one that nobody reads
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 (until the end)
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (until the end)
     for stream in (sys.stdout, sys.stderr):  # a terminal or file that lacks a letter gets a question mark
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -227,9 +227,11 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except (ValueError, OSError, ImportError) as error:
+        if debugging():
+            raise
         fail(str(error))
     except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
+        if debugging() or not out_of_memory(error):
             raise
         fail("There is not enough memory for pictures of this size: make them smaller, or give --device cpu.")
     except KeyboardInterrupt:

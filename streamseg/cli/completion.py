@@ -6,6 +6,7 @@ from inspect import Parameter, signature
 from shlex import quote
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+from streamseg.cli.options import DATASETS
 from streamseg.cli.training import TrainRun
 from streamseg.config import RECIPES, TrainConfig
 
@@ -27,7 +28,6 @@ _streamseg() {{
 }}
 complete -o bashdefault -o default -F _streamseg streamseg # files, where there is nothing else
 """
-DATASETS: tuple[str, ...] = get_args({field.name: field.type for field in fields(TrainConfig)}["dataset"])
 NAMES = {"train": tuple(RECIPES), "check": DATASETS, "pack": DATASETS, "completion": ("bash", "zsh", "fish")}
 """What the first name behind a verb can be, of those that have few."""
 ZSH = """\

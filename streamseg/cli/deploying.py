@@ -7,8 +7,10 @@ from typing import Annotated
 
 import tyro
 
-from streamseg.cli.options import Device, Json, Quiet, check_exported, optional, parse_size, pick_device
-from streamseg.cli.say import check_figures, complain, open_words, write_figures
+from streamseg.checks import check_count, check_positive, pick_kind
+from streamseg.cli.options import Device, Json, Quiet, check_exported, check_weights, optional, parse_size, pick_device
+from streamseg.cli.say import check_figures, complain, loading, open_words, write_figures
+from streamseg.files import check_place
 
 
 def export(
@@ -48,21 +50,24 @@ def export(
     """
     from dataclasses import asdict
 
-    from streamseg import checkpoint, export as exporter
-
     if not names:
         raise ValueError("There is nothing to write: give OUT, such as model.onnx.")
     if len(names) > 2:
         raise ValueError(f"{len(names)} names are too many: give a checkpoint, if not the one that ships, and OUT.")
     *given, out = names
-    weights = given[0] if given else checkpoint.SHIPPED
-    kind = exporter.pick_kind(out, to)
+    kind = pick_kind(out, to)
+    check_place(out)
+    check_weights(given[0] if given else None)
     check_figures(json)
     if int8 and pictures is None:
         raise ValueError("--int8 is calibrated with pictures like those to come: give them with --pictures DIR.")
-    network, classes = checkpoint.load(weights)
-    model = checkpoint.only_fanet(network, "export")
-    description = checkpoint.describe(weights)
+    with loading(quiet):
+        from streamseg import checkpoint, export as exporter
+
+        weights = given[0] if given else checkpoint.SHIPPED
+        network, classes = checkpoint.load(weights)
+        model = checkpoint.only_fanet(network, "export")
+        description = checkpoint.describe(weights)
     agreement = exporter.export_model(
         model.to(pick_device(device if kind == "aotinductor" else "cpu")),
         classes,
@@ -125,21 +130,19 @@ def serve(
     """
     from importlib.util import find_spec
 
-    from streamseg import checkpoint, fast, runtime
-    from streamseg.images import allow_large_pictures
-    from streamseg.layers import check_count
-    from streamseg.stream import LastFrames, check_positive, check_window
-
     for module in ("fastapi", "uvicorn", "websockets"):
         if find_spec(module) is None:
             raise ImportError(f"serve needs {module}: pip install 'streamseg[serve]'")
-
-    from streamseg import serve as server
-
     for option, number in (("queue", queue), ("batch", batch)):
         check_count(option, number)
     for option, amount in (("megabytes", megabytes), ("megapixels", megapixels), ("seconds", seconds)):
         check_positive(option, amount)
+    check_weights(weights)
+    with loading(quiet):
+        from streamseg import checkpoint, fast, runtime, serve as server
+        from streamseg.images import allow_large_pictures
+        from streamseg.stream import LastFrames, check_window
+
     token = token or os.environ.get("STREAMSEG_TOKEN", "")
     if token and not server.TOKEN.fullmatch(token):
         raise ValueError("The token holds other characters than letters, digits and . _ ~ + -: choose another.")

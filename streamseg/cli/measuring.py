@@ -6,18 +6,24 @@ from typing import Annotated
 
 import tyro
 
+from streamseg.checks import check_choice, check_count, check_positive
 from streamseg.cli.options import (
+    NETWORKS,
     DataFolder,
     Device,
     Json,
     Quiet,
+    check_data,
     check_exported,
+    check_folder,
+    check_weights,
     optional,
     parse_size,
     pick_device,
     pick_policy,
 )
-from streamseg.cli.say import check_figures, clear_line, open_words, pick_progress, write_figures
+from streamseg.cli.say import check_figures, clear_line, loading, open_words, pick_progress, write_figures
+from streamseg.files import check_place
 
 
 def evaluate(
@@ -71,14 +77,16 @@ def evaluate(
     """
     from itertools import zip_longest
 
-    import torch
+    check_data(dataset, data)
+    check_weights(weights)
+    check_figures(json)
+    check_folder(plots, "plots")
+    with loading(quiet):
+        import torch
 
-    from streamseg import evaluate as evaluation, evaluate_video as video, plot, runtime
-    from streamseg.datasets import DATASETS
-    from streamseg.layers import check_choice
-    from streamseg.shards import open_dataset
+        from streamseg import evaluate as evaluation, evaluate_video as video, plot, runtime
+        from streamseg.shards import open_dataset
 
-    check_choice("dataset", dataset, tuple(DATASETS))
     policy = pick_policy(window, half_life, steady)
     if steady and not policy:
         raise ValueError("--steady is for frames in order: give --window or --half-life too.")
@@ -86,12 +94,9 @@ def evaluate(
         raise ValueError("--window and --half-life time each frame, for which it must have no rival: leave out --ray.")
     if policy and (flip or scales != (1.0,)):
         raise ValueError("--window and --half-life see each frame once, as it is: leave out --scales and --flip.")
-    check_figures(json)
     words, progress = open_words(quiet, json), pick_progress(quiet)
     if plots:
         plot.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
-        if plots.exists() and not plots.is_dir():
-            raise NotADirectoryError(f"{plots} is a file: give a folder for the plots.")
     place = pick_device(device or runtime.usual_device(weights))
     frames = open_dataset(dataset, data.absolute() if ray and data.exists() else data, split)
     frames = replace(frames, pairs=tuple(pair for pair in frames.pairs if pair.image.name.startswith(only)))
@@ -175,23 +180,24 @@ def reproduce(
     """
     import platform
 
-    import torch
-
-    from streamseg import paper, plot, reproduce as reproduction
-    from streamseg.datasets import DATASETS
-    from streamseg.layers import check_choice
+    from streamseg import paper
 
     check_choice("table", table, (*paper.TABLES, "all"))
-    check_choice("dataset", dataset, tuple(DATASETS))
+    check_data(dataset, data)
     if speed:
         check_choice("speed", speed, ("yes", "no"))
     if (runs is None) != (data is None):
         raise ValueError("Accuracy needs both: --runs DIR, networks that were trained, and --data DIR, a data set.")
+    check_folder(out, "tables")
+    check_figures(json)
+    with loading(quiet):
+        import torch
+
+        from streamseg import plot, reproduce as reproduction
+        from streamseg.datasets import DATASETS
+
     if out:
         plot.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
-        if out.exists() and not out.is_dir():
-            raise NotADirectoryError(f"{out} is a file: give a folder for the tables.")
-    check_figures(json)
     words, progress = open_words(quiet, json), pick_progress(quiet)
     place = pick_device(device)
     threads = torch.get_num_threads()
@@ -264,22 +270,24 @@ def benchmark(
     """
     from dataclasses import asdict
 
-    from streamseg import benchmark as costs, plot as plots, runtime
-    from streamseg.files import check_place
-    from streamseg.layers import check_count
-    from streamseg.stream import check_positive
-
     check_count("batch", batch)
     check_positive("seconds", seconds)
+    for name in models:
+        if name not in NETWORKS and not Path(name).is_file():
+            raise ValueError(f"{name!r:.80} is neither a file nor one of the networks {', '.join(NETWORKS)}.")
+    check_figures(json)
+    if plot:
+        check_place(plot)
+    with loading(quiet):
+        from streamseg import benchmark as costs, plot as plots, runtime
+
     # one device for all, or their times could not be compared
     usual = "cpu" if any(runtime.usual_device(Path(name)) for name in models) else ""
     place = pick_device(device or usual)
     seen = parse_size("--size", size) or ((1024, 2048) if place.type == "cuda" else (512, 1024))
-    check_figures(json)
     words, progress = open_words(quiet, json), pick_progress(quiet)
     if plot:
         plots.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
-        check_place(plot)
     found = []
     for number, name in enumerate(models):
         progress(number, len(models))

@@ -1,10 +1,17 @@
 """Options that several verbs share: how they are shown, and what is made of what is given."""
 
 import os
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import tyro
+
+from streamseg.checks import check_choice, check_readable, no_data
+from streamseg.config import TrainConfig
+from streamseg.machine import available_cores
+from streamseg.paper import DOWNLOADS
+from streamseg.web import is_address, unfold
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +31,30 @@ def optional(metavar: str, default: str) -> Any:
 Json = Annotated[Path | None, optional("FILE", "none is written")]
 Quiet = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 Device = Annotated[str, optional("NAME", "a GPU if there is one")]
+
+
+DATASETS: tuple[str, ...] = get_args({field.name: field.type for field in fields(TrainConfig)}["dataset"])
+NETWORKS: tuple[str, ...] = get_args({field.name: field.type for field in fields(TrainConfig)}["network"])
+
+
+def check_weights(path: Path | None) -> None:
+    """Raise an error in a sentence if weights that were given are not there."""
+    if path is not None:
+        check_readable(path)
+
+
+def check_data(dataset: str, data: Path | None) -> None:
+    """Raise an error in a sentence if a data set is unknown, or its folder is not there; a store is asked later."""
+    check_choice("dataset", dataset, DATASETS)
+    if data is not None and not is_address(unfold(data)) and not data.exists():
+        source = f" It is {DOWNLOADS[dataset]}." if dataset in DOWNLOADS else ""
+        raise FileNotFoundError(f"{no_data(dataset, data)}{source}")
+
+
+def check_folder(folder: Path | None, content: str) -> None:
+    """Raise an error in a sentence if a folder to write to is a file."""
+    if folder and folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file: give a folder for the {content}.")
 
 
 def parse_size(option: str, text: str) -> tuple[int, int] | None:
@@ -48,9 +79,11 @@ def pick_policy(window: int | None, half_life: float | None, steady: float = 0.0
 
 
 def pick_device(name: str) -> "torch.device":
-    """The device of a name, or the best that there is."""
+    """The device of a name, or the best that there is; torch gets no more threads than there are cores for them."""
     import torch
 
+    # torch knows nothing of a container's quota, and threads beyond it only wait for each other
+    torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
     if not name:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":  # of the processes that torchrun starts, each has a GPU of its own

@@ -3,7 +3,8 @@
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import TextIO
@@ -49,6 +50,18 @@ def show_progress(done: int, total: int) -> None:
         print(f"\r{done}/{total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
+@contextmanager
+def loading(quiet: bool) -> Iterator[None]:
+    """Say on a terminal that the program is loading, until that is done: torch alone takes seconds."""
+    if not quiet and sys.stderr.isatty():
+        print("Loading …", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if not quiet:
+            clear_line()
+
+
 def clear_line() -> None:
     """Take the line that tells how far it is off the terminal."""
     if sys.stderr.isatty():
@@ -70,7 +83,7 @@ def write_figures(path: Path | None, figures: object, words: TextIO) -> None:
         sys.stdout.write(text)
     elif path:
         with written_whole(path) as temporary:
-            temporary.write_text(text)
+            temporary.write_text(text, encoding="utf-8")
         print(path, file=words)
 
 
@@ -92,6 +105,11 @@ def fail(sentence: str) -> None:
     """Complain, and exit with status 2."""
     complain(sentence)
     sys.exit(2)
+
+
+def debugging() -> bool:
+    """Whether errors are shown with all that led to them, for the report of a bug: STREAMSEG_DEBUG=1."""
+    return os.environ.get("STREAMSEG_DEBUG", "0") not in ("", "0")
 
 
 def out_of_memory(error: BaseException) -> bool:

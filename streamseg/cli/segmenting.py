@@ -8,15 +8,30 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import tyro
 
-from streamseg.cli.options import Device, Json, Quiet, check_exported, optional, parse_size, pick_device, pick_policy
-from streamseg.cli.say import STANDARD_OUTPUT, clear_line, complain, fail, open_words
+from streamseg.checks import check_choice, check_positive
+from streamseg.cli.options import (
+    Device,
+    Json,
+    Quiet,
+    check_exported,
+    check_weights,
+    optional,
+    parse_size,
+    pick_device,
+    pick_policy,
+)
+from streamseg.cli.say import STANDARD_OUTPUT, clear_line, complain, fail, loading, open_words
+from streamseg.files import written_whole
 
 if TYPE_CHECKING:
     import torch
 
     from streamseg.archive import Orders
-    from streamseg.pipeline import Labeller, Outcome, Pipeline
+    from streamseg.pipeline import Labeller, Outcome, Pipeline, Style
     from streamseg.stream import Policy
+
+MAY_BE_LATE = 0.05
+"""The share of the frames that may be late where a deadline is held."""
 
 
 def segment(
@@ -93,15 +108,9 @@ def segment(
     from json import dumps
     from time import monotonic
 
-    from streamseg import latency, runtime
-    from streamseg.files import written_whole
-    from streamseg.images import allow_large_pictures
-    from streamseg.layers import check_choice
-    from streamseg.pipeline import Pipeline, Style
+    from streamseg import latency
     from streamseg.results import Results, check_records, plan
-    from streamseg.show import Window
     from streamseg.sources import Capture, search
-    from streamseg.stream import check_positive
 
     given, out = (names[:-1], names[-1]) if len(names) > 1 else (names, "")
     raw, streamed = out == "-", json == STANDARD_OUTPUT
@@ -114,14 +123,21 @@ def segment(
             "--tile sees single pictures at full size: leave out --confidence, --window, --half-life, --steady, "
             "--deadline and --size."
         )
-    if tile:
-        allow_large_pictures()
     for option, number in (("deadline", deadline), ("cut", cut)):
         if number is not None:
             check_positive(option, number)
-    policy = pick_policy(window, half_life, steady)
+    check_weights(weights)
+    if tile:
+        with loading(quiet):  # before the names are looked at, for which a picture may be read
+            from streamseg.images import allow_large_pictures
 
-    def labeller_and_style() -> tuple["Labeller", Style]:
+        allow_large_pictures()
+
+    def labeller_and_style() -> tuple["Labeller", "Style"]:
+        from streamseg import runtime
+        from streamseg.pipeline import Style
+
+        policy = pick_policy(window, half_life, steady)
         labeller = open_labeller(
             weights,
             pick_device(device or runtime.usual_device(weights)),
@@ -144,9 +160,11 @@ def segment(
                 "--ray reads videos and writes a folder, which comes last: leave out --json, --show, --tile, "
                 "--deadline, --raw-size, --rate and -."
             )
-        from streamseg.archive import Orders
+        with loading(quiet):
+            from streamseg import runtime
+            from streamseg.archive import Orders
 
-        labeller, style = labeller_and_style()  # as each worker will have it: what is wrong is told at once
+            labeller, style = labeller_and_style()  # as each worker will have it: what is wrong is told at once
         path = weights and weights.absolute()
         orders = Orders(path, labeller.window, precision, cut, labeller.size, overlay, labels, confidence, style, trust)
         gpus = (device or runtime.usual_device(weights)) != "cpu"
@@ -162,7 +180,11 @@ def segment(
         raise ValueError(f"--show has one window, and there are {len(sources)} sources: give one, or leave it out.")
     if json and not streamed:
         check_records(json, sources, results)
-    labeller, style = labeller_and_style()
+    with loading(quiet):
+        from streamseg.pipeline import Pipeline
+        from streamseg.show import Window
+
+        labeller, style = labeller_and_style()
 
     words = open_words(quiet, out, json)
     meter = latency.Meter()
@@ -187,7 +209,7 @@ def segment(
         if isinstance(records, TextIOWrapper):
             records.reconfigure(line_buffering=True)  # whoever reads on has each line at once
         if json and not streamed:
-            records = files.enter_context(files.enter_context(written_whole(json)).open("w"))
+            records = files.enter_context(files.enter_context(written_whole(json)).open("w", encoding="utf-8"))
         pipeline = Pipeline(
             list(zip(sources, results, strict=True)),
             labeller,
@@ -323,9 +345,11 @@ def describe_deadline(milliseconds: float, outcome: "Outcome") -> str:
     """How many frames held a deadline, and how small they had to be seen for it."""
     late, (height, width) = outcome.late / outcome.frames, outcome.smallest
     told = f"deadline of {milliseconds:g} ms"
-    if outcome.out_of_reach > 0.01 * outcome.frames:
+    sizes = ", ".join(f"{tall} x {wide} in {frames} frames" for (tall, wide), frames in outcome.sizes.items())
+    if late > MAY_BE_LATE:
         return (
             f"{told} could not be held: {100 * late:.1f} % of the frames were late, though seen as small as "
-            f"{height} x {width}, the least; give a longer one, a smaller --size or a faster --device"
+            f"{height} x {width} ({sizes}); give a longer one, a smaller --size or a faster --device"
         )
-    return f"{told} held by {100 - 100 * late:.1f} % of the frames, the smallest of them seen at {height} x {width}"
+    held = f"{told} held by {100 - 100 * late:.1f} % of the frames, the smallest of them seen at {height} x {width}"
+    return f"{held} ({sizes})" if len(outcome.sizes) > 1 else held

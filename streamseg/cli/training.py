@@ -8,9 +8,21 @@ from typing import Annotated, Any
 
 import tyro
 
-from streamseg.cli.options import DataFolder, Device, Json, Quiet, optional, pick_device
-from streamseg.cli.say import STANDARD_OUTPUT, check_figures, open_words, out_of_memory, pick_progress, write_figures
+from streamseg.checks import check_positive, check_suffix
+from streamseg.cli.options import DataFolder, Device, Json, Quiet, check_data, check_weights, optional, pick_device
+from streamseg.cli.say import (
+    STANDARD_OUTPUT,
+    check_figures,
+    debugging,
+    loading,
+    open_words,
+    out_of_memory,
+    pick_progress,
+    write_figures,
+)
 from streamseg.config import RECIPES, TrainConfig
+from streamseg.files import check_place
+from streamseg.machine import available_cores
 
 
 def check(
@@ -36,16 +48,16 @@ def check(
         streamseg check folder --data mine --sheet sheet.png
         streamseg check camvid --data CamVid --quiet --json report.json
     """
-    import streamseg.check as doctor
-    from streamseg.files import check_place
-    from streamseg.images import check_suffix
-
+    check_data(dataset, data)
     if sheet:
         check_suffix(sheet)
         check_place(sheet)
     check_figures(json)
     words = open_words(quiet, json)
-    report = doctor.check(dataset, data)
+    with loading(quiet):
+        import streamseg.check as doctor
+
+        report = doctor.check(dataset, data)
     print(doctor.render(report), file=words)
     if sheet and report.samples:
         doctor.write_contact_sheet(sheet, report)
@@ -81,19 +93,14 @@ def pack(
         streamseg pack folder shards --data mine
         streamseg pack cityscapes shards --data CITYSCAPES --splits train val
     """
-    import torch
-
-    from streamseg import shards
-    from streamseg.datasets import DATASETS
-    from streamseg.layers import check_choice
-    from streamseg.stream import check_positive
-
-    check_choice("dataset", dataset, tuple(DATASETS))
+    check_data(dataset, data)
     check_positive("megabytes", megabytes)
     check_figures(json)
     words = open_words(quiet, json)
+    with loading(quiet):
+        from streamseg import shards
     found = shards.pack(
-        dataset, data, out, splits, megabytes=megabytes, threads=torch.get_num_threads(), progress=pick_progress(quiet)
+        dataset, data, out, splits, megabytes=megabytes, threads=available_cores(), progress=pick_progress(quiet)
     )
     print(f"{out}: {', '.join(f'{count:,} frames of {split}' for split, count in found.items())}", file=words)
     write_figures(json, {"out": str(out), "frames": found}, words)
@@ -140,12 +147,17 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
         streamseg train camvid-18 --data CamVid --out run --batch 8 --iterations 4000
         streamseg train folder-18 --help
     """
-    import torch
-
-    from streamseg import runlog, train as training
-
-    device = pick_device(run.device)
+    run.config.check()
+    check_data(run.config.dataset, run.data)
+    check_weights(run.encoder_weights)
+    check_weights(None if run.initial in ("imagenet", "nothing") else Path(run.initial))
     check_figures(run.json)
+    with loading(run.quiet):
+        import torch
+
+        from streamseg import kernels, runlog, train as training
+
+        device = pick_device(run.device)
     try:
         weights = training.train(
             run.config,
@@ -156,12 +168,12 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
             encoder_weights=run.encoder_weights,
             resume=run.resume,
             tensorboard=run.tensorboard,
-            compiled=device.type == "cuda",
+            compiled=device.type == "cuda" and kernels.VERSION != "none",  # torch.compile needs Triton there
             threads=torch.get_num_threads(),
             words=open_words(run.quiet, STANDARD_OUTPUT),
         )
     except RuntimeError as error:
-        if not out_of_memory(error):
+        if debugging() or not out_of_memory(error):
             raise
         batch, (height, width) = run.config.batch, run.config.crop
         smaller = f"--batch {batch // 2}" if batch > 1 else f"--crop {height // 2} {width // 2}"

@@ -68,7 +68,7 @@ def registry() -> str:
     given = os.environ.get("NPM_CONFIG_REGISTRY")
     file = Path.home() / ".npmrc"
     if not given and file.is_file():
-        pairs = (line.partition("=") for line in file.read_text(errors="replace").splitlines())
+        pairs = (line.partition("=") for line in file.read_text(errors="replace", encoding="utf-8").splitlines())
         given = next((value.strip().strip("\"'") for key, _, value in pairs if key.strip() == "registry"), None)
     return (given or "https://registry.npmjs.org").rstrip("/")
 

@@ -50,7 +50,10 @@ class Line {
     this.socket.onclose = () => put(null);
     this.opened = new Promise((resolve, reject) => {
       this.socket.onopen = resolve;
-      this.socket.onerror = () => reject(new Error("The server cannot be reached, or has no room for another stream."));
+      this.socket.onerror = () => {
+        const error = new Error("The server cannot be reached, or has no room for another stream.");
+        reject(Object.assign(error, { refused: true })); // why, no browser tells
+      };
     });
   }
 

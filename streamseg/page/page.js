@@ -2,8 +2,8 @@
 
 import { BrowserEngine, ServerEngine, resize } from "./engines.js";
 import { encodeLabels } from "./png.js";
+import { ask, at, knownToken, say, sayBusy } from "./talk.js";
 
-const at = (id) => document.getElementById(id);
 const view = at("view").getContext("2d");
 const video = at("video");
 const mask = document.createElement("canvas");
@@ -20,30 +20,8 @@ let hidden = new Set();
 let turn = 0; // which run is the present one; others end by themselves
 let samples = 0;
 
-let token = sessionStorage.getItem("token") ?? "";
-const engines = new Map();
-
-// Talking to the server and to people
-
-function say(text, bad = false) {
-  at("message").textContent = text;
-  at("message").classList.toggle("bad", bad);
-}
-
-async function ask(path) {
-  for (;;) {
-    const answer = await fetch(path, { headers: token ? { Authorization: `Bearer ${token}` } : {} });
-    if (answer.status !== 401) {
-      const told = await answer.json();
-      if (!answer.ok) throw new Error(told.error);
-      return told;
-    }
-    at("ask").showModal();
-    await new Promise((resolve) => at("ask").addEventListener("close", resolve, { once: true }));
-    token = at("token").value;
-    sessionStorage.setItem("token", token);
-  }
-}
+const engines = new Map(); // by place, those of the server by token too
+let loading = null; // what is told while an engine is opened in the browser
 
 async function open() {
   info = await ask("info");
@@ -57,22 +35,37 @@ async function open() {
 
 // An engine for the place that is chosen, opened once.
 async function pickEngine() {
-  const place = document.querySelector("[name=place]:checked").value;
-  if (!engines.has(place)) engines.set(place, place === "server" ? new ServerEngine(token) : openInBrowser());
+  const place = chosenPlace(), key = place === "server" ? `server ${knownToken()}` : place;
+  if (!engines.has(key)) engines.set(key, place === "server" ? new ServerEngine(knownToken()) : openInBrowser());
+  if (place === "browser" && loading) sayBusy(...loading); // which another run may have begun
   try {
-    return await engines.get(place);
+    return await engines.get(key);
   } catch (error) {
-    engines.delete(place);
+    engines.delete(key);
     throw error;
   }
 }
 
 async function openInBrowser() {
-  say("Getting the network ready for this browser. The first time takes up to a minute …");
-  const about = await ask("browser");
-  about.library = new URL(about.library, location.href).href;
-  const progress = (share) => say(share < 1 ? `Loading the network: ${Math.round(100 * share)} %` : "Starting it …");
-  return BrowserEngine.open(about, token, progress);
+  const tell = (...words) => {
+    loading = words;
+    if (chosenPlace() === "browser") sayBusy(...loading);
+  };
+  try {
+    tell("The server gets the network ready for this browser, which takes up to a minute the first time …");
+    const about = await ask("browser");
+    about.library = new URL(about.library, location.href).href;
+    return await BrowserEngine.open(about, knownToken(), ({ bytes, total }) => {
+      if (bytes < total) tell(`Loading the network and its library, ${Math.ceil(total / 1e6)} MB …`, bytes / total);
+      else tell("Compiling the network for this browser …");
+    });
+  } finally {
+    loading = null;
+  }
+}
+
+function chosenPlace() {
+  return document.querySelector("[name=place]:checked").value;
 }
 
 // Sources
@@ -138,6 +131,7 @@ async function begin(next) {
   at("again").append(at("open"), at("camera"), at("sample"));
   focused.focus({ preventScroll: true });
   at("player").hidden = source.still || Boolean(video.srcObject);
+  showPlain();
   await run();
 }
 
@@ -147,13 +141,16 @@ async function run() {
   if (!source) return;
   const mine = ++turn;
   at("privacy").textContent = "";
+  if (at("message").classList.contains("bad")) say("");
   try {
-    const next = await pickEngine();
+    const next = await playUntil(pickEngine(), mine);
     if (mine !== turn) return;
     engine?.end();
     engine = next;
     await engine.begin();
-    say(source.still ? "Looking …" : "");
+    if (mine !== turn) return;
+    if (source.still) sayBusy("Labelling the picture …");
+    else say("");
     at("where").textContent = engine.where;
     if (engine instanceof BrowserEngine) at("privacy").textContent = "Nothing leaves this computer.";
     const times = [];
@@ -172,8 +169,30 @@ async function run() {
       if (source.still) { say(""); return; }
     }
   } catch (error) {
-    if (mine === turn) say(error.message, true);
+    if (mine !== turn) return;
+    if (error.refused && await tokenHasChanged()) return run();
+    say(error.message, true);
   }
+}
+
+// Whether the server, which refused a stream, did so for a token that is right no longer; it is asked for, then.
+async function tokenHasChanged() {
+  const before = knownToken();
+  await ask("info").catch(() => {}); // a server that is away has been told of
+  return knownToken() !== before;
+}
+
+// What comes of waiting; a video is shown as it is meanwhile.
+async function playUntil(waiting, mine) {
+  let over = false;
+  const end = () => { over = true; };
+  waiting.then(end, end);
+  await Promise.race([waiting, nextFrame()]); // an engine that is there shows its own frames
+  while (!over && !source.still && mine === turn) {
+    showPlain();
+    await nextFrame();
+  }
+  return waiting;
 }
 
 function nextFrame() {
@@ -214,15 +233,33 @@ function paintMask() {
   context.putImageData(pixels, 0, 0);
 }
 
-function paint() {
-  if (!shown) return;
-  paintMask();
-  const { width, height } = shown.canvas;
+function fitView({ width, height }) {
   if (view.canvas.width !== width || view.canvas.height !== height) {
     view.canvas.width = width;
     view.canvas.height = height;
     at("frame").style.setProperty("--ratio", width / height);
   }
+}
+
+// The source as it is, while it has no labels.
+function showPlain() {
+  const canvas = grab(frames[0]);
+  shown = null;
+  fitView(canvas);
+  view.drawImage(canvas, 0, 0);
+  at("save-overlay").disabled = at("save-labels").disabled = true;
+  at("under").hidden = true;
+  for (const fact of ["latency", "rate", "seen", "where"]) at(fact).textContent = "–";
+  for (const entry of document.querySelectorAll("#classes li")) {
+    entry.classList.add("absent");
+    entry.querySelector(".share").textContent = "";
+  }
+}
+
+function paint() {
+  if (!shown) return;
+  paintMask();
+  fitView(shown.canvas);
   draw(view, shown.canvas, at("split").value / 100);
   at("save-overlay").disabled = at("save-labels").disabled = false;
 }

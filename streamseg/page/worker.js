@@ -24,9 +24,12 @@ async function answer(data) {
 
 async function open(given, token) {
   about = given;
-  const model = await fetchModel(token);
+  const [model, binary] = await fetchAll(
+    { address: about.model, what: "The network", headers: token ? { Authorization: `Bearer ${token}` } : {} },
+    { address: `${about.library}/ort-wasm-simd-threaded.wasm`, what: "The library" },
+  );
   const threads = self.crossOriginIsolated ? Math.min(8, navigator.hardwareConcurrency) : 1;
-  await use("ort.wasm.min.mjs", "wasm", model, threads);
+  await use("ort.wasm.min.mjs", "wasm", model, threads, binary);
   const adapter = await navigator.gpu?.requestAdapter().catch(() => null);
   if (adapter && !adapter.info?.isFallbackAdapter) {
     const cpu = { session, library };
@@ -46,28 +49,40 @@ async function open(given, token) {
   return `in this browser, ${threads} thread${threads > 1 ? "s" : ""}`;
 }
 
-async function use(file, provider, model, threads) {
+async function use(file, provider, model, threads, binary) {
   library = await import(`${about.library}/${file}`);
   library.env.wasm.numThreads = threads;
+  if (binary) library.env.wasm.wasmBinary = binary.buffer;
   library.env.logLevel = "error";
   session = await library.InferenceSession.create(model, { executionProviders: [provider], logSeverityLevel: 3 });
 }
 
-async function fetchModel(token) {
-  const answer = await fetch(about.model, { headers: token ? { Authorization: `Bearer ${token}` } : {} });
-  if (!answer.ok) throw new Error(`The network could not be fetched: the server answered ${answer.status}.`);
-  const total = Number(answer.headers.get("Content-Length"));
-  const parts = [];
-  let length = 0;
-  const reader = answer.body.getReader();
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) break;
-    parts.push(value);
-    length += value.length;
-    self.postMessage({ progress: length / total });
-  }
-  return new Uint8Array(await new Blob(parts).arrayBuffer());
+// The bytes of several files; how many of all are there is told as they come.
+async function fetchAll(...files) {
+  const answers = await Promise.all(
+    files.map(async ({ address, what, headers }) => {
+      const answer = await fetch(address, { headers });
+      if (!answer.ok) throw new Error(`${what} could not be fetched: the server answered ${answer.status}.`);
+      return answer;
+    }),
+  );
+  const total = answers.reduce((sum, answer) => sum + Number(answer.headers.get("Content-Length")), 0);
+  let bytes = 0;
+  const read = async (answer) => {
+    const parts = [];
+    const reader = answer.body.getReader();
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) break;
+      parts.push(value);
+      bytes += value.length;
+      if (bytes < total) self.postMessage({ progress: { bytes, total } });
+    }
+    return new Uint8Array(await new Blob(parts).arrayBuffer());
+  };
+  const found = await Promise.all(answers.map(read));
+  self.postMessage({ progress: { bytes: total, total } });
+  return found;
 }
 
 // The labels of a small picture of all kinds of colours and edges.

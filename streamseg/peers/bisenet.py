@@ -16,10 +16,10 @@ Golden: 13,242,240 parameters and 66.565 GMACs at 768 x 1536 for 19 classes.
 import torch
 from torch import Tensor, nn
 
+from streamseg.checks import check_count
 from streamseg.encoder import ResNet, resnet18
 from streamseg.layers import (
     add_pixel_statistics,
-    check_count,
     check_image,
     conv,
     initialise,

@@ -17,7 +17,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from streamseg.layers import add_pixel_statistics, check_count, check_image, initialise, normalise, resize
+from streamseg.checks import check_count
+from streamseg.layers import add_pixel_statistics, check_image, initialise, normalise, resize
 from streamseg.peers.vgg import GROUPS, group, plain
 
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from streamseg.layers import add_pixel_statistics, check_count, check_image, normalise, pad_to_multiple, unpool
+from streamseg.checks import check_count
+from streamseg.layers import add_pixel_statistics, check_image, normalise, pad_to_multiple, unpool
 
 
 class ENet(nn.Module):

@@ -15,7 +15,8 @@ FANet paper prints beside 512 x 1024 belongs to the larger size.
 import torch
 from torch import Tensor, nn
 
-from streamseg.layers import add_pixel_statistics, check_count, check_image, normalise, pad_to_multiple
+from streamseg.checks import check_count
+from streamseg.layers import add_pixel_statistics, check_image, normalise, pad_to_multiple
 
 
 class ERFNet(nn.Module):

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from streamseg.layers import add_pixel_statistics, check_count, check_image, normalise
+from streamseg.checks import check_count
+from streamseg.layers import add_pixel_statistics, check_image, normalise
 from streamseg.peers.vgg import start, vgg16
 
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from streamseg.layers import add_pixel_statistics, check_count, check_image, conv, normalise, resize, resize_to
+from streamseg.checks import check_count
+from streamseg.layers import add_pixel_statistics, check_image, conv, normalise, resize, resize_to
 
 
 class ICNet(nn.Module):

@@ -12,7 +12,8 @@ Golden: 29,453,971 parameters and 142.779 GMACs at 360 x 640 for 19 classes; 29,
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from streamseg.layers import add_pixel_statistics, check_count, check_image, normalise, unpool
+from streamseg.checks import check_count
+from streamseg.layers import add_pixel_statistics, check_image, normalise, unpool
 from streamseg.peers.vgg import group, normed, start, vgg16
 
 

@@ -15,10 +15,10 @@ Golden: 14,320,256 parameters and 98.707 GMACs at 1024 x 2048 for 19 classes (th
 
 from torch import Tensor, nn
 
+from streamseg.checks import check_count
 from streamseg.encoder import ResNet, resnet18
 from streamseg.layers import (
     add_pixel_statistics,
-    check_count,
     check_image,
     conv,
     initialise,

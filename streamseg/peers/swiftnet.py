@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from streamseg.checks import check_count
 from streamseg.encoder import Block, ResNet, resnet18
-from streamseg.layers import add_pixel_statistics, check_count, check_image, initialise, normalise, resize
+from streamseg.layers import add_pixel_statistics, check_image, initialise, normalise, resize
 
 
 class SwiftNet(nn.Module):

@@ -101,7 +101,7 @@ class Desk:
             (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
         )
         batches = Histogram("streamseg_batch_frames", "Frames that the network saw at once.", (1, 2, 4, 8, 16, 32))
-        self.batcher = Batcher(served.engine, served.window, batch, batches.add)
+        self.batcher = Batcher(served.engine, served.window, batch, batches.add, busy=lambda: self.begun > 0)
         self.counted: list[Counter | Histogram | Gauge] = [
             self.answered,
             self.frames,

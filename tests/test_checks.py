@@ -1,0 +1,144 @@
+"""What is wrong with a command line is told before anything heavy is imported."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamseg import checks, config, datasets
+from streamseg.checkpoint import FANETS
+from streamseg.cli import options
+from streamseg.peers import PEERS
+from streamseg.video import KINDS
+
+# runs command lines one after the other in a process that has neither torch nor numpy, and prints what each said
+WITHOUT_TORCH = """
+import json, sys
+from contextlib import redirect_stderr
+from io import StringIO
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "numpy", "PIL", "av"):
+            raise ImportError(f"import of {name}")
+sys.meta_path.insert(0, Refuse())
+from streamseg import cli
+class Terminal(StringIO):
+    def isatty(self):
+        return True
+told = []
+for arguments in json.loads(sys.argv[1]):
+    terminal = arguments[0] == "on a terminal"
+    sys.argv[1:] = arguments[terminal:]
+    with redirect_stderr(Terminal() if terminal else StringIO()) as stream:
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as stop:
+            status = stop.code
+    told.append((status, stream.getvalue()))
+print(json.dumps(told))
+"""
+
+
+def told_without_torch(folder, *commands):
+    """Exit status and words of each command line, in a process that can import no heavy library."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, json.dumps([list(map(str, command)) for command in commands])],
+        cwd=folder,
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+        timeout=120,
+    )
+    return json.loads(done.stdout)
+
+
+def test_wrong_names_are_told_without_waiting_for_torch(tmp_path):
+    for name in ("photo.jpg", "weights.safetensors", "file"):
+        (tmp_path / name).touch()
+    (tmp_path / "list.txt").write_text("gone.jpg\n")
+    (tmp_path / "data").mkdir()
+    data = ("--data", "nothere")
+    wrong = {
+        ("segment", "nothere.jpg"): "Nothing at nothere.jpg: expected a picture, a video",
+        ("segment", "list.txt"): "Line 1 of list.txt: Nothing at gone.jpg",
+        ("segment", "data"): "No picture and no video in data",
+        ("segment", "*.webm"): "No picture and no video matches *.webm",
+        ("segment", "frame_%04d.png"): "No picture is called frame_%04d.png",
+        ("segment", "/dev/video77"): "No camera at /dev/video77",
+        ("segment", "gopher://host/x"): "gopher://host/x is no address that can be read",
+        ("segment", "photo.jpg", "--weights", "w.onnx"): "No weights at w.onnx: check the path.",
+        ("segment", "photo.jpg", "data/out.xyz"): "data/out.xyz names no kind of picture",
+        ("segment", "photo.jpg", "nothere/out.png"): "No folder nothere to write out.png into: create it first.",
+        ("segment", "photo.jpg", "--json", "nothere/x.json"): "No folder nothere to write x.json into",
+        ("segment", "photo.jpg", "--deadline", "-1"): "deadline is -1.0; expected a number above 0.",
+        ("train", "folder-18", *data, "--out", "run"): "No folder data in nothere: expected there classes.txt",
+        ("train", "folder-18", "--data", "data", "--out", "run", "--initial", "w"): "No weights at w: check the path.",
+        ("train", "folder-18", "--data", "data", "--out", "run", "--batch", "0"): "batch is 0; expected 1 or more.",
+        ("evaluate", "--dataset", "camvid", *data): "No camvid data in nothere: expected there SPLIT/",
+        ("evaluate", "--dataset", "kitti", "--data", "data"): "dataset is 'kitti'; choose one of: 'cityscapes',",
+        ("evaluate", "w.pt2", "--dataset", "camvid", "--data", "data"): "No weights at w.pt2: check the path.",
+        ("check", "folder", *data): "No folder data in nothere: expected there classes.txt",
+        ("check", "folder", "--data", "data", "--sheet", "a.gif"): "a.gif names no kind of picture",
+        ("pack", "folder", "out", *data): "No folder data in nothere: expected there classes.txt",
+        ("export", "w.safetensors", "model.onnx"): "No weights at w.safetensors: check the path.",
+        ("export", "model.tflite"): "model.tflite has no suffix for what is to be written; expected .onnx, .xml, .pt2.",
+        ("export", "nothere/model.onnx"): "No folder nothere to write model.onnx into: create it first.",
+        ("serve", "w.safetensors"): "No weights at w.safetensors: check the path.",
+        ("benchmark", "fanet19"): "'fanet19' is neither a file nor one of the networks fanet18, fanet34,",
+        ("reproduce", "VII"): "table is 'VII'; choose one of:",
+        ("reproduce", "V", "--runs", "data", *data): "No camvid data in nothere: expected there SPLIT/",
+        ("reproduce", "I", "--out", "file"): "file is a file: give a folder for the tables.",
+    }
+    for command, (status, told) in zip(wrong, told_without_torch(tmp_path, *wrong), strict=True):
+        assert (status, told.count("\n")) == (2, 1), command
+        assert wrong[command] in told, command
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_terminal_is_told_that_the_program_loads_before_it_does(tmp_path, quiet):
+    for name in ("photo.jpg", "weights.safetensors"):
+        (tmp_path / name).touch()
+    (tmp_path / "data").mkdir()
+    data = ("--data", "data")
+    verbs = [
+        ("segment", "photo.jpg"),
+        ("train", "folder-18", *data, "--out", "run"),
+        ("evaluate", "--dataset", "camvid", *data),
+        ("check", "folder", *data),
+        ("pack", "folder", "out", *data),
+        ("export", "model.onnx"),
+        ("serve",),
+        ("benchmark", "fanet18"),
+        ("reproduce", "I"),
+    ]
+    commands = [("on a terminal", *verb, *(["--quiet"] if quiet else [])) for verb in verbs]
+    for command, (status, told) in zip(commands, told_without_torch(tmp_path, *commands), strict=True):
+        said, _, rest = told.partition("\r\x1b[K")  # which takes the line away
+        assert (status, said) == (2, "" if quiet else "Loading …"), command
+        assert "import of torch" in rest, command
+    for status, told in told_without_torch(tmp_path, *(command[1:] for command in commands)):
+        assert status == 2
+        assert "Loading" not in told  # a file gets no line that is taken away
+
+
+def test_what_is_known_without_torch_is_what_there_is():
+    assert tuple(datasets.DATASETS) == options.DATASETS
+    assert {*FANETS, *PEERS} == {*options.NETWORKS}
+    assert tuple(KINDS) == checks.VIDEO_SUFFIXES
+    assert {recipe.config.dataset for recipe in config.RECIPES.values()} <= {*options.DATASETS}
+
+
+def test_weights_must_be_a_file_that_may_be_read(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="is a folder or a device: give a file of weights."):
+        checks.check_readable(tmp_path)
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "weights").touch()
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(PermissionError, match="may not be read: change its permissions."):
+        checks.check_readable(tmp_path / "weights")
