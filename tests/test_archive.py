@@ -175,6 +175,7 @@ def test_a_full_disk_stops_the_job(videos, tmp_path, segmenter, monkeypatch, her
         archive.segment_archive([f"{videos}/day1"], str(tmp_path / "out"), ORDERS, "local")
 
 
+@pytest.mark.slow
 def test_a_job_does_what_is_left_and_nothing_twice(videos, tmp_path, here):
     out = tmp_path / "out"
     seen = []

@@ -10,6 +10,7 @@ from streamseg import benchmark, cli
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_macs_and_parameters_are_those_of_the_network():
     cost = benchmark.measure("fanet18", (64, 96), 1, CPU, seconds=0.01)
     network = streamseg.fanet18()
@@ -24,6 +25,7 @@ def test_the_paper_s_speed_stands_beside_that_of_its_networks_at_its_size():
     assert benchmark.paper_fps("fanet18", (64, 96)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "precision", "ways"),
     [
@@ -43,6 +45,7 @@ def test_every_way_is_timed(name, precision, ways):
     assert not cost.stages or sum(cost.stages.values()) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_the_verb_prints_a_table_and_writes_json_and_a_plot(tmp_path, monkeypatch, capsys):
     names = [str(tmp_path / name) for name in ("a.json", "a.png", "weights.safetensors")]
     streamseg.save(streamseg.fanet18(classes=11), streamseg.CAMVID, names[2])
@@ -60,6 +63,7 @@ def test_the_verb_prints_a_table_and_writes_json_and_a_plot(tmp_path, monkeypatc
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way"),
     [("any.onnx", "ONNX Runtime, fp32"), ("fixed.xml", "OpenVINO, fp32"), ("fixed.pt2", "torch, fp32")],
@@ -75,6 +79,7 @@ def test_a_file_is_timed_from_frame_to_labels_and_says_nothing_of_arithmetic(exp
     assert "fast way: -" in shown
 
 
+@pytest.mark.slow
 def test_the_verb_takes_files_beside_networks_and_opens_programs_that_are_trusted(exported, monkeypatch, capsys):
     names = [str(exported("fixed.pt2")), str(exported("still.onnx"))]
     command = ["streamseg", "benchmark", *names, "enet", "--seconds", "0.01"]

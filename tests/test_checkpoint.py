@@ -87,6 +87,7 @@ def test_fanet34_is_built_again(tmp_path, image):
     assert streamseg.load(str(tmp_path / "34.safetensors"))[0](image).equal(network(image))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["enet", "icnet", "bisenet18"])
 def test_a_rival_is_saved_and_loaded_as_any_network(name, tmp_path, image):
     network = PEERS[name](11).eval()

@@ -37,6 +37,7 @@ def folder(tmp_path, monkeypatch, weights):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_quiet_verb_prints_nothing_and_its_figures_are_in_a_file(toy, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for again, command, figures in (
@@ -115,6 +116,7 @@ def test_the_demo_films_pictures_and_tells_classes_and_latency(folder, monkeypat
 SHORT = ["--initial", "nothing", "--crop", "64", "64", "--batch", "2", "--iterations", "2", "--device", "cpu"]
 
 
+@pytest.mark.slow
 def test_ones_own_pictures_are_checked_trained_on_evaluated_and_segmented_in_a_row(toy, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, "check", "folder", "--data", toy, "--sheet", "sheet.png") == 0
@@ -182,6 +184,7 @@ def test_a_left_out_recording_can_be_measured_alone(tmp_path, paint, monkeypatch
     assert "holds no frames" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_sequences_are_measured_in_order(folder, monkeypatch, capsys):
     names = [f"0016E5_{number:05}" for number in range(7959, 7979, 2)]
     make_camvid(folder / "data", "val", names, size=(32, 48))
@@ -212,6 +215,7 @@ def test_a_terminal_that_lacks_a_letter_gets_a_question_mark(toy):
     assert "????" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_rival_is_evaluated_and_segments_frame_by_frame_and_only_so(tmp_path, toy, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, "train", "folder-18", "--network", "enet", "--data", toy, "--out", "run", *SHORT) == 0

@@ -49,6 +49,7 @@ train.train(
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
 
 
+@pytest.mark.slow
 def test_two_processes_train_and_measure_as_one_even_if_one_dies_and_all_start_again(toy, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     for name, how, more in (("one", [], []), ("two", TORCHRUN, []), ("again", TORCHRUN, ["die"])):
@@ -102,6 +103,7 @@ def normalise_a_share(rank, folder):
     distributed.leave()
 
 
+@pytest.mark.slow
 def test_batch_norm_over_two_processes_is_that_of_the_joined_batch(tmp_path):
     generator = torch.Generator().manual_seed(0)
     x, upstream = 5 + torch.randn(4, 3, 6, 5, generator=generator), torch.randn(4, 3, 6, 5, generator=generator)

@@ -139,6 +139,7 @@ def test_the_equations_stand_beside_lines_of_the_package():
     assert [line for line in quoted if line not in example and line.strip() not in lines] == []
 
 
+@pytest.mark.slow
 def test_the_costs_in_how_it_works_are_counted_ones():
     text = (ROOT / "docs/how-it-works.md").read_text()
     shape = (1, 3, 1024, 2048)
@@ -351,6 +352,7 @@ def test_the_python_of_the_quickstart_runs(checkout):
     assert 0 <= names["road"] <= 1
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_on_ones_own_data_run(checkout, monkeypatch):
     own_data.make(checkout / "mine", count=6, size=(96, 128))
 

@@ -69,6 +69,7 @@ def see(model, image):
     return [look[:2] for look in looks], state.contexts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["any.onnx", "fixed.xml", "fixed.pt2"])
 def test_over_50_frames_the_state_that_a_file_carries_is_the_network_s(exported, network, name):
     file = open_exported(exported(name), trust=True)
@@ -145,6 +146,7 @@ def test_a_file_says_what_it_is_and_not_where_it_was_made(exported, name):
     assert str(Path(streamseg.__file__).parent).encode() not in exported(name).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_verb_writes_an_int8_file_with_state_that_segment_takes(tmp_path, monkeypatch, capsys):
     pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)
@@ -179,6 +181,7 @@ def largest_weights(path):
     return {int(abs(weight.astype(int)).max()) for weight in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [None, b"an older file"])
 def test_a_file_that_disagrees_is_not_left_behind(exported, tmp_path, monkeypatch, before):
     monkeypatch.setattr(export, "trace", lambda *_: None)
@@ -226,6 +229,7 @@ def test_int8_is_judged_on_pictures_that_it_was_not_calibrated_with(exported, tm
     assert not any(one.equal(other) for one in calibrated for other in judged)
 
 
+@pytest.mark.slow
 def test_a_file_that_drifts_over_a_clip_is_noticed(exported, network):
     file = open_exported(exported("fixed.xml"))
     assert compare(network, file, moving(1)).clip > SAME

@@ -18,6 +18,7 @@ def originals(exported, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_damaged_file_of_any_kind_is_told_or_read_as_it_was(originals):
     outcomes = list(fuzz(150, 1, originals))
     assert [found for found in outcomes if is_wrong(found[0], found[2])] == []

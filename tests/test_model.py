@@ -76,6 +76,7 @@ def test_the_cost_by_key_channels(key_channels, gmacs):
     assert gmacs_of(streamseg.fanet18, key_channels=key_channels) == pytest.approx(gmacs - 0.30, rel=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reduction", "gmacs18", "gmacs34"),
     [("None", 174.2, 251.5), ("Conv-0", 43.6, 62.9), ("Res-1", 47.4, 66.7)]
@@ -190,6 +191,7 @@ def test_the_context_does_not_grow_with_the_image(model):
         assert 0.5 < (b.norm() / a.norm()).item() < 2
 
 
+@pytest.mark.slow
 def test_two_images_can_be_overfitted():
     torch.manual_seed(0)
     network = streamseg.fanet18(classes=3)
@@ -241,6 +243,7 @@ def test_double_precision_works(image):
     assert streamseg.fanet18(classes=2).eval().double()(image).dtype == torch.float64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", EVERY)
 def test_the_whole_network_is_one_graph(attention, image):
     network = shallow(attention)
@@ -289,6 +292,7 @@ def test_the_network_exports_with_free_batch_and_size_from_65_up():
         exported(small, model.step(small)[1])
 
 
+@pytest.mark.slow
 def test_the_network_exports_at_any_fixed_size():
     model, image = shallow(), torch.randint(0, 256, (1, 3, 33, 47), dtype=torch.uint8)
     with torch.inference_mode():

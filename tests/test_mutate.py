@@ -77,6 +77,7 @@ def test_the_places_of_the_listed_edits_are_still_there():
         assert mutate.find_tests(edit.path)
 
 
+@pytest.mark.slow
 def test_an_edit_that_no_test_sees_survives_and_the_project_stays_as_it_is(tmp_path, monkeypatch):
     """In a project of a few lines."""
     (tmp_path / "streamseg").mkdir()

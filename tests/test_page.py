@@ -151,6 +151,7 @@ def wait(tab, where):
     tab.wait_for_selector("#save-labels:enabled")
 
 
+@pytest.mark.slow
 def test_a_picture_is_labelled_on_the_server_and_in_the_browser_alike(opened, exported, tmp_path):
     if page.find_library() is None:
         pytest.skip("onnxruntime-web is not there, and is fetched online by: python -m streamseg.page")
@@ -237,6 +238,7 @@ WATCH = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_a_new_picture_is_seen_at_once_and_a_bar_tells_how_far_the_browser_is(opened, tmp_path):
     if page.find_library() is None:
         pytest.skip("onnxruntime-web is not there, and is fetched online by: python -m streamseg.page")

@@ -91,6 +91,7 @@ def test_logits_have_the_image_s_size_and_heads_their_maps(name, size):
     assert tuple(deep.shape[1] for deep in maps) == network.deep_channels
 
 
+@pytest.mark.slow
 def test_bytes_and_floats_give_the_same_logits_every_time(network, picture):
     with torch.inference_mode():
         logits = network(picture)
@@ -99,6 +100,7 @@ def test_bytes_and_floats_give_the_same_logits_every_time(network, picture):
         assert network(picture.float()).equal(logits)
 
 
+@pytest.mark.slow
 def test_the_gradient_reaches_every_weight_and_a_step_down_it_lowers_the_loss_on_two_images(network):
     generator = torch.Generator().manual_seed(0)
     images = 255 * torch.rand(2, 3, 40, 40, generator=generator)
@@ -142,6 +144,7 @@ def test_half_precision_is_nearly_the_same_network(name, dtype, picture):
     assert (logits.float() - expected).norm() < 0.1 * expected.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["enet", "swiftnet18"])
 def test_the_whole_network_is_one_graph(name, picture):
     network = build(name)

@@ -58,6 +58,7 @@ def test_overlays_stand_in_two_columns_with_the_names_in_the_end(tmp_path, stree
     assert min(drawn.getpixel((20, drawn.height - 20))) < 240
 
 
+@pytest.mark.slow
 def test_the_latency_of_every_frame_is_measured_in_both_precisions(tmp_path, street, monkeypatch):
     monkeypatch.setattr(pictures, "DRIVE", [street])
     monkeypatch.setattr(sys, "argv", [])

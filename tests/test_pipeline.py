@@ -231,6 +231,7 @@ def test_no_frame_of_a_file_is_lost_and_their_order_is_kept(model, quick):
     assert done.outcome.frames == 300
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_length_of_a_video(model, quick, tmp_path):
     alive, most = set(), 0
 
@@ -1030,6 +1031,7 @@ VIDEOS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"), [*VIDEOS, *((name, None) for name in ("a.png", "a.jpg", "a.webp", "a.tiff", "a.gif"))]
 )

@@ -38,6 +38,7 @@ print(streamseg.runlog.peak_memory.__name__)
 """
 
 
+@pytest.mark.slow
 def test_no_module_needs_what_only_unix_has_or_what_is_an_extra():
     missing = (
         *UNIX,

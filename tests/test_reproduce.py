@@ -60,6 +60,7 @@ def counted(name):
     return reproduce(TABLES[name][0], CPU)
 
 
+@pytest.mark.slow
 def test_what_is_counted_is_what_the_networks_are():
     found = {result.row.name: result.found for result in counted("IV")}
     assert found["FANet-18"]["parameters"] == 13_080_128
@@ -77,6 +78,7 @@ def test_where_no_note_says_otherwise_the_paper_s_costs_are_ours():
                 assert result.found["gflops"] == pytest.approx(printed, rel=0.05 if printed > 10 else 0.12)
 
 
+@pytest.mark.slow
 def test_every_network_is_timed_alone_and_from_frame_to_labels(monkeypatch):
     monkeypatch.setattr(reproduction, "ROUNDS", 2)
     image, video, rival, module, elsewhere = (result.found for result in reproduce(SMALL, CPU, timed=True))
@@ -135,6 +137,7 @@ def test_a_table_shows_the_paper_s_numbers_beside_ours_and_each_note_once():
     assert text.endswith("- Said of all.\n")
 
 
+@pytest.mark.slow
 def test_runs_are_measured_each_in_its_row_and_once(runs, drive, monkeypatch):
     judge = Judge(find_runs(runs), camvid(drive, "val"), CPU, 1)
     assert [run.weights.parent.name for run in judge.runs] == ["erfnet", "image", "video"]
@@ -156,6 +159,7 @@ def test_runs_are_measured_each_in_its_row_and_once(runs, drive, monkeypatch):
     assert loaded == ["image", "video", "erfnet"]
 
 
+@pytest.mark.slow
 def test_of_several_runs_in_a_row_the_mean_and_the_spread_are_shown(tmp_path, drive, model):
     torch.manual_seed(1)
     for name, network in (("one", model), ("other", streamseg.fanet18(11))):
@@ -199,6 +203,7 @@ def test_a_run_belongs_to_the_row_of_its_variant():
     assert fits(Row("erfnet", {}, "erfnet"), Description("erfnet", None, streamseg.CAMVID, 1, ""))
 
 
+@pytest.mark.slow
 def test_a_table_is_written_as_markdown_json_and_a_picture(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     for name in ("I", "III", "IV"):  # each drawn in its own way
@@ -211,6 +216,7 @@ def test_a_table_is_written_as_markdown_json_and_a_picture(tmp_path):
         assert streamseg.read_image(paths[2]).shape[0] == 3
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes_what_it_is_asked_for(runs, drive, tmp_path, monkeypatch, capsys):
     wanted = ("reproduce", "III", "--runs", runs, "--data", drive, "--out", tmp_path, "--only", "0016E5")
     assert run(monkeypatch, *wanted, "--device", "cpu") == 0
@@ -270,6 +276,7 @@ def ablations():
     return ablations
 
 
+@pytest.mark.slow
 def test_the_ablations_are_trained_measured_and_not_done_twice(ablations, drive, tmp_path, monkeypatch, capsys):
     commands = []
 

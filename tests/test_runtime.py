@@ -180,6 +180,7 @@ def test_a_file_s_window_is_that_of_the_network_if_it_carries_state(exported):
     assert (type(network), classes, window) == (streamseg.FANet, streamseg.CAMVID, 4)
 
 
+@pytest.mark.slow
 def test_a_file_is_measured_as_the_network_is(exported, network, drive, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     frames = datasets.camvid(drive, "val")

@@ -312,6 +312,7 @@ def test_label_videos_are_what_the_network_says_of_each_frame(here, segment, mod
     assert all(map(torch.equal, written, expected))
 
 
+@pytest.mark.slow
 def test_the_window_is_that_of_the_weights_unless_told_otherwise(here, segment, model, weights):
     streamseg.save(model, streamseg.CAMVID, "video.safetensors", window=3)
     make_clip(Path("a.mp4"), 6)
@@ -344,6 +345,7 @@ def test_names_may_stand_anywhere(here, segment, model):
     assert made(here / "out") == ["a-overlay.png", "b-overlay.png"]
 
 
+@pytest.mark.slow
 def test_several_videos_at_once_become_what_each_becomes_alone(here, segment, monkeypatch):
     step, batches = pipeline.step_batch, []
 

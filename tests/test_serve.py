@@ -181,6 +181,7 @@ def test_a_strip_is_labelled_but_is_no_jpeg(running):
     assert (found.status, found.json["error"]) == (406, "A JPEG has at most 65,500 pixels a side: accept image/png.")
 
 
+@pytest.mark.slow
 def test_a_thousand_hostile_requests_get_no_500_and_the_server_answers_afterwards(running):
     with ThreadPoolExecutor(8) as clients:
         found = {*clients.map(lambda request: hostile.check(running.port, request), hostile.requests(1000))}

@@ -82,6 +82,7 @@ def test_scores_in_half_precision_become_labels_too():
     assert labels_of(scores, (90, 120)).equal(labels_of(scores.float(), (90, 120)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("tile", [(128, 128), (192, 192), (1024, 1024)])
 def test_with_a_wide_margin_tiles_equal_the_frame_seen_at_once(tile, turned):
@@ -128,6 +129,7 @@ def test_tiles_of_a_network_that_averages_equal_the_frame_seen_at_once():
     assert share_of_equal(alone, labels) < 0.98
 
 
+@pytest.mark.slow
 def test_the_wider_the_margin_the_closer_tiles_come_to_the_frame_seen_at_once(model):
     frame = random_frame(64, 640)
     expected = labels_at_once(model, frame)

@@ -123,6 +123,7 @@ def interrupt(monkeypatch, at, act):
     monkeypatch.setattr(training, "follow", follow_and_act)
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_saves_goes_on_to_the_same_weights_and_log(toy, alone, tmp_path):
     command = [sys.executable, "-c", KILLED, toy, tmp_path, json.dumps(asdict(TINY)), str(EVERY)]
     assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
@@ -183,6 +184,7 @@ def test_a_run_that_is_done_can_be_resumed_and_stays_as_it_is(toy, alone, tmp_pa
     assert_same_run(tmp_path, alone)
 
 
+@pytest.mark.slow
 def test_a_network_learns(toy, tmp_path):
     run(toy, tmp_path, replace(FANET, iterations=32, validate_every=100, batch=4, ema=0.8, class_weighting=0.0))
     assert isinstance(streamseg.load(tmp_path / "weights.safetensors")[0], streamseg.FANet)
@@ -199,6 +201,7 @@ def test_frames_of_different_sizes_are_streamed_and_trained_on(paint, tmp_path):
     assert [entry["step"] for entry in entries(tmp_path / "out")] == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_network_trains_on_clips_from_image_weights(drive, tmp_path):
     image = replace(FANET, dataset="camvid", iterations=2, validate="", crop=(64, 64))
     first = run(drive, tmp_path / "image", image)
@@ -265,6 +268,7 @@ def test_a_gentle_start_passes_res_1_on_and_adds_little_attention_and_changes_no
     assert all((gentle[name] == 0.1).all() for name in gains)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("initial", "gentle", "begun"), [("imagenet", True, 1), ("imagenet", False, 0), ("nothing", True, 0)]
 )
@@ -385,6 +389,7 @@ def test_a_picture_that_breaks_in_the_middle_costs_nothing(paint, tmp_path):
     assert_same_run(tmp_path / "out", tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_a_validation_that_fails_loses_nothing(paint, tmp_path):
     data = paint(tmp_path / "data", [(64, 96)] * 5)
     validation = data / "images" / "4.png"
@@ -504,6 +509,7 @@ def test_frames_of_a_name_can_be_left_out(toy):
     assert [pair.image.name for pair in kept.pairs] == ["0.png", "1.png", "2.png", "5.png", "6.png", "7.png"]
 
 
+@pytest.mark.slow
 def test_a_batch_in_parts_trains_as_one_where_the_parts_are_alike(toy, tmp_path, monkeypatch):
     def twice(*arguments):
         for batch in training_batches(*arguments):

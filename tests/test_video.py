@@ -613,6 +613,7 @@ def test_sound_follows_the_clock_of_a_video_that_starts_late(tmp_path):
     assert sound(tmp_path / "a.mp4")[1] == pytest.approx(0.5, abs=0.03)
 
 
+@pytest.mark.slow
 def test_missing_and_damaged_sound_costs_no_frame(tmp_path):
     quiet = make_clip(tmp_path / "s.mp4", 20)
     whole = make_clip(tmp_path / "t.mp4", 20, sound="aac").read_bytes()
