@@ -36,6 +36,8 @@ SKIPPED = 2
 """How many frames after a change decide nothing: packing weights and filling caches makes them slow."""
 ROOM = 0.8
 """The share of the deadline that a size may need in order to be chosen."""
+START = 0.55
+"""The same at the start, when the network was measured alone: decoding and encoding will take cores from it."""
 GAIN = 0.1
 """The share of the latency that a smaller size must save in order to be chosen."""
 PASSES = 4
@@ -125,7 +127,7 @@ class Deadline:
             self.costs = fit(costs, self.pixels, 0.0 if self.sure else 0.5)
             self.first_costs = tuple(self.costs if self.sure else self.pixels)
             # these are the quickest passes, and on a busy machine most take longer
-            self.change(self.smaller_step(0, self.costs[0] * median(spreads), 1.0))
+            self.change(self.smaller_step(0, self.costs[0] * median(spreads), 1.0, room=START))
 
     def took(self, seconds: float, scale: float, network: float | None = None, prepared: bool = True) -> None:
         """The labels of a frame that was seen at a scale took so long.
@@ -228,17 +230,18 @@ class Deadline:
             near = (step - trial.step) / (self.step - trial.step)
             self.costs[step] *= factor ** min(max(near, 0.0), 1.0)
 
-    def smaller_step(self, step: int, latency: float, part: float, most_late: bool = False) -> int:
+    def smaller_step(self, step: int, latency: float, part: float, most_late: bool = False, room: float = ROOM) -> int:
         """The largest size that should be in time; if there is none, the smallest of those that save time.
 
         Args:
             most_late: Whether frames have been late for so long that it may go below half.
+            room: The share of the deadline that the size may need.
         """
         best, least = latency, step
         for lower in range(step + 1, len(SCALES)):
             blocked = self.frames < self.floor_until and lower > self.floor
             poor = SCALES[lower] < POOR and not (most_late and SCALES[step] <= POOR)
-            if blocked or poor or best <= ROOM * self.limit:
+            if blocked or poor or best <= room * self.limit:
                 break
             expected = self.expect(lower, step, latency, part)
             enough = SCALES[lower] >= POOR or expected <= self.limit  # late and poor would be the worst of both

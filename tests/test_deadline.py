@@ -167,7 +167,7 @@ def test_preparing_sizes_on_a_gpu_makes_no_spiral(ahead, seconds):
 def test_preparing_is_measured_apart_from_what_a_size_costs():
     machine = Machine(**CPU | {"prepare": 5.0})
     deadline = start(0.1, machine)
-    assert deadline.scale == 0.71
+    assert deadline.scale == 0.59
     assert deadline.costs[:3] == pytest.approx([machine.cost(scale) for scale in SCALES[:3]], rel=1e-3)
     assert deadline.late == 0
 
@@ -277,7 +277,8 @@ def test_it_recovers_after_a_load(spike, seed):
     before = drive(deadline, machine, 300)
     during = drive(deadline, machine, 100, load=lambda i: spike)
     after = drive(deadline, machine, 600)
-    assert {scale for scale, _ in before} == {after[-1][0]} == {1.0}
+    # it starts with a margin, and grows when frames have shown that there is room
+    assert {scale for scale, _ in before[100:]} == {after[-1][0]} == {1.0}
     assert min(scale for scale, _ in during) < 1.0
     assert in_time(after, 0.1) > 0.95
     assert changes(after) <= 6
