@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from streamseg import fast
-from streamseg.deadline import LEAST, POOR, ROOM, SCALES, Deadline, smaller
+from streamseg.deadline import LEAST, PATIENCE, POOR, ROOM, SCALES, SKIPPED, Deadline, smaller
 
 
 @dataclass
@@ -267,6 +267,17 @@ def test_a_queue_behind_the_network_is_a_reason_to_shrink():
         seen.append((scale, 1.5 * network))
     assert in_time(seen[100:], 0.11) == 1.0
     assert seen[-1][0] >= 0.71
+
+
+def test_a_late_frame_is_never_the_one_after_which_frames_grow():
+    deadline = Deadline(0.1)
+    deadline.change(SCALES.index(0.5))
+    for _ in range(SKIPPED + PATIENCE - 1):
+        deadline.took(0.04, 0.5)
+    deadline.took(0.11, 0.5)
+    assert deadline.scale == 0.5
+    deadline.took(0.04, 0.5)
+    assert deadline.scale > 0.5
 
 
 @pytest.mark.parametrize("seed", range(5))
