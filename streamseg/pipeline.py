@@ -31,9 +31,9 @@ from streamseg.deadline import LEAST, PASSES, POOR, Deadline, smaller
 from streamseg.images import render_legend
 from streamseg.latency import Meter
 from streamseg.model import FANet
-from streamseg.restart import stopping
 from streamseg.results import Drawn, Results, writing
 from streamseg.show import Window
+from streamseg.signals import stopping
 from streamseg.sources import Capture, Source
 from streamseg.stream import PIXELS, Engine, Plain, Policy, State, fit, step_batch, to_engine, working_size
 from streamseg.tiles import label_tiled

@@ -1,13 +1,10 @@
-"""Going on with a run that was stopped: its state on disk, and stopping in good order."""
+"""Going on with a run that was stopped: its state on disk."""
 
 import json
 import os
 import shlex
-import signal
-import threading
 from dataclasses import MISSING, fields
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -88,26 +85,3 @@ def agree(signal_number: int, done: int, device: torch.device) -> int:
     value = torch.tensor(signal_number, device=device)
     torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MAX)
     return int(value.item())
-
-
-class stopping:  # noqa: N801 (used as a with statement's verb)
-    """Within it, the first Ctrl-C or SIGTERM is noted and lets the iteration end; a second one is obeyed at once.
-
-    Only a process's first thread can hear signals: in another one, nothing changes.
-    """
-
-    signal = 0
-
-    def __enter__(self) -> "stopping":
-        heard = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGINT, signal.SIGTERM) if heard else ()
-        self.before = {number: signal.signal(number, self.note) for number in numbers}
-        return self
-
-    def note(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
-        signal.signal(number, self.before[signal.Signals(number)])
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)

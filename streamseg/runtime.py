@@ -24,7 +24,7 @@ from streamseg import checkpoint
 from streamseg.checks import check_choice, check_count, check_readable
 from streamseg.checksums import BLANK, check_checksum, check_zip, take_checksum
 from streamseg.classes import Classes
-from streamseg.stream import Look, Views, fit, to_bytes
+from streamseg.engines import Look, Views, fit, to_bytes
 from streamseg.tensors import brief
 
 ENTRY = "streamseg"

@@ -21,6 +21,7 @@ from streamseg.evaluate import validate
 from streamseg.feed import batches, hold, select, weigh_classes, wind
 from streamseg.model import FANet, start_gently
 from streamseg.shards import open_dataset
+from streamseg.signals import stopping
 from streamseg.trainee import Trainee
 
 ATTENTIONS = {
@@ -136,7 +137,7 @@ def train(
     averages, currents = floats_of(average), floats_of(network)
     last_save = time.monotonic()
 
-    with restart.stopping() as stop:
+    with stopping() as stop:
         source = batches(dataset, reel, held, config, first, share, device, threads)
         for step in range(first, config.iterations):
             try:

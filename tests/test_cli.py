@@ -13,8 +13,8 @@ import pytest
 import torch
 from clips import make_clip
 from commands import complaint, run
+from make_datasets import make_camvid
 from PIL import Image
-from test_layouts import make_camvid
 
 import streamseg
 from streamseg import datasets

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 import torch
-from test_layouts import make_camvid, make_cityscapes, make_folder, make_snippets, save_frame, save_ids
+from make_datasets import make_camvid, make_cityscapes, make_folder, make_snippets, save_frame, save_ids
 
 from streamseg.classes import CAMVID
 from streamseg.datasets import DATASETS, Dataset, camvid, cityscapes, folder, in_parallel, read_pairs

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from test_layouts import make_camvid, make_cityscapes, make_folder, make_snippets, save_frame, save_ids
+from make_datasets import make_camvid, make_cityscapes, make_folder, make_snippets, save_frame, save_ids
 
 import streamseg
 from streamseg.datasets import ade20k, camvid, cityscapes, folder

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from make_datasets import make_cityscapes, make_coco_10k, make_folder, names_of, save_frame, save_ids
 from PIL import Image
-from test_layouts import make_cityscapes, make_coco_10k, make_folder, names_of, save_frame, save_ids
 
 from streamseg.classes import CAMVID, IGNORE
 from streamseg.datasets import camvid, cityscapes, coco_stuff, folder

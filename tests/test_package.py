@@ -27,6 +27,7 @@ LAYERS = [
         "paper",
         "rounding",
         "scratch",
+        "signals",
         "sizes",
         "web",
     ],

@@ -1,8 +1,6 @@
 import json
 import resource
 import shlex
-import signal
-import threading
 from dataclasses import asdict, fields, replace
 from typing import get_args, get_origin
 
@@ -131,19 +129,6 @@ def test_a_run_goes_on_by_itself_only_if_torchrun_starts_it_again(tmp_path, monk
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert restart.is_again(tmp_path)
     assert not restart.is_again(tmp_path / "elsewhere")
-
-
-def test_in_another_thread_than_the_first_signals_stay_as_they_are():
-    before, seen = signal.getsignal(signal.SIGTERM), []
-
-    def work():
-        with restart.stopping() as stop:
-            seen.append((signal.getsignal(signal.SIGTERM), stop.signal))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [(before, 0)]
 
 
 def test_one_process_agrees_with_itself():

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_train import CPU, FANET, TINY, run
+from runs import CPU, FANET, TINY, run
 
 from streamseg import shards
 from streamseg.datasets import camvid, folder

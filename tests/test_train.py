@@ -11,37 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import CPU, FANET, TINY, run
 from torch import nn
 
 import streamseg
 from streamseg import plot, runlog, train as training
 from streamseg.checkpoint import Variant, build, variant_of
-from streamseg.config import TrainConfig
 from streamseg.datasets import folder
 from streamseg.encoder import resnet18
 from streamseg.feed import Batch, batch_indices, hold, wind
 from streamseg.peers import PEERS
-from streamseg.train import floats_of, follow, make_optimiser, set_rate, train
+from streamseg.train import floats_of, follow, make_optimiser, set_rate
 from streamseg.trainee import Trainee
-
-CPU = torch.device("cpu")
-TINY = TrainConfig(
-    dataset="folder",
-    network="enet",  # whose state has a twentieth of the bytes of a FANet's
-    crop=(64, 64),
-    iterations=6,
-    validate_every=3,
-    batch=2,
-    optimiser="adamw",
-    rate=2e-3,
-    warm_up=0.3,
-    clip=5.0,
-    auxiliary=0.4,
-    class_weighting=0.3,
-    ema=0.9,
-)
-
-FANET = replace(TINY, network="fanet18")
 
 # an entry after 4 iterations and at the end, so that a stop after 3 or 5 comes between two
 EVERY = 4
@@ -80,10 +61,6 @@ def entries_often(monkeypatch):
 def no_ink(monkeypatch):
     """Curves are drawn, but become pixels in the run `alone` only: that takes as long as to train."""
     monkeypatch.setattr(plot, "save", lambda figure, path: None)
-
-
-def run(data, out, config=TINY, **options):
-    return train(config, data, out, device=CPU, **{"initial": "nothing", **options})
 
 
 @pytest.fixture(scope="module")
