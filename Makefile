@@ -9,11 +9,11 @@ demo: .venv/installed
 	.venv/bin/python examples/demo.py
 
 test: .venv/installed-dev
-	@.venv/bin/python -m streamseg.page || true # without it, one test is skipped, and says so
+	@.venv/bin/python -m streamseg.serve.page || true # without it, one test is skipped, and says so
 	.venv/bin/python -m pytest -m "not slow"
 
 test-all: .venv/installed-dev
-	@.venv/bin/python -m streamseg.page || true
+	@.venv/bin/python -m streamseg.serve.page || true
 	.venv/bin/python -m pytest
 
 lint: .venv/installed-dev
@@ -26,7 +26,7 @@ docs: .venv/installed-docs
 	.venv/bin/python docs/build.py
 
 wheel: .venv/installed
-	.venv/bin/python -m streamseg.page
+	.venv/bin/python -m streamseg.serve.page
 	.venv/bin/pip wheel --quiet --no-deps -w dist .
 
 clean:

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 import streamseg
-from streamseg.export import export_model
-from streamseg.fast import engine_for
-from streamseg.stream import Plain, fit
+from streamseg.deploy.export import export_model
+from streamseg.engine.fast import engine_for
+from streamseg.stream.label_frames import Plain, fit
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 SIZE = (512, 1024)

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 import streamseg
-from streamseg import metrics
-from streamseg.benchmark import label_whole
-from streamseg.datasets import Dataset
-from streamseg.export import quietly, trace, write_int8
-from streamseg.runtime import Manifest, open_exported
-from streamseg.stream import fit, segment
+from streamseg.data.datasets import Dataset
+from streamseg.deploy.export import quietly, trace, write_int8
+from streamseg.engine.runtime import Manifest, open_exported
+from streamseg.evaluate import metrics
+from streamseg.evaluate.benchmark import label_whole
+from streamseg.stream.label_frames import fit, segment
 
 PICTURE = Path(__file__).parent.parent / "samples" / "suburb-1.jpg"
 

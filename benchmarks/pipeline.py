@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 
 import streamseg
-from streamseg.latency import Meter, Summary, render
-from streamseg.pipeline import Labeller, Pipeline, Style
-from streamseg.results import Results, plan
-from streamseg.sources import Capture, Source, find_sources
-from streamseg.stream import LastFrames
+from streamseg.io.outputs import Results, plan
+from streamseg.io.sources import Capture, Source, find_sources
+from streamseg.stream.label_frames import LastFrames
+from streamseg.stream.latency import Meter, Summary, render
+from streamseg.stream.pipeline import Labeller, Pipeline, Style
 
 PICTURE = Path(__file__).parent.parent / "samples" / "suburb-1.jpg"
 

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 import streamseg
-from streamseg import archive, cluster
 from streamseg.classes import IGNORE
-from streamseg.stream import LastFrames
-from streamseg.video import write_label_video, write_video
+from streamseg.deploy import archive
+from streamseg.io.video import write_label_video, write_video
+from streamseg.parallel import cluster
+from streamseg.stream.label_frames import LastFrames
 
 PICTURE = Path(__file__).parent.parent / "samples" / "suburb-1.jpg"
 RATE = Fraction(30)

@@ -17,10 +17,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import streamseg
-from streamseg.datasets import Pair
-from streamseg.evaluate_video import wait_for
-from streamseg.model import Context, FANet
-from streamseg.stream import State, context_distance, fit, label_frame
+from streamseg.data.datasets import Pair
+from streamseg.evaluate.video import wait_for
+from streamseg.models.fanet import Context, FANet
+from streamseg.stream.label_frames import State, context_distance, fit, label_frame
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 

@@ -23,11 +23,11 @@ from statistics import mean, stdev
 import torch
 
 import streamseg
-from streamseg import metrics, plot
-from streamseg.datasets import Dataset
-from streamseg.evaluate_video import evaluate_video
-from streamseg.model import FANet
-from streamseg.stream import Fading, FadingInTime, LastFrames, Policy, State, label_frame
+from streamseg.data.datasets import Dataset
+from streamseg.evaluate import metrics, plot
+from streamseg.evaluate.video import evaluate_video
+from streamseg.models.fanet import FANet
+from streamseg.stream.label_frames import Fading, FadingInTime, LastFrames, Policy, State, label_frame
 
 WINDOWS = (1, 2, 4, 8, 16)
 POLICIES: dict[str, Policy] = {

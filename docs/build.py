@@ -249,7 +249,7 @@ def build(site: Path) -> int:
             listing = Page(path, [], [Heading(1, path, "")])
             write(place(path), frame(listing, f'<h1>{path}</h1><pre tabindex="0"><code>{code}</code></pre>'))
     shutil.copyfile(ROOT / "docs" / "site.css", site / "site.css")
-    shutil.copyfile(ROOT / "streamseg" / "page" / "icon.svg", site / "icon.svg")
+    shutil.copyfile(ROOT / "streamseg" / "serve" / "page" / "icon.svg", site / "icon.svg")
     return len(pages)
 
 

@@ -10,7 +10,7 @@ from textwrap import dedent
 from unittest.mock import patch
 
 from streamseg import cli
-from streamseg.config import RECIPES
+from streamseg.train.config import RECIPES
 
 PAGE = Path(__file__).parent / "options.md"
 MORE = {

@@ -24,9 +24,9 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from torch import Tensor
 
 import streamseg
-from streamseg import paper, plot
 from streamseg.classes import Colour
-from streamseg.files import written_whole
+from streamseg.evaluate import paper, plot
+from streamseg.io.files import written_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import streamseg
-from streamseg.images import write_image, write_labels
+from streamseg.io.images import write_image, write_labels
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 CLASSES = streamseg.Classes(("street", "traffic", "rest"), ((128, 64, 128), (220, 20, 60), (70, 130, 90)))

@@ -9,16 +9,6 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from streamseg.attention import (
-        ChannelAttention as ChannelAttention,
-        DotAttention as DotAttention,
-        FastAttention as FastAttention,
-        NoAttention as NoAttention,
-        SelfAttention as SelfAttention,
-        fast_attention as fast_attention,
-    )
-    from streamseg.benchmark import count_macs as count_macs
-    from streamseg.checkpoint import describe as describe, load as load, save as save
     from streamseg.classes import (
         ADE20K as ADE20K,
         CAMVID as CAMVID,
@@ -27,22 +17,34 @@ if TYPE_CHECKING:
         COCO_STUFF_182 as COCO_STUFF_182,
         Classes as Classes,
     )
-    from streamseg.datasets import (
+    from streamseg.data.datasets import (
         ade20k as ade20k,
         camvid as camvid,
         cityscapes as cityscapes,
         coco_stuff as coco_stuff,
         folder as folder,
     )
+    from streamseg.deploy.export import export_model as export_model
     from streamseg.draw import overlay as overlay
-    from streamseg.encoder import load_imagenet as load_imagenet
-    from streamseg.export import export_model as export_model
-    from streamseg.fast import accelerate as accelerate
-    from streamseg.images import read_image as read_image
-    from streamseg.model import FANet as FANet, fanet18 as fanet18, fanet34 as fanet34
-    from streamseg.runtime import open_exported as open_exported
-    from streamseg.sources import read_frames as read_frames
-    from streamseg.stream import (
+    from streamseg.engine.fast import accelerate as accelerate
+    from streamseg.engine.runtime import open_exported as open_exported
+    from streamseg.engine.tiles import label_tiled as label_tiled
+    from streamseg.evaluate.benchmark import count_macs as count_macs
+    from streamseg.io.images import read_image as read_image
+    from streamseg.io.sources import read_frames as read_frames
+    from streamseg.io.video import write_frames as write_frames
+    from streamseg.models.attention import (
+        ChannelAttention as ChannelAttention,
+        DotAttention as DotAttention,
+        FastAttention as FastAttention,
+        NoAttention as NoAttention,
+        SelfAttention as SelfAttention,
+        fast_attention as fast_attention,
+    )
+    from streamseg.models.checkpoint import describe as describe, load as load, save as save
+    from streamseg.models.encoder import load_imagenet as load_imagenet
+    from streamseg.models.fanet import FANet as FANet, fanet18 as fanet18, fanet34 as fanet34
+    from streamseg.stream.label_frames import (
         Fading as Fading,
         FadingInTime as FadingInTime,
         LastFrames as LastFrames,
@@ -53,27 +55,27 @@ if TYPE_CHECKING:
         save_state as save_state,
         segment as segment,
     )
-    from streamseg.tiles import label_tiled as label_tiled
-    from streamseg.video import write_frames as write_frames
 
 # the same for the running program; a test keeps the two alike
 MODULES = {
-    "attention": "ChannelAttention DotAttention FastAttention NoAttention SelfAttention fast_attention",
-    "benchmark": "count_macs",
-    "checkpoint": "describe load save",
     "classes": "ADE20K CAMVID CITYSCAPES COCO_STUFF COCO_STUFF_182 Classes",
-    "datasets": "ade20k camvid cityscapes coco_stuff folder",
+    "data.datasets": "ade20k camvid cityscapes coco_stuff folder",
+    "deploy.export": "export_model",
     "draw": "overlay",
-    "encoder": "load_imagenet",
-    "export": "export_model",
-    "fast": "accelerate",
-    "images": "read_image",
-    "model": "FANet fanet18 fanet34",
-    "runtime": "open_exported",
-    "sources": "read_frames",
-    "stream": "Fading FadingInTime LastFrames State label_frame label_frames load_state save_state segment",
-    "tiles": "label_tiled",
-    "video": "write_frames",
+    "engine.fast": "accelerate",
+    "engine.runtime": "open_exported",
+    "engine.tiles": "label_tiled",
+    "evaluate.benchmark": "count_macs",
+    "io.images": "read_image",
+    "io.sources": "read_frames",
+    "io.video": "write_frames",
+    "models.attention": "ChannelAttention DotAttention FastAttention NoAttention SelfAttention fast_attention",
+    "models.checkpoint": "describe load save",
+    "models.encoder": "load_imagenet",
+    "models.fanet": "FANet fanet18 fanet34",
+    "stream.label_frames": (
+        "Fading FadingInTime LastFrames State label_frame label_frames load_state save_state segment"
+    ),
 }
 MODULE_OF = {name: module for module, names in MODULES.items() for name in names.split()}
 

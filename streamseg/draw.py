@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from streamseg.classes import IGNORE, Classes
-from streamseg.images import Picture, to_frame
+from streamseg.io.images import Picture, to_frame
 
 GREY = (0.17, 0.33, 0.06)
 """Parts of red, green and blue in what is not highlighted: those of a grey as bright as the colour, and 0.56 of it."""

@@ -3,7 +3,7 @@
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile as compile_kernel
 
-from streamseg.kernels import attention, convolution, labels, resize, stem
+from streamseg.engine.kernels import attention, convolution, labels, resize, stem
 
 HALVES, FLOATS, BYTES, NUMBERS = "*fp16", "*fp32", "*u8", "*i32"
 SHARED = {86: 99, 90: 227}

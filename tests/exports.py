@@ -10,9 +10,9 @@ from filelock import FileLock
 from torch.nn import functional as F
 
 import streamseg
-from streamseg.encoder import ResNet
-from streamseg.export import quietly, trace, write_onnx, write_openvino, write_torch
-from streamseg.runtime import Manifest
+from streamseg.deploy.export import quietly, trace, write_onnx, write_openvino, write_torch
+from streamseg.engine.runtime import Manifest
+from streamseg.models.encoder import ResNet
 
 SIZE = (72, 96)
 

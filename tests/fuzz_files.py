@@ -56,21 +56,25 @@ def make_originals(folder: Path, exported: Callable[[str], Path]) -> None:
     from torch import nn
 
     import streamseg
-    from streamseg import archive, restart, shards
-    from streamseg.encoder import resnet18
-    from streamseg.images import write_image
-    from streamseg.stream import LastFrames, State
-    from streamseg.tensors import write_tensors
-    from streamseg.video import write_label_video
+    from streamseg.data import shards
+    from streamseg.deploy import archive
+    from streamseg.io.images import write_image
+    from streamseg.io.tensors import write_tensors
+    from streamseg.io.video import write_label_video
+    from streamseg.models.encoder import resnet18
+    from streamseg.stream.label_frames import LastFrames, State
+    from streamseg.train import resume
 
     torch.manual_seed(0)
     streamseg.save(
-        streamseg.peers.enet(3), streamseg.Classes(("a", "b", "c"), ((1, 2, 3),) * 3), folder / "w.safetensors"
+        streamseg.models.baselines.enet(3),
+        streamseg.Classes(("a", "b", "c"), ((1, 2, 3),) * 3),
+        folder / "w.safetensors",
     )
     streamseg.save_state(
         State(torch.rand(2, 8, 96), (1.0, 1.0), 0.5, torch.zeros(9, 9).byte()), folder / "s.safetensors"
     )
-    shutil.copyfile(streamseg.checkpoint.SHIPPED, folder / "bundled.safetensors")
+    shutil.copyfile(streamseg.models.checkpoint.SHIPPED, folder / "bundled.safetensors")
     for name in ("still.onnx", "fixed.xml", "fixed.bin", "fixed.pt2"):
         shutil.copyfile(exported(name), folder / name)
     strip_checksum(folder / "still.onnx", folder / "older.onnx")
@@ -80,7 +84,7 @@ def make_originals(folder: Path, exported: Callable[[str], Path]) -> None:
     }
     torch.save(encoder, folder / "encoder.pth")
     write_tensors(folder / "encoder.safetensors", encoder, {"format": "pt"})
-    restart.save_state(folder, 7, {"batch": 2, "leave_out": ""}, {"trainee": nn.Linear(64, 64)})
+    resume.save_state(folder, 7, {"batch": 2, "leave_out": ""}, {"trainee": nn.Linear(64, 64)})
     (folder / "log.jsonl").write_text("".join(json.dumps({"step": i, "loss": 1 / i}) + "\n" for i in range(1, 9)))
     (folder / "run.json").write_text(
         json.dumps({"config": {"dataset": "folder", "split": "train", "iterations": 6}, "sessions": [{"a": 1}]})
@@ -146,7 +150,7 @@ def tensors_text(tensors: dict) -> str:
 
 
 def read_weights(path: Path) -> object:
-    from streamseg import checkpoint
+    from streamseg.models import checkpoint
 
     model, description = checkpoint.read(path)
     assert checkpoint.describe(path) == description
@@ -164,7 +168,7 @@ def read_exported(path: Path) -> object:
     import torch
 
     from streamseg import label_frame
-    from streamseg.runtime import open_exported
+    from streamseg.engine.runtime import open_exported
 
     path = path.with_name("fixed.xml") if path.suffix == ".bin" else path
     file = open_exported(path, trust=True)
@@ -173,7 +177,7 @@ def read_exported(path: Path) -> object:
 
 
 def read_untrusted(path: Path) -> object:
-    from streamseg.runtime import open_exported
+    from streamseg.engine.runtime import open_exported
 
     open_exported(path)
     raise AssertionError("A program ran that nobody trusts.")
@@ -182,7 +186,7 @@ def read_untrusted(path: Path) -> object:
 def read_encoder(path: Path) -> object:
     import torch
 
-    from streamseg.encoder import load_imagenet, resnet18
+    from streamseg.models.encoder import load_imagenet, resnet18
 
     torch.manual_seed(0)
     encoder = resnet18()
@@ -194,16 +198,17 @@ def read_training_state(path: Path) -> object:
     import torch
     from torch import nn
 
-    from streamseg import restart
+    from streamseg.train import resume
 
     torch.manual_seed(1)
     part = nn.Linear(64, 64)
-    step = restart.restore(path.parent, {"batch": 2, "leave_out": ""}, {"trainee": part})
+    step = resume.restore(path.parent, {"batch": 2, "leave_out": ""}, {"trainee": part})
     return step, tensors_text(part.state_dict())
 
 
 def read_run(path: Path) -> object:
-    from streamseg import reproduce, runlog
+    from streamseg.evaluate import reproduce
+    from streamseg.train import runlog
 
     if path.name == "run.json":
         with suppress(ValueError):
@@ -214,8 +219,8 @@ def read_run(path: Path) -> object:
 
 
 def read_data(path: Path) -> object:
-    from streamseg.check import check, render
-    from streamseg.datasets import DATASETS
+    from streamseg.data.datasets import DATASETS
+    from streamseg.evaluate.check import check, render
 
     data = next(folder for folder in path.parents if folder.name == "data")
     told = render(check("folder", data)).replace(str(data), "data")
@@ -223,7 +228,7 @@ def read_data(path: Path) -> object:
 
 
 def read_shards(path: Path) -> object:
-    from streamseg.shards import open_dataset
+    from streamseg.data.shards import open_dataset
 
     found = {}
     for split in ("train", "val"):
@@ -234,7 +239,7 @@ def read_shards(path: Path) -> object:
 
 
 def read_picture(path: Path) -> object:
-    from streamseg.images import read_ids, read_image, read_sent
+    from streamseg.io.images import read_ids, read_image, read_sent
 
     for read in (read_ids, lambda path: read_sent(path.read_bytes(), 10**7)):
         with suppress(ValueError):
@@ -249,14 +254,14 @@ def read_named(path: Path) -> object:
 
 
 def read_labels(path: Path) -> object:
-    from streamseg.video import read_label_video
+    from streamseg.io.video import read_label_video
 
     return [tensors_text({"": labels}) for labels, _ in read_label_video(path)]
 
 
 def read_archive(path: Path) -> object:
-    from streamseg import archive
-    from streamseg.stream import LastFrames
+    from streamseg.deploy import archive
+    from streamseg.stream.label_frames import LastFrames
 
     out = str(path.parent)
     archive.settle(out, archive.describe(archive.Orders(None, LastFrames(1)), "/videos"))

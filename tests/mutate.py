@@ -1,7 +1,7 @@
 """Makes small wrong edits, one at a time, in a copy of the project, and tells which of them no test notices.
 
     python tests/mutate.py                        # 20 edits, anywhere in the package
-    python tests/mutate.py losses serve/desk -n 60 --seed 3
+    python tests/mutate.py train/losses serve/desk -n 60 --seed 3
     python tests/mutate.py --since main           # in the modules that changed since a commit
     python tests/mutate.py --edits tests/wrong_edits.toml
 
@@ -252,17 +252,18 @@ def modules(names: Sequence[str], since: str) -> list[Path]:
 def find_tests(path: Path, wide: bool = False) -> list[str]:
     """The test files of a module: those of its name or its folder; without any, or if wide, all that import it."""
     inside = path.relative_to(PACKAGE).with_suffix("")
-    own = [f"tests/test_{name}.py" for name in (*reversed(inside.parts), inside.name.partition("_")[0])]
+    folder, name = Path("tests", *inside.parts[:1]), inside.name
+    own = [folder / f"test_{part}.py" for part in (*reversed(inside.parts), name.partition("_")[0])]
     dotted = ".".join(("streamseg", *inside.parts))
     parent, _, name = dotted.rpartition(".")
     importing = re.compile(
         rf"^(?:from {re.escape(dotted)}\b|import {re.escape(dotted)}\b|from {re.escape(parent)} import .*\b{name}\b)",
         re.MULTILINE,
     )
-    others = [f"tests/{file.name}" for file in sorted((ROOT / "tests").glob("test_*.py"))]
-    others = [name for name in others if importing.search((ROOT / name).read_text())]
-    own = [name for name in own if (ROOT / name).exists()]
-    return [*dict.fromkeys(own + others if wide or not own else own)]
+    others = [file.relative_to(ROOT) for file in sorted((ROOT / "tests").rglob("test_*.py"))]
+    others = [file for file in others if importing.search((ROOT / file).read_text())]
+    own = [file for file in own if (ROOT / file).exists()]
+    return [*dict.fromkeys(file.as_posix() for file in (own + others if wide or not own else own))]
 
 
 def git(*arguments: str) -> str:
@@ -275,7 +276,7 @@ def copy_project(folder: Path) -> None:
         if name and (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    vendor = PACKAGE / "page" / "vendor"
+    vendor = PACKAGE / "serve" / "page" / "vendor"
     if (ROOT / vendor).is_dir():
         shutil.copytree(ROOT / vendor, folder / vendor, dirs_exist_ok=True)
 
@@ -347,7 +348,7 @@ def try_edits(edits: Sequence[Edit], seconds: float = 300.0, wide: bool = False)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("module", nargs="*", help="such as losses or serve/desk; all if none is given")
+    parser.add_argument("module", nargs="*", help="such as train/losses or serve/desk; all if none is given")
     parser.add_argument("-n", "--number", type=int, default=20, help="how many edits")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--since", default="", metavar="COMMIT", help="only modules that changed since then")

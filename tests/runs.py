@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from streamseg.config import TrainConfig
-from streamseg.train import train
+from streamseg.train.config import TrainConfig
+from streamseg.train.loop import train
 
 CPU = torch.device("cpu")
 TINY = TrainConfig(

@@ -14,7 +14,7 @@ from waiting import PATIENCE
 
 import streamseg
 from streamseg.serve import Desk, Limits, Served, Server, listen
-from streamseg.stream import Engine, Plain
+from streamseg.stream.label_frames import Engine, Plain
 
 WINDOW = 3
 

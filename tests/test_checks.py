@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from streamseg import checks, config, datasets
-from streamseg.checkpoint import FANETS
+from streamseg import checks
 from streamseg.cli import options
-from streamseg.peers import PEERS
-from streamseg.video import KINDS
+from streamseg.data import datasets
+from streamseg.io.video import KINDS
+from streamseg.models.baselines import PEERS
+from streamseg.models.checkpoint import FANETS
+from streamseg.train import config
 
 # runs command lines one after the other in a process that has neither torch nor numpy, and prints what each said
 WITHOUT_TORCH = """

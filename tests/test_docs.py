@@ -19,8 +19,8 @@ from PIL import Image
 import streamseg
 from streamseg import cli
 from streamseg.cli.training import TrainRun
-from streamseg.config import RECIPES, TrainConfig
-from streamseg.paper import TABLES
+from streamseg.evaluate.paper import TABLES
+from streamseg.train.config import RECIPES, TrainConfig
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "examples")]
@@ -131,7 +131,7 @@ def test_the_commands_of_the_readme_run(folder, monkeypatch, paint):
 
 
 def test_the_equations_stand_beside_lines_of_the_package():
-    source = "".join(path.read_text() for path in (ROOT / "streamseg").glob("*.py"))
+    source = "".join(path.read_text() for path in (ROOT / "streamseg").rglob("*.py"))
     lines = {line.strip() for line in source.splitlines()}
     quoted = [line for block in blocks("docs/how-it-works.md", "python") for line in block.splitlines()]
     example = [line for line in quoted if line.startswith("logits, ")]
@@ -234,7 +234,7 @@ def test_the_site_needs_nothing_from_elsewhere(tmp_path):
         ("../streamseg", "leads to no file"),
         ("segment.md#nothing", "leads to no heading"),
         ("#nothing", "leads to no heading"),
-        ("../streamseg/model.py#nothing", "leads to no heading"),
+        ("../streamseg/models/fanet.py#nothing", "leads to no heading"),
         ("http://example.com", "is no address"),
         ("https://", "is no address"),
     ],

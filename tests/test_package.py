@@ -8,88 +8,49 @@ import pytest
 import streamseg
 
 PACKAGE = Path(streamseg.__file__).parent
-MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__"))
-MODULES += sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
 
-# imports point from right to left
-LAYERS = [
-    [
-        "checks",
-        "checksums",
-        "classes",
-        "config",
-        "containers",
-        "counters",
-        "files",
-        "kernels",
-        "layers",
-        "machine",
-        "paper",
-        "rounding",
-        "scratch",
-        "signals",
-        "sizes",
-        "web",
-    ],
-    [
-        "attention",
-        "augment",
-        "convolutions",
-        "crew",
-        "deadline",
-        "distributed",
-        "images",
-        "latency",
-        "losses",
-        "metrics",
-        "onnx_int8",
-        "page",
-        "restart",
-        "show",
-        "tensors",
-    ],
-    ["cluster", "draw", "encoder", "labels", "stores", "video"],
-    ["layouts", "model", "peers", "plot", "sources"],
-    ["datasets", "results", "tiles"],
-    ["check", "checkpoint", "feed", "folded", "runlog", "shards", "trainee"],
-    ["engines"],
-    ["stream"],
-    ["batches", "fast", "runtime"],
-    ["benchmark", "evaluate", "pipeline"],
-    ["archive", "evaluate_video"],
-    ["export", "reproduce", "train"],
-    ["serve"],
-    ["cli"],
-]
+# a folder, or a module beside the folders, imports from its own line and from those above
+LAYERS = """
+checks classes machine
+io
+parallel data models
+draw engine
+stream
+evaluate
+train deploy
+serve
+cli
+__main__
+"""
 
-# third-party packages that live behind one door, or two
+# where third-party packages live
 DOORS = {
-    "PIL": "images",
-    "av": "video",
+    "PIL": "io.images",
+    "av": "io.video",
     "fastapi": "serve",
-    "fsspec": "stores",
+    "fsspec": "io.stores",
     "h11": "serve",
-    "matplotlib": "plot",
-    "numpy": "images",
-    "onnx": "export onnx_int8",
-    "onnxruntime": "export onnx_int8 runtime",  # the one writes files, the other runs them
-    "openvino": "export runtime",
-    "pyarrow": "archive",
-    "ray": "cluster",
-    "safetensors": "tensors",
-    "scipy": "labels",
+    "matplotlib": "evaluate.plot",
+    "numpy": "io.images",
+    "onnx": "deploy",
+    "onnxruntime": "deploy engine.runtime",  # the one writes files, the other runs them
+    "openvino": "deploy engine.runtime",
+    "pyarrow": "deploy.archive",
+    "ray": "parallel.cluster",
+    "safetensors": "io.tensors",
+    "scipy": "data.labels",
     "starlette": "serve",
-    "tkinter": "show",
-    "triton": "kernels",
+    "tkinter": "io.window",
+    "triton": "engine.kernels",
     "tyro": "cli",
     "uvicorn": "serve",
 }
 
 
-def imports(module):
-    """Every module that a module, or any file of a folder, imports, in functions too."""
-    files = [PACKAGE / f"{module}.py"] if (PACKAGE / f"{module}.py").exists() else (PACKAGE / module).glob("*.py")
-    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
+def imports(path):
+    """Every module that a file imports, in functions too."""
+    for node in ast.walk(ast.parse((PACKAGE / path).read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module == "streamseg":
@@ -98,32 +59,41 @@ def imports(module):
             yield node.module
 
 
-def test_every_module_has_a_layer_and_a_test():
-    assert sorted(module for layer in LAYERS for module in layer) == sorted(MODULES)
-    for module in MODULES:
-        assert (Path(__file__).parent / f"test_{module}.py").exists(), module
+def folder_of(path):
+    return path.parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_point_one_way(module):
-    layer = next(i for i, layer in enumerate(LAYERS) if module in layer)
-    below = {f"streamseg.{name}" for lower in LAYERS[:layer] for name in lower}
-    ours = {name for name in imports(module) if name.startswith("streamseg.")}
-    assert {name for name in ours if not f"{name}.".startswith(f"streamseg.{module}.")} <= below
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_imports_point_one_way(path):
+    layers = [line.split() for line in LAYERS.split("\n")]
+    own = next(i for i, layer in enumerate(layers) if folder_of(path) in layer)
+    below = {name for layer in layers[:own] for name in layer} | {folder_of(path), "__version__"}
+    assert {name.split(".")[1] for name in imports(path) if name.startswith("streamseg.")} <= below
 
 
-def test_the_rivals_are_built_from_the_shared_parts_alone():
-    ours = {name for name in imports("peers") if name.startswith("streamseg.")}
-    assert {name for name in ours if not name.startswith("streamseg.peers.")} <= {
-        f"streamseg.{name}" for name in ("attention", "checks", "encoder", "layers")
-    }
+@pytest.mark.parametrize("path", [path for path in MODULES if path.parts[0] not in ("cli", "__main__.py")], ids=str)
+def test_every_module_has_a_test(path):
+    if path.parts[:2] in (("models", "baselines"), ("engine", "kernels"), ("serve", "page")):
+        path = path.parent.with_suffix(".py")  # of one folder there is one test
+    elif path.parts[0] == "serve" and path.stem in ("app", "browser", "desk", "server"):
+        path = Path("serve", "serve.py")
+    assert (Path(__file__).parent / path.parent / f"test_{path.name}").exists()
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_third_party_packages_live_behind_one_door(module):
-    for name in imports(module):
-        package = name.partition(".")[0]
-        assert module in DOORS.get(package, module).split()
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_the_baselines_are_built_from_the_shared_parts_alone(path):
+    if path.parts[:2] == ("models", "baselines"):
+        parts = ("checks", "models.attention", "models.encoder", "models.layers", "models.baselines")
+        ours = (name for name in imports(path) if name.startswith("streamseg."))
+        assert all(name.startswith(tuple(f"streamseg.{part}" for part in parts)) for name in ours)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_third_party_packages_live_behind_one_door(path):
+    module = ".".join(path.with_suffix("").parts)
+    for name in imports(path):
+        doors = DOORS.get(name.partition(".")[0], module).split()
+        assert any(f"{module}.".startswith(f"{door}.") for door in doors), name
 
 
 def test_the_public_names_exist_and_are_the_same_for_type_checkers():

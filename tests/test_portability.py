@@ -11,7 +11,7 @@ import torch
 from commands import complaint, run
 
 import streamseg
-from streamseg import stores
+from streamseg.io import stores
 
 PACKAGE = Path(streamseg.__file__).parent
 ROOT = PACKAGE.parent
@@ -33,8 +33,8 @@ import streamseg
 for module in pkgutil.walk_packages(streamseg.__path__, "streamseg."):
     if not module.name.startswith("streamseg.serve") and not module.name.endswith("__main__"):
         importlib.import_module(module.name)
-import streamseg.runlog, streamseg.stores, streamseg.cli
-print(streamseg.runlog.peak_memory.__name__)
+import streamseg.train.runlog, streamseg.io.stores, streamseg.cli
+print(streamseg.train.runlog.peak_memory.__name__)
 """
 
 
@@ -118,7 +118,7 @@ def test_full_memory_is_raised_for_a_bug_report_too(tmp_path, monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("streamseg.train.train", full)
+    monkeypatch.setattr("streamseg.train.loop.train", full)
     with pytest.raises(torch.OutOfMemoryError):
         run(monkeypatch, "train", "folder-18", "--data", tmp_path, "--out", tmp_path / "run", "--device", "cpu")
 
@@ -133,5 +133,6 @@ def test_an_editable_install_is_a_path_which_comes_before_the_folder_of_the_clon
     """
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     assert settings["package-dir"] == {"": "."}
-    for package in settings["packages"]:
-        assert (ROOT / package.replace(".", "/")).is_dir()
+    assert settings["packages"] == {"find": {"include": ["streamseg", "streamseg.*"]}}
+    for folder in {path.parent for path in PACKAGE.rglob("*.py")}:
+        assert (folder / "__init__.py").exists(), f"{folder} would be missing in a wheel"

@@ -29,7 +29,7 @@ from streamseg.cli.options import Quiet
 from streamseg.cli.say import Complaints, debugging, fail, has_colours, out_of_memory
 from streamseg.cli.segmenting import segment
 from streamseg.cli.training import check, pack, train
-from streamseg.config import RECIPES
+from streamseg.train.config import RECIPES
 
 
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.arg(metavar="SHELL")], /) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from streamseg.cli.options import DATASETS
 from streamseg.cli.training import TrainRun
-from streamseg.config import RECIPES, TrainConfig
+from streamseg.train.config import RECIPES, TrainConfig
 
 BASH = """\
 # streamseg for bash

@@ -10,7 +10,7 @@ import tyro
 from streamseg.checks import check_count, check_positive, pick_kind
 from streamseg.cli.options import Device, Json, Quiet, check_exported, check_weights, optional, parse_size, pick_device
 from streamseg.cli.say import check_figures, complain, loading, open_words, write_figures
-from streamseg.files import check_place
+from streamseg.io.files import check_place
 
 
 def export(
@@ -62,7 +62,8 @@ def export(
     if int8 and pictures is None:
         raise ValueError("--int8 is calibrated with pictures like those to come: give them with --pictures DIR.")
     with loading(quiet):
-        from streamseg import checkpoint, export as exporter
+        from streamseg.deploy import export as exporter
+        from streamseg.models import checkpoint
 
         weights = given[0] if given else checkpoint.SHIPPED
         network, classes = checkpoint.load(weights)
@@ -139,9 +140,11 @@ def serve(
         check_positive(option, amount)
     check_weights(weights)
     with loading(quiet):
-        from streamseg import checkpoint, fast, runtime, serve as server
-        from streamseg.images import allow_large_pictures
-        from streamseg.stream import LastFrames, check_window
+        from streamseg import serve as server
+        from streamseg.engine import fast, runtime
+        from streamseg.io.images import allow_large_pictures
+        from streamseg.models import checkpoint
+        from streamseg.stream.label_frames import LastFrames, check_window
 
     token = token or os.environ.get("STREAMSEG_TOKEN", "")
     if token and not server.TOKEN.fullmatch(token):

@@ -23,7 +23,7 @@ from streamseg.cli.options import (
     pick_policy,
 )
 from streamseg.cli.say import check_figures, clear_line, loading, open_words, pick_progress, write_figures
-from streamseg.files import check_place
+from streamseg.io.files import check_place
 
 
 def evaluate(
@@ -84,8 +84,9 @@ def evaluate(
     with loading(quiet):
         import torch
 
-        from streamseg import evaluate as evaluation, evaluate_video as video, plot, runtime
-        from streamseg.shards import open_dataset
+        from streamseg.data.shards import open_dataset
+        from streamseg.engine import runtime
+        from streamseg.evaluate import images as evaluation, plot, video
 
     policy = pick_policy(window, half_life, steady)
     if steady and not policy:
@@ -180,7 +181,7 @@ def reproduce(
     """
     import platform
 
-    from streamseg import paper
+    from streamseg.evaluate import paper
 
     check_choice("table", table, (*paper.TABLES, "all"))
     check_data(dataset, data)
@@ -193,8 +194,8 @@ def reproduce(
     with loading(quiet):
         import torch
 
-        from streamseg import plot, reproduce as reproduction
-        from streamseg.datasets import DATASETS
+        from streamseg.data.datasets import DATASETS
+        from streamseg.evaluate import plot, reproduce as reproduction
 
     if out:
         plot.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
@@ -279,7 +280,8 @@ def benchmark(
     if plot:
         check_place(plot)
     with loading(quiet):
-        from streamseg import benchmark as costs, plot as plots, runtime
+        from streamseg.engine import runtime
+        from streamseg.evaluate import benchmark as costs, plot as plots
 
     # one device for all, or their times could not be compared
     usual = "cpu" if any(runtime.usual_device(Path(name)) for name in models) else ""

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import tyro
 
 from streamseg.checks import check_choice, check_readable, no_data
-from streamseg.config import TrainConfig
+from streamseg.evaluate.paper import DOWNLOADS
+from streamseg.io.web import is_address, unfold
 from streamseg.machine import available_cores
-from streamseg.paper import DOWNLOADS
-from streamseg.web import is_address, unfold
+from streamseg.train.config import TrainConfig
 
 if TYPE_CHECKING:
     import torch
 
-    from streamseg.runtime import Exported
-    from streamseg.stream import Policy
+    from streamseg.engine.runtime import Exported
+    from streamseg.stream.label_frames import Policy
 
 
 DataFolder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
@@ -69,7 +69,7 @@ def parse_size(option: str, text: str) -> tuple[int, int] | None:
 
 def pick_policy(window: int | None, half_life: float | None, steady: float = 0.0) -> "Policy | None":
     """What is remembered of a video: the last frames, or a past that fades in time; None where nothing was said."""
-    from streamseg.stream import FadingInTime, LastFrames
+    from streamseg.stream.label_frames import FadingInTime, LastFrames
 
     if window is not None and half_life is not None:
         raise ValueError("Give --window or --half-life, not both.")
@@ -111,7 +111,7 @@ def check_exported(
     steady: float = 0.0,
 ) -> None:
     """Raise a ValueError that says what an exported file cannot do, if that is asked for."""
-    from streamseg.stream import LastFrames
+    from streamseg.stream.label_frames import LastFrames
 
     path, fixed = file.path, file.manifest.size
     if tile:

@@ -9,7 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TextIO
 
-from streamseg.files import check_place, written_whole
+from streamseg.io.files import check_place, written_whole
 
 STANDARD_OUTPUT = Path("-")
 """What stands for it as the name of a file."""

@@ -21,14 +21,14 @@ from streamseg.cli.options import (
     pick_policy,
 )
 from streamseg.cli.say import STANDARD_OUTPUT, clear_line, complain, fail, loading, open_words
-from streamseg.files import written_whole
+from streamseg.io.files import written_whole
 
 if TYPE_CHECKING:
     import torch
 
-    from streamseg.archive import Orders
-    from streamseg.pipeline import Labeller, Outcome, Pipeline, Style
-    from streamseg.stream import Policy
+    from streamseg.deploy.archive import Orders
+    from streamseg.stream.label_frames import Policy
+    from streamseg.stream.pipeline import Labeller, Outcome, Pipeline, Style
 
 MAY_BE_LATE = 0.05
 """The share of the frames that may be late where a deadline is held."""
@@ -108,9 +108,9 @@ def segment(
     from json import dumps
     from time import monotonic
 
-    from streamseg import latency
-    from streamseg.results import Results, check_records, plan
-    from streamseg.sources import Capture, search
+    from streamseg.io.outputs import Results, check_records, plan
+    from streamseg.io.sources import Capture, search
+    from streamseg.stream import latency
 
     given, out = (names[:-1], names[-1]) if len(names) > 1 else (names, "")
     raw, streamed = out == "-", json == STANDARD_OUTPUT
@@ -129,13 +129,13 @@ def segment(
     check_weights(weights)
     if tile:
         with loading(quiet):  # before the names are looked at, for which a picture may be read
-            from streamseg.images import allow_large_pictures
+            from streamseg.io.images import allow_large_pictures
 
         allow_large_pictures()
 
     def labeller_and_style() -> tuple["Labeller", "Style"]:
-        from streamseg import runtime
-        from streamseg.pipeline import Style
+        from streamseg.engine import runtime
+        from streamseg.stream.pipeline import Style
 
         policy = pick_policy(window, half_life, steady)
         labeller = open_labeller(
@@ -161,8 +161,8 @@ def segment(
                 "--deadline, --raw-size, --rate and -."
             )
         with loading(quiet):
-            from streamseg import runtime
-            from streamseg.archive import Orders
+            from streamseg.deploy.archive import Orders
+            from streamseg.engine import runtime
 
             labeller, style = labeller_and_style()  # as each worker will have it: what is wrong is told at once
         path = weights and weights.absolute()
@@ -181,8 +181,8 @@ def segment(
     if json and not streamed:
         check_records(json, sources, results)
     with loading(quiet):
-        from streamseg.pipeline import Pipeline
-        from streamseg.show import Window
+        from streamseg.io.window import Window
+        from streamseg.stream.pipeline import Pipeline
 
         labeller, style = labeller_and_style()
 
@@ -262,9 +262,10 @@ def open_labeller(
     trust: bool,
 ) -> "Labeller":
     """A network, and how it is to see frames; a ValueError says what it cannot do, if that is asked for."""
-    from streamseg import checkpoint, fast, runtime
-    from streamseg.pipeline import Labeller
-    from streamseg.stream import LastFrames, check_window
+    from streamseg.engine import fast, runtime
+    from streamseg.models import checkpoint
+    from streamseg.stream.label_frames import LastFrames, check_window
+    from streamseg.stream.pipeline import Labeller
 
     model, classes, trained = runtime.open_weights(weights, place, trust=trust)
     if isinstance(model, runtime.Exported):
@@ -292,7 +293,7 @@ def segment_archive(names: Sequence[str], out: str, orders: "Orders", address: s
     """Label videos on a Ray cluster, and tell how far it is and how it went. Exit status 1 if any had a problem."""
     from time import monotonic
 
-    from streamseg import archive
+    from streamseg.deploy import archive
 
     last = monotonic()
 

@@ -20,9 +20,9 @@ from streamseg.cli.say import (
     pick_progress,
     write_figures,
 )
-from streamseg.config import RECIPES, TrainConfig
-from streamseg.files import check_place
+from streamseg.io.files import check_place
 from streamseg.machine import available_cores
+from streamseg.train.config import RECIPES, TrainConfig
 
 
 def check(
@@ -55,7 +55,7 @@ def check(
     check_figures(json)
     words = open_words(quiet, json)
     with loading(quiet):
-        import streamseg.check as doctor
+        import streamseg.evaluate.check as doctor
 
         report = doctor.check(dataset, data)
     print(doctor.render(report), file=words)
@@ -98,7 +98,7 @@ def pack(
     check_figures(json)
     words = open_words(quiet, json)
     with loading(quiet):
-        from streamseg import shards
+        from streamseg.data import shards
     found = shards.pack(
         dataset, data, out, splits, megabytes=megabytes, threads=available_cores(), progress=pick_progress(quiet)
     )
@@ -155,7 +155,8 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
     with loading(run.quiet):
         import torch
 
-        from streamseg import kernels, runlog, train as training
+        from streamseg.engine import kernels
+        from streamseg.train import loop as training, runlog
 
         device = pick_device(run.device)
     try:

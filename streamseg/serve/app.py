@@ -21,13 +21,13 @@ from starlette.websockets import WebSocketDisconnect
 from torch import Tensor
 
 import streamseg
-from streamseg import page
 from streamseg.classes import IGNORE, Classes
-from streamseg.counters import render
+from streamseg.deploy.export import samples_folder
 from streamseg.draw import overlay
-from streamseg.export import samples_folder
-from streamseg.images import LIMITS as SIDES, to_jpeg, write_labels
+from streamseg.io.images import LIMITS as SIDES, to_jpeg, write_labels
+from streamseg.serve import page
 from streamseg.serve.browser import Browser
+from streamseg.serve.counters import render
 from streamseg.serve.desk import Desk, Refusal
 
 KINDS = {

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 import streamseg
-from streamseg import page
-from streamseg.runtime import open_exported
+from streamseg.engine.runtime import open_exported
+from streamseg.serve import page
 from streamseg.serve.desk import Refusal, Served
 
 

@@ -25,11 +25,11 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import Message
 from torch import Tensor
 
-from streamseg.batches import Answer, Batcher
 from streamseg.classes import Classes
-from streamseg.counters import Counter, Gauge, Histogram
-from streamseg.images import TooLargeError, UnknownKindError, read_sent
-from streamseg.stream import Engine, State
+from streamseg.io.images import TooLargeError, UnknownKindError, read_sent
+from streamseg.serve.batches import Answer, Batcher
+from streamseg.serve.counters import Counter, Gauge, Histogram
+from streamseg.stream.label_frames import Engine, State
 
 Result = TypeVar("Result")
 

@@ -1,0 +1,193 @@
+"""Data sets packed into tar files: few large ones instead of many small ones, on a disk or in a store.
+
+A folder of shards holds, for each split, SPLIT-00000.tar, … and SPLIT.json, which says where in them each frame is:
+
+    00000007/NAME.image.jpg     the picture, as its file was
+    00000007/NAME.labels.png    its labels: each pixel the number of its class, 255 for none
+
+Any reader of tar files, or of WebDataset's, can read them from start to end. Here a frame is fetched from the middle of
+its shard by itself, so that training sees the same frames in the same order as from the files that were packed.
+"""
+
+import io
+import json
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from streamseg.classes import IGNORE, Classes
+from streamseg.data.datasets import DATASETS, Dataset, in_parallel, list_splits
+from streamseg.data.labels import translate
+from streamseg.data.layouts import Pair
+from streamseg.io.checksums import BLANK, check_bytes, damaged, take_checksum, write_checksum
+from streamseg.io.files import written_whole
+from streamseg.io.images import read_fetched, read_fetched_ids, write_labels
+from streamseg.io.stores import read_range, read_text
+from streamseg.io.web import unfold
+
+MEGABYTES = 256
+"""The size of a shard, which its last frame may exceed."""
+
+
+class Span(NamedTuple):
+    """Where a file lies in a shard."""
+
+    start: int
+    size: int
+    crc32: int | None = None
+    """Of its bytes; older shards have none."""
+
+
+class Packed(NamedTuple):
+    """Where a frame and its labels lie."""
+
+    shard: str
+    stem: str
+    suffix: str
+    """Of the picture's name."""
+    image: Span
+    labels: Span
+
+
+def open_dataset(name: str, data: Path, split: str) -> Dataset:
+    """One split of a data set, from its own files, or from shards of them on a disk or a store."""
+    index = read_text(f"{unfold(data)}/{split}.json")
+    if index is None:
+        return DATASETS[name](data, split)
+    check_bytes(f"{data / split}.json", index.encode())
+    try:
+        entry = json.loads(index)
+        take_checksum(f"{data / split}.json", entry)
+        classes = Classes(tuple(entry["classes"]), tuple(map(tuple, entry["colours"])))
+        dataset, pairs, spans = entry["dataset"], [], dict[Path, Span]()
+        for number, (shard, stem, suffix, image, labels) in enumerate(entry["frames"]):
+            folder = data / shard / f"{number:08}"
+            pair = Pair(folder / f"{stem}.image{suffix}", folder / f"{stem}.labels.png")
+            spans |= {pair.image: to_span(image), pair.labels: to_span(labels)}
+            pairs.append(pair)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{data / split}.json is no index of shards: pack the data set again.") from error
+    if dataset != name:
+        raise ValueError(f"{unfold(data)} holds shards of {dataset}, and not of {name}: choose a recipe for {dataset}.")
+    return Dataset(
+        name,
+        split,
+        classes,
+        tuple(pairs),
+        read_labels=partial(read_labels, spans, len(classes)),
+        read_image=partial(read_image, spans),
+        size_of=partial(size_of, spans),
+    )
+
+
+def to_span(numbers: list[int]) -> Span:
+    """A place in a shard, as an index has it."""
+    span = Span(*numbers)
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"{numbers} is no place in a shard.")
+    return span
+
+
+def read_image(spans: Mapping[Path, Span], path: Path) -> Tensor:
+    """The frame of a picture in a shard."""
+    return read_fetched(fetch(spans, path), unfold(path))[0]
+
+
+def read_labels(spans: Mapping[Path, Span], classes: int, path: Path) -> Tensor:
+    """The labels of a file in a shard."""
+    label_of = {label: label for label in (*range(classes), IGNORE)}
+    return translate(read_fetched_ids(fetch(spans, path), unfold(path)), label_of, path)
+
+
+def size_of(spans: Mapping[Path, Span], path: Path) -> int:
+    """The bytes of a file in a shard."""
+    return spans[path].size
+
+
+def fetch(spans: Mapping[Path, Span], path: Path) -> io.BytesIO:
+    """A file in a shard, whose path is the shard's, a number and a name."""
+    shard, span = unfold(path.parents[1]), spans[path]
+    data = read_range(shard, span.start, span.size)
+    if span.crc32 not in (None, zlib.crc32(data)):
+        raise damaged(shard)
+    return io.BytesIO(data)
+
+
+def pack(
+    name: str,
+    data: Path,
+    out: Path,
+    splits: tuple[str, ...] = (),
+    *,
+    megabytes: float = MEGABYTES,
+    threads: int = 2,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, int]:
+    """Pack splits of a data set, or all that it has, into shards; returns how many frames each has.
+
+    Args:
+        progress: Called after each frame with the number of frames done and of all.
+    """
+    datasets = [DATASETS[name](data, split) for split in splits or list_splits(name, data)]
+    for dataset in datasets:
+        if (out / f"{dataset.split}.json").exists():
+            raise ValueError(f"{out} already holds shards of the split {dataset.split}: give another folder.")
+    out.mkdir(parents=True, exist_ok=True)
+    done, total = 0, sum(map(len, datasets))
+    for dataset in datasets:
+        frames = []
+        for frame in pack_split(dataset, out, megabytes * 2**20, threads):
+            frames.append(frame)
+            done += 1
+            progress(done, total)
+        index = {"dataset": name, "classes": dataset.classes.names, "colours": dataset.classes.colours}
+        with written_whole(out / f"{dataset.split}.json") as temporary:
+            temporary.write_text(json.dumps({**index, "frames": frames, "checksum": BLANK}) + "\n", encoding="utf-8")
+            write_checksum(temporary)
+    return {dataset.split: len(dataset) for dataset in datasets}
+
+
+def pack_split(dataset: Dataset, out: Path, most: float, threads: int) -> Iterator[Packed]:
+    """Write the shards of a split, each whole or not at all, and tell where its frames are."""
+    encoded = in_parallel(partial(encode, dataset), range(len(dataset)), threads)
+    tar, count = None, 0
+    with ExitStack() as files:
+        for number, (pair, (image, labels)) in enumerate(zip(dataset.pairs, encoded, strict=True)):
+            if tar is None or tar.offset >= most:
+                files.close()
+                shard, count = f"{dataset.split}-{count:05}.tar", count + 1
+                temporary = files.enter_context(written_whole(out / shard))
+                tar = files.enter_context(tarfile.open(temporary, "w"))
+            # WebDataset takes what follows the first dot for the kind of a file
+            stem, suffix = pair.image.stem.replace(".", "_"), pair.image.suffix.lower()
+            place = f"{number:08}/{stem}"
+            yield Packed(
+                shard,
+                stem,
+                suffix,
+                append(tar, f"{place}.image{suffix}", image),
+                append(tar, f"{place}.labels.png", labels),
+            )
+
+
+def encode(dataset: Dataset, i: int) -> tuple[bytes, bytes]:
+    """The files of a frame and of its labels, after a look whether they can be read."""
+    _, labels = dataset[i]
+    file = io.BytesIO()
+    write_labels(file, labels, dataset.classes)
+    return dataset.pairs[i].image.read_bytes(), file.getvalue()
+
+
+def append(tar: tarfile.TarFile, name: str, data: bytes) -> Span:
+    """Add a file to a shard."""
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    tar.addfile(entry, io.BytesIO(data))
+    padded = -(-len(data) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    return Span(tar.offset - padded, len(data), zlib.crc32(data))

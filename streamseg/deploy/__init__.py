@@ -1,0 +1,1 @@
+"""Exported files, and archives of videos."""

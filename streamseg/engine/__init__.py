@@ -1,0 +1,1 @@
+"""Engines label frames: the network itself, its fast forms, and exported files."""

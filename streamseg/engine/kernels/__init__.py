@@ -1,0 +1,29 @@
+"""The steps of the fast path that PyTorch has no single kernel for: each a plain definition, and the same in Triton.
+
+A GPU runs the Triton kernel, where Triton is installed; everything else runs the plain definition.
+
+Shapes: B batch, K classes, H x W the frame, h x w a map, N its pixels, C its channels, D key channels. Maps are
+channels_last, in half precision on a GPU.
+"""
+
+from streamseg.engine.kernels.attention import attend, gather_context
+from streamseg.engine.kernels.backend import VERSION, use_triton
+from streamseg.engine.kernels.convolution import TILES, convolve
+from streamseg.engine.kernels.labels import label
+from streamseg.engine.kernels.resize import add_resized, resize_into
+from streamseg.engine.kernels.stem import look, squares, unfold_frame
+
+__all__ = [
+    "TILES",
+    "VERSION",
+    "add_resized",
+    "attend",
+    "convolve",
+    "gather_context",
+    "label",
+    "look",
+    "resize_into",
+    "squares",
+    "unfold_frame",
+    "use_triton",
+]

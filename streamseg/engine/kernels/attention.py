@@ -1,0 +1,227 @@
+"""Fast attention in two passes: what a map attends to, and the map plus what it finds there.
+
+Shapes: B batch, N pixels, C channels, D key channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from streamseg.engine.kernels import backend
+from streamseg.engine.kernels.backend import jit, tl, wait
+
+
+def gather_context(
+    x: Tensor, weight: Tensor, bias: Tensor, past: Tensor, scale: Tensor, context: Tensor, keys: int
+) -> Tensor:
+    """What a map (B, C, h, w) attends to, (B, D, C) in its precision: its own context plus the past, times a scale.
+
+    The context is that of its keys, normalised, and its values, averaged over the pixels.
+
+    Args:
+        weight: (C, 2D + C): query, key and value side by side.
+        bias: (2D + C).
+        past: (B, D, C), fp32.
+        scale: (B,), fp32.
+        context: (B, D, C), fp32: where the map's own context is written.
+    """
+    batch, channels, height, width = x.shape
+    pixels = height * width
+    if not (backend.use_triton(x) and backend.fits_tensor_cores(keys)):
+        y = to_pixels(x) @ weight + bias
+        key = F.normalize(y[..., keys : 2 * keys], dim=-1, eps=1e-6)
+        context.copy_((key.float().transpose(1, 2) @ y[..., 2 * keys :].relu().float()) / pixels)
+        return ((context + past) * scale.view(-1, 1, 1)).to(x.dtype)
+    tile, columns = 64, min(64, channels)
+    tiles = backend.cdiv(pixels, tile)
+    each = backend.cdiv(tiles, min(tiles, 128))
+    parts = backend.cdiv(tiles, each)
+    # parts that are summed in order, and no atomics: the same frame has the same context every time
+    partial = torch.empty(batch, parts, keys, channels, device=x.device)
+    context_kernel[parts, channels // columns, batch](
+        x,
+        weight,
+        bias,
+        partial,
+        pixels,
+        C=channels,
+        D=keys,
+        TILES=each,
+        TILE=tile,
+        COLUMNS=columns,
+        DEPTH=columns,
+        **backend.early(x.device),
+    )
+    total = torch.empty(batch, keys, channels, dtype=x.dtype, device=x.device)
+    total_kernel[keys, channels // columns, batch](
+        partial,
+        past,
+        scale,
+        context,
+        total,
+        parts,
+        pixels,
+        *past.stride()[:2],
+        *context.stride()[:2],
+        C=channels,
+        D=keys,
+        COLUMNS=columns,
+        PARTS=backend.next_power_of_2(parts),
+        **backend.early(x.device),
+    )
+    return total
+
+
+@jit
+def total_kernel(
+    partial,
+    past,
+    scale,
+    context,
+    total,
+    parts,
+    pixels,
+    past_b,
+    past_d,
+    context_b,
+    context_d,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait(EARLY)
+    d, chunk, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    columns = chunk * COLUMNS + tl.arange(0, COLUMNS)
+    part = tl.arange(0, PARTS)[:, None]
+    seen = tl.load(partial + ((image * parts + part) * D + d) * C + columns[None, :], part < parts, 0.0)
+    own = tl.sum(seen, axis=0) / pixels
+    tl.store(context + image * context_b + d * context_d + columns, own)
+    found = (own + tl.load(past + image * past_b + d * past_d + columns)) * tl.load(scale + image)
+    tl.store(total + (image * D + d) * C + columns, found.to(total.dtype.element_ty))
+
+
+@jit
+def context_kernel(
+    x,
+    weight,
+    bias,
+    partial,
+    pixels,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait(EARLY)
+    part, chunk, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    d, depth = tl.arange(0, D), tl.arange(0, DEPTH)
+    columns = chunk * COLUMNS + tl.arange(0, COLUMNS)
+    wide: tl.constexpr = 2 * D + C
+    half = x.dtype.element_ty
+    total = tl.zeros((D, COLUMNS), tl.float32)
+    for number in range(TILES):
+        rows = (part * TILES + number) * TILE + tl.arange(0, TILE)
+        inside = (rows < pixels)[:, None]
+        key = tl.zeros((TILE, D), tl.float32) + tl.load(bias + D + d).to(tl.float32)[None, :]
+        value = tl.zeros((TILE, COLUMNS), tl.float32) + tl.load(bias + 2 * D + columns).to(tl.float32)[None, :]
+        for c in range(0, C, DEPTH):
+            seen = tl.load(x + (image * pixels + rows[:, None]) * C + c + depth[None, :], inside, 0.0)
+            line = weight + (c + depth[:, None]) * wide
+            key = tl.dot(seen, tl.load(line + D + d[None, :]), key)
+            value = tl.dot(seen, tl.load(line + 2 * D + columns[None, :]), value)
+        key = key / tl.maximum(tl.sqrt(tl.sum(key * key, axis=1)), 1e-6)[:, None]
+        key = tl.where(inside, key, 0.0).to(half)
+        total = tl.dot(tl.trans(key), tl.maximum(value, 0.0).to(half), total)
+    out = ((image * tl.num_programs(0) + part) * D + d[:, None]) * C + columns[None, :]
+    tl.store(partial + out, total)
+
+
+def attend(
+    x: Tensor, total: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, out_bias: Tensor, keys: int
+) -> Tensor:
+    """A map (B, C, h, w) plus what it finds in the contexts of the window.
+
+    Args:
+        total: What it attends to, (B, D, C).
+        weight: (C, 2D + C): query, key and value side by side.
+        bias: (2D + C).
+        out_weight: (C, C), after attention.
+        out_bias: (C).
+    """
+    batch, channels, height, width = x.shape
+    pixels = height * width
+    if not (backend.use_triton(x) and backend.fits_tensor_cores(keys)):
+        query = F.normalize(to_pixels(x) @ weight[:, :keys] + bias[:keys], dim=-1, eps=1e-6)
+        found = (query @ total @ out_weight + out_bias).relu()
+        return x + found.transpose(1, 2).unflatten(2, (height, width))
+    out = torch.empty_like(x)
+    tile, columns = 64, min(64, channels)
+    attend_kernel[backend.cdiv(pixels, tile), channels // columns, batch](
+        x,
+        weight,
+        bias,
+        total,
+        out_weight,
+        out_bias,
+        out,
+        pixels,
+        C=channels,
+        D=keys,
+        TILE=tile,
+        COLUMNS=columns,
+        DEPTH=columns,
+        **backend.early(x.device),
+    )
+    return out
+
+
+@jit
+def attend_kernel(
+    x,
+    weight,
+    bias,
+    total,
+    out_weight,
+    out_bias,
+    out,
+    pixels,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait(EARLY)
+    tile, chunk, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    d, depth = tl.arange(0, D), tl.arange(0, DEPTH)
+    columns = chunk * COLUMNS + tl.arange(0, COLUMNS)
+    rows = tile * TILE + tl.arange(0, TILE)
+    inside = (rows < pixels)[:, None]
+    wide: tl.constexpr = 2 * D + C
+    half = x.dtype.element_ty
+    query = tl.zeros((TILE, D), tl.float32) + tl.load(bias + d).to(tl.float32)[None, :]
+    for c in range(0, C, DEPTH):
+        seen = tl.load(x + (image * pixels + rows[:, None]) * C + c + depth[None, :], inside, 0.0)
+        query = tl.dot(seen, tl.load(weight + (c + depth[:, None]) * wide + d[None, :]), query)
+    query = (query / tl.maximum(tl.sqrt(tl.sum(query * query, axis=1)), 1e-6)[:, None]).to(half)
+    found = tl.zeros((TILE, COLUMNS), tl.float32) + tl.load(out_bias + columns).to(tl.float32)[None, :]
+    for c in range(0, C, DEPTH):
+        context = tl.load(total + image * D * C + d[:, None] * C + c + depth[None, :])
+        value = tl.dot(query, context).to(half)
+        found = tl.dot(value, tl.load(out_weight + (c + depth[:, None]) * C + columns[None, :]), found)
+    place = (image * pixels + rows[:, None]) * C + columns[None, :]
+    own = tl.load(x + place, inside, 0.0).to(tl.float32)
+    tl.store(out + place, (own + tl.maximum(found, 0.0)).to(half), inside)
+
+
+def to_pixels(x: Tensor) -> Tensor:
+    """A map (B, C, h, w) as pixels (B, N, C)."""
+    return x.flatten(2).transpose(1, 2)

@@ -1,0 +1,179 @@
+"""A convolution with its bias, a shortcut and ReLU in one step.
+
+Shapes: B batch, C channels of the input, N of the output, h x w the output's map.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from streamseg.engine.kernels import backend
+from streamseg.engine.kernels.backend import jit, release, tl, wait
+
+TILES = 1024
+"""The most parts of a map whose sums are shared among programs."""
+
+
+class Plan(NamedTuple):
+    """How a convolution is cut into programs."""
+
+    pixels: int
+    channels: int
+    depth: int
+    """How many channels of the input are read at a time."""
+    splits: int
+    """How many programs share the sum of one output."""
+
+
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    turns: Tensor,
+    out: Tensor,
+    *,
+    stride: int,
+    padding: int,
+    shortcut: Tensor | None = None,
+    relu: bool = True,
+) -> None:
+    """A convolution of square kernels, plus a shortcut (B, N, h, w), if given, and ReLU, into a map (B, N, h, w).
+
+    Args:
+        weight: (N, C, side, side), channels_last.
+        bias: (N,).
+        turns: Zeros, int32, for this convolution alone: what its programs count themselves with.
+        out: Where the map goes; may be some channels of a wider one.
+    """
+    if not backend.use_triton(x):
+        y = F.conv2d(x, weight, bias, stride, padding)
+        y = y if shortcut is None else y + shortcut
+        out.copy_(y.relu() if relu else y)
+        return
+    batch, channels, height, width = x.shape
+    outputs, _, side, _ = weight.shape
+    tall, wide = out.shape[2:]
+    total = batch * tall * wide
+    plan = make_plan(total, channels, outputs, side * side)
+    tiles, across = backend.cdiv(total, plan.pixels), outputs // plan.channels
+    sums = tiles * across * plan.splits * plan.pixels * plan.channels if plan.splits > 1 else 0
+    convolve_kernel[tiles, across, plan.splits](
+        x,
+        weight,
+        bias,
+        x if shortcut is None else shortcut,
+        out,
+        torch.empty(sums, device=x.device),
+        turns,
+        height,
+        width,
+        tall,
+        wide,
+        total,
+        out.stride(3),
+        C=channels,
+        N=outputs,
+        SIDE=side,
+        STRIDE=stride,
+        PADDING=padding,
+        PIXELS=plan.pixels,
+        CHANNELS=plan.channels,
+        DEPTH=plan.depth,
+        SPLITS=plan.splits,
+        SHORTCUT=shortcut is not None,
+        RELU=relu,
+        num_warps=4,
+        num_stages=3,
+        **backend.early(x.device),
+    )
+
+
+@jit
+def convolve_kernel(
+    x,
+    weight,
+    bias,
+    shortcut,
+    out,
+    sums,
+    turns,
+    height,
+    width,
+    tall,
+    wide,
+    total,
+    out_stride,
+    C: tl.constexpr,
+    N: tl.constexpr,
+    SIDE: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PADDING: tl.constexpr,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SHORTCUT: tl.constexpr,
+    RELU: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait(EARLY)
+    tile, chunk, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    pixel, n = tile * PIXELS + tl.arange(0, PIXELS), chunk * CHANNELS + tl.arange(0, CHANNELS)
+    depth = tl.arange(0, DEPTH)
+    column, row, image = pixel % wide, pixel // wide % tall, pixel // (wide * tall)
+    inside = pixel < total
+    across: tl.constexpr = C // DEPTH
+    steps: tl.constexpr = SIDE * SIDE * across
+    each: tl.constexpr = (steps + SPLITS - 1) // SPLITS
+    found = tl.zeros((PIXELS, CHANNELS), tl.float32)
+    for number in range(each):
+        step = split * each + number
+        tap, c = step // across, step % across * DEPTH + depth
+        i, j = row * STRIDE + tap // SIDE - PADDING, column * STRIDE + tap % SIDE - PADDING
+        known = inside & (i >= 0) & (i < height) & (j >= 0) & (j < width) & (step < steps)
+        seen = tl.load(x + ((image * height + i) * width + j)[:, None] * C + c[None, :], known[:, None], 0.0)
+        place = (n * SIDE * SIDE + tap)[None, :] * C + c[:, None]
+        found = tl.dot(seen, tl.load(weight + place, step < steps, 0.0), found)
+    release(EARLY)
+    last = True
+    if SPLITS > 1:  # the program that comes last adds the others' sums to its own, always in the same order
+        part = tile * tl.num_programs(1) + chunk
+        shares = sums + part * SPLITS * PIXELS * CHANNELS
+        shares += tl.arange(0, PIXELS)[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+        tl.store(shares + split * PIXELS * CHANNELS, found)
+        tl.debug_barrier()
+        last = tl.atomic_add(turns + part, 1, sem="acq_rel") == SPLITS - 1
+        if last:
+            found = tl.zeros((PIXELS, CHANNELS), tl.float32)
+            for other in tl.static_range(SPLITS):
+                found += tl.load(shares + other * PIXELS * CHANNELS)
+            tl.store(turns + part, 0)
+    if last:
+        found += tl.load(bias + n).to(tl.float32)[None, :]
+        if SHORTCUT:
+            found += tl.load(shortcut + pixel[:, None] * N + n[None, :], inside[:, None], 0.0).to(tl.float32)
+        if RELU:
+            found = tl.maximum(found, 0.0)
+        tl.store(out + pixel[:, None] * out_stride + n[None, :], found.to(out.dtype.element_ty), inside[:, None])
+
+
+def make_plan(pixels: int, inputs: int, outputs: int, taps: int) -> Plan:
+    """A plan whose programs are enough for a large GPU; measured on an H200.
+
+    Args:
+        pixels: Of the output.
+        inputs: Channels of the input.
+        outputs: Channels of the output.
+        taps: How many pixels of the input each of the output is made from.
+    """
+    depth = min(128, inputs)
+    if pixels >= 16384:
+        return Plan(128, min(128, outputs), min(64, depth), 1)
+    tiles, steps = backend.cdiv(pixels, 64) * (outputs // 64), taps * inputs // depth
+    if tiles >= 80 or steps < 9:
+        return Plan(64, 64, depth, 1)
+    return Plan(64, 64, depth, 4 if steps % 4 == 0 else 3)

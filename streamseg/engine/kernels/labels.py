@@ -1,0 +1,95 @@
+"""From scores to labels.
+
+Shapes: B batch, K classes, H x W the frame, h x w the map of scores.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from streamseg.engine.kernels import backend
+from streamseg.engine.kernels.backend import jit, tl, wait
+
+
+def label(scores: Tensor, size: tuple[int, int], labels: Tensor, confidence: Tensor | None = None) -> None:
+    """Labels (B, H, W), uint8, of scores (B, K, h, w) resized bilinearly, and their probabilities, 255 for 1, into
+    `labels` and `confidence`; the resized scores are never written.
+    """
+    height, width = size
+    if not backend.use_triton(scores):
+        full = F.interpolate(scores.float(), size, mode="bilinear", align_corners=False)
+        highest, best = full.max(dim=1)
+        labels.copy_(best)
+        if confidence is not None:
+            confidence.copy_((255 / (full - highest[:, None]).exp().sum(dim=1)).round())
+        return
+    batch, classes, h, w = scores.shape
+    block = 64
+    label_kernel[backend.cdiv(width, block), h + 1, batch](
+        scores,
+        labels,
+        labels if confidence is None else confidence,
+        h,
+        w,
+        height,
+        width,
+        *scores.stride(),
+        CLASSES=classes,
+        ROWS=backend.next_power_of_2(backend.cdiv(height, h)),
+        BLOCK=block,
+        CONFIDENCE=confidence is not None,
+        num_warps=2,
+        **backend.early(scores.device),
+    )
+
+
+@jit
+def label_kernel(
+    scores,
+    labels,
+    confidence,
+    h,
+    w,
+    height,
+    width,
+    stride_b,
+    stride_k,
+    stride_y,
+    stride_x,
+    CLASSES: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CONFIDENCE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait(EARLY)
+    block, strip, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    # the rows of the frame between the middles of two rows of the map
+    first = tl.maximum(tl.ceil((strip - 0.5) * height / h - 0.5), 0.0).to(tl.int32)
+    end = tl.minimum(tl.ceil((strip + 0.5) * height / h - 0.5), height).to(tl.int32)
+    top, bottom = tl.maximum(strip - 1, 0), tl.minimum(strip, h - 1)
+    rows, columns = first + tl.arange(0, ROWS), block * BLOCK + tl.arange(0, BLOCK)
+    down = tl.minimum(tl.maximum((rows + 0.5) * h / height - 0.5, 0.0), h - 1.0) - top
+    x = tl.minimum(tl.maximum((columns + 0.5) * w / width - 0.5, 0.0), w - 1.0)
+    left = x.to(tl.int32)
+    right, across = tl.minimum(left + 1, w - 1), x - left
+    above, below = scores + image * stride_b + top * stride_y, scores + image * stride_b + bottom * stride_y
+    best = tl.full((ROWS, BLOCK), float("-inf"), tl.float32)
+    found, total = tl.zeros((ROWS, BLOCK), tl.int32), tl.zeros((ROWS, BLOCK), tl.float32)
+    for k in range(CLASSES):
+        near, far = k * stride_k + left * stride_x, k * stride_k + right * stride_x
+        a, b = tl.load(above + near).to(tl.float32), tl.load(above + far).to(tl.float32)
+        c, d = tl.load(below + near).to(tl.float32), tl.load(below + far).to(tl.float32)
+        upper, lower = a + (b - a) * across, c + (d - c) * across
+        score = upper[None, :] + (lower - upper)[None, :] * down[:, None]
+        if CONFIDENCE:
+            highest = tl.maximum(best, score)
+            total = total * tl.exp(best - highest) + tl.exp(score - highest)
+        found = tl.where(score > best, k, found)
+        best = tl.maximum(best, score)
+    inside = (rows < end)[:, None] & (columns < width)[None, :]
+    place = (image * height + rows)[:, None] * width + columns[None, :]
+    tl.store(labels + place, found.to(tl.uint8), inside)
+    if CONFIDENCE:
+        tl.store(confidence + place, (255 / total + 0.5).to(tl.uint8), inside)

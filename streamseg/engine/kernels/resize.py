@@ -1,0 +1,87 @@
+"""Bilinear resizes of maps.
+
+Shapes: B batch, C channels, h x w a map.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from streamseg.engine.kernels import backend
+from streamseg.engine.kernels.backend import jit, tl, wait
+
+
+def add_resized(x: Tensor, small: Tensor) -> Tensor:
+    """A map (B, C, h, w) plus a smaller one, resized bilinearly."""
+    if not backend.use_triton(x):
+        return x + F.interpolate(small, x.shape[-2:], mode="bilinear", align_corners=False)
+    out = torch.empty_like(x)
+    resize(small, out, x)
+    return out
+
+
+def resize_into(out: Tensor, small: Tensor) -> None:
+    """Fill the first channels of a map (B, C, h, w) with a smaller one, resized bilinearly."""
+    if not backend.use_triton(out):
+        out[:, : small.shape[1]] = F.interpolate(small, out.shape[-2:], mode="bilinear", align_corners=False)
+        return
+    resize(small, out)
+
+
+def resize(small: Tensor, out: Tensor, add: Tensor | None = None) -> None:
+    """Resize a map bilinearly into the first channels of another, plus a third of that size, if given."""
+    batch, channels, h, w = small.shape
+    _, total, height, width = out.shape
+    block = max(1, 2048 // channels)  # of four corners each, which must fit into the registers
+    resize_kernel[backend.cdiv(width, block), height, batch](
+        small,
+        out,
+        out if add is None else add,
+        h,
+        w,
+        height,
+        width,
+        total,
+        C=channels,
+        BLOCK=block,
+        ADD=add is not None,
+        **backend.early(small.device),
+    )
+
+
+@jit
+def resize_kernel(
+    small,
+    out,
+    add,
+    h,
+    w,
+    height,
+    width,
+    total,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADD: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait(EARLY)
+    block, row, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    column, channel = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, C)
+    y = tl.minimum(tl.maximum((row + 0.5) * h / height - 0.5, 0.0), h - 1.0)
+    x = tl.minimum(tl.maximum((column + 0.5) * w / width - 0.5, 0.0), w - 1.0)
+    top, left = y.to(tl.int32), x.to(tl.int32)
+    bottom, right = tl.minimum(top + 1, h - 1), tl.minimum(left + 1, w - 1)
+    down, across = y - top, (x - left)[:, None]
+    inside = (column < width)[:, None]
+    above, below = small + ((image * h + top) * w) * C, small + ((image * h + bottom) * w) * C
+    near, far = left[:, None] * C + channel[None, :], right[:, None] * C + channel[None, :]
+    a, b = tl.load(above + near, inside, 0.0).to(tl.float32), tl.load(above + far, inside, 0.0).to(tl.float32)
+    c, d = tl.load(below + near, inside, 0.0).to(tl.float32), tl.load(below + far, inside, 0.0).to(tl.float32)
+    upper, lower = a + (b - a) * across, c + (d - c) * across
+    found = upper + (lower - upper) * down
+    pixel = ((image * height + row) * width + column)[:, None]
+    if ADD:
+        found += tl.load(add + pixel * C + channel[None, :], inside, 0.0).to(tl.float32)
+    tl.store(out + pixel * total + channel[None, :], found.to(out.dtype.element_ty), inside)

@@ -1,0 +1,188 @@
+"""From a frame's bytes to the first map: Conv-0, ReLU and the pooling after it.
+
+The 7x7 convolution of stride 2 is one of 4x4 and stride 1 over squares of 2x2 pixels, whose 12 numbers, in the order
+row, column, channel, are the channels; four more stay zero, for the tensor cores. Around the image are two squares of
+zeros at the top and left, one at the bottom and right: what the 7x7 convolution pads with.
+
+Shapes: B batch, H x W the frame, N channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from streamseg.engine.kernels import backend
+from streamseg.engine.kernels.backend import jit, release, tl, wait
+
+
+def unfold_frame(frame: Tensor, mean: Tensor, out: Tensor) -> None:
+    """Frames (B, 3, H, W), bytes, less the mean (3,), as the first convolution takes them, into `out`.
+
+    Args:
+        out: (B, 16, H/2 + 3, W/2 + 3), zeros; sides are rounded up.
+    """
+    if not backend.use_triton(frame):
+        out[:, :12, 2:-1, 2:-1] = squares(frame.float() - mean.float().view(1, 3, 1, 1))
+        return
+    batch, _, height, width = frame.shape
+    _, _, rows, columns = out.shape
+    block = 128
+    grid = (rows - 3, backend.cdiv(columns - 3, block), batch)
+    unfold_kernel[grid](
+        frame,
+        mean,
+        out,
+        height,
+        width,
+        rows,
+        columns,
+        *frame.stride(),
+        BLOCK=block,
+        num_warps=4,
+        **backend.early(frame.device),
+    )
+
+
+def squares(x: Tensor) -> Tensor:
+    """Every square of 2x2 pixels (B, 3, H, W) as one of 12 channels (B, 12, H/2, W/2); zeros fill up the last."""
+    height, width = x.shape[-2:]
+    x = F.pad(x, (0, width % 2, 0, height % 2)).unflatten(3, (-1, 2)).unflatten(2, (-1, 2))
+    return x.permute(0, 3, 5, 1, 2, 4).flatten(1, 3)
+
+
+@jit
+def unfold_kernel(
+    frame,
+    mean,
+    out,
+    height,
+    width,
+    rows,
+    columns,
+    stride_b,
+    stride_c,
+    stride_y,
+    stride_x,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait(EARLY)
+    row, block, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    part = tl.arange(0, 16)
+    y = 2 * row + part // 6
+    x = 2 * column[:, None] + (part % 6 // 3)[None, :]
+    channel = part % 3
+    inside = (part < 12)[None, :] & (y < height)[None, :] & (x < width)
+    place = image * stride_b + (channel * stride_c + y * stride_y)[None, :] + x * stride_x
+    found = tl.load(frame + place, inside, 0).to(tl.float32) - tl.load(mean + channel).to(tl.float32)[None, :]
+    found = tl.where(inside, found, 0.0)
+    target = ((image * rows + row + 2) * columns + column + 2)[:, None] * 16 + part[None, :]
+    tl.store(out + target, found.to(out.dtype.element_ty), (column < columns - 3)[:, None])
+
+
+def look(unfolded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The first map (B, N, H/4, W/4) of unfolded frames: convolution, ReLU, and the largest of 3x3, every second pixel.
+
+    The map before the pooling, the largest of all, is never written.
+
+    Args:
+        weight: (N, 16, 4, 4), channels_last.
+        bias: (N,).
+    """
+    if not backend.use_triton(unfolded):
+        return F.max_pool2d(F.conv2d(unfolded, weight, bias).relu_(), 3, stride=2, padding=1)
+    batch, _, rows, columns = unfolded.shape
+    channels, tall, wide = len(weight), (rows - 2) // 2, (columns - 2) // 2
+    out = torch.empty(batch, tall, wide, channels, dtype=unfolded.dtype, device=unfolded.device).permute(0, 3, 1, 2)
+    block = 128
+    strip = make_strip(backend.cdiv(wide, block // 2 - 1) * batch, tall, backend.processors(unfolded.device))
+    look_kernel[backend.cdiv(wide, block // 2 - 1), backend.cdiv(tall, strip), batch](
+        unfolded,
+        weight,
+        bias,
+        out,
+        rows,
+        columns,
+        tall,
+        wide,
+        C=channels,
+        BLOCK=block,
+        STRIP=strip,
+        num_warps=8,
+        **backend.early(unfolded.device),
+    )
+    return out
+
+
+def make_strip(blocks: int, tall: int, processors: int) -> int:
+    """How many rows a program makes: so many that all programs together take the fewest rounds of all processors."""
+
+    def rounds(strip: int) -> float:
+        return backend.cdiv(blocks * backend.cdiv(tall, strip), processors) * (strip + 0.7)
+
+    return min(range(4, 25), key=rounds)
+
+
+@jit
+def look_kernel(
+    unfolded,
+    weight,
+    bias,
+    out,
+    rows,
+    columns,
+    tall,
+    wide,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STRIP: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait(EARLY)
+    block, strip, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    unfolded += image * rows * columns * 16
+    half: tl.constexpr = BLOCK // 2
+    channel, part = tl.arange(0, C), tl.arange(0, 64)
+    place = weight + channel[None, :] * 256 + part[:, None]
+    w0, w1, w2, w3 = tl.load(place), tl.load(place + 64), tl.load(place + 128), tl.load(place + 192)
+    add = tl.load(bias + channel).to(tl.float32)[None, :]
+    # columns of the convolution: one before each pair under a pixel of the pooled map; the last pair lacks a neighbour
+    first = 2 * block * (half - 1) - 1
+    column = first + tl.arange(0, BLOCK)
+    known = ((column >= 0) & (column < columns - 3))[:, None]
+    lines = unfolded + column[:, None] * 16 + part[None, :]
+    y = strip * STRIP
+    top = read_line(lines, 2 * y - 1, rows, columns, known)
+    l0 = read_line(lines, 2 * y, rows, columns, known)
+    l1 = read_line(lines, 2 * y + 1, rows, columns, known)
+    l2 = read_line(lines, 2 * y + 2, rows, columns, known)
+    above = tl.dot(l2, w3, tl.dot(l1, w2, tl.dot(l0, w1, tl.dot(top, w0)))) + add
+    above = tl.where(known & (y > 0), above, 0.0)
+    next_one = tl.minimum(tl.arange(0, half) + 1, half - 1)
+    next_one = tl.broadcast_to(next_one[:, None], (half, C))
+    x = block * (half - 1) + tl.arange(0, half)
+    inside = x < tl.minimum(wide, (block + 1) * (half - 1))
+    release(EARLY)
+    for _ in range(STRIP):
+        l3 = read_line(lines, 2 * y + 3, rows, columns, known)
+        l4 = read_line(lines, 2 * y + 4, rows, columns, known)
+        even = tl.dot(l3, w3, tl.dot(l2, w2, tl.dot(l1, w1, tl.dot(l0, w0)))) + add
+        odd = tl.dot(l4, w3, tl.dot(l3, w2, tl.dot(l2, w1, tl.dot(l1, w0)))) + add
+        odd = tl.where(known & (2 * y + 1 < rows - 3), odd, 0.0)
+        best = tl.maximum(tl.maximum(above, odd), tl.where(known, even, 0.0))
+        best = tl.maximum(best, 0.0).to(out.dtype.element_ty)
+        left, middle = tl.split(tl.trans(tl.reshape(best, (half, 2, C)), (0, 2, 1)))
+        right = tl.gather(left, next_one, 0)
+        target = out + ((image * tall + y) * wide + x)[:, None] * C + channel[None, :]
+        tl.store(target, tl.maximum(tl.maximum(left, middle), right), (inside & (y < tall))[:, None])
+        above, l0, l1, l2 = odd, l2, l3, l4
+        y += 1
+
+
+@jit
+def read_line(lines, row, rows, columns, known):
+    """Four squares side by side for each column of the convolution."""
+    return tl.load(lines + row * columns * 16, known & (row >= 0) & (row < rows), 0.0)

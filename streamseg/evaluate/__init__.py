@@ -1,0 +1,1 @@
+"""Accuracy, speed and steadiness, and the tables of the paper."""

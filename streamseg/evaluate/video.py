@@ -1,0 +1,235 @@
+"""The accuracy of a network on sequences of frames, seen in order: how steady its labels are, and how long they take.
+
+Shapes: H height, W width.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from streamseg.data.datasets import Dataset, Still, check_sizes, in_parallel
+from streamseg.data.layouts import VIDEOS
+from streamseg.evaluate import metrics
+from streamseg.evaluate.images import Evaluation, Tally, check_dataset, draw_plots, render_shares, to_json
+from streamseg.models.checkpoint import Network
+from streamseg.stream.label_frames import Engine, LastFrames, Policy, check_window, label_frame, to_engine, to_policy
+
+WARM_UP = 3
+"""How many frames of a size are labelled before the first one is timed."""
+
+
+@dataclass(frozen=True)
+class VideoEvaluation(Evaluation):
+    """How well a network does on sequences of frames, which it sees in order; NaN is what these are too short for."""
+
+    mvc8: float
+    """Video consistency of VSPW in windows of 8 frames; see metrics.mvc."""
+    mvc16: float
+    strict_mvc8: float
+    """As mvc8, but the labels must be right as well."""
+    strict_mvc16: float
+    flip_rate: float
+    """The share of pixels whose predicted label changes from the frame before a labelled one to it."""
+    flip_rate_still: float
+    """Of the pixels alone whose true label stays."""
+    avg_rt_ms: float
+    """Milliseconds from a frame on the device to its labels there, the paper's Avg RT (Table VI)."""
+    max_latency_ms: float
+    """Of the slowest frame, the paper's MaxLatency."""
+    sequences: int
+    device: str
+    """What was timed."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A frame of a sequence, and what the network made of it; labels (H, W) on the device."""
+
+    still: Still
+    first: bool
+    """Whether a sequence begins."""
+    labels: Tensor
+    predicted: Tensor
+    milliseconds: float
+
+
+def evaluate_video(
+    model: Network | Engine,
+    dataset: Dataset,
+    window: int | Policy,
+    *,
+    threads: int = 2,
+    progress: Callable[[int, int], None] | None = None,
+) -> VideoEvaluation:
+    """Measure a network, or whatever else labels frames, on every sequence of a data set, in order, at full size.
+
+    Frames without labels are seen too, where they come before a labelled one and in its window.
+
+    Args:
+        window: How many frames to look at, the present one among them; or another policy, such as FadingInTime.
+        threads: How many frames to decode at a time.
+        progress: Called after each frame with the number of frames done and of all.
+    """
+    engine = to_engine(model)
+    check_dataset(engine, dataset)
+    check_window(engine, window)
+    device = engine.device
+    sequences = list_sequences(dataset, window)
+    total = sum(map(len, sequences))
+    place_of = {pair.image: index for index, pair in enumerate(dataset.pairs)}
+    tally = Tally(len(dataset.classes), device)
+    flips = torch.zeros(4, dtype=torch.int64, device=device)
+    consistent: dict[int, list[list[Tensor]]] = {8: [], 16: []}
+    times = []
+    runs = None
+    for step in run_sequences(engine, dataset, sequences, window, threads):
+        runs = metrics.extend(None if step.first else runs, step.labels, step.predicted)
+        for frames, videos in consistent.items():
+            if step.first:
+                videos.append([])
+            videos[-1].append(metrics.consistency(runs, frames))
+        if step.still.labels is not None:
+            tally.add(place_of[step.still.image], step.labels, step.predicted)
+            flips += metrics.flip_counts(runs)
+        times.append(step.milliseconds)
+        if progress is not None:
+            progress(len(times), total)
+
+    (mvc8, strict_mvc8), (mvc16, strict_mvc16) = (metrics.mvc(videos).tolist() for videos in consistent.values())
+    flip_rate, flip_rate_still = metrics.flip_rates(flips).tolist()
+    return VideoEvaluation(
+        **vars(tally.result(dataset)),
+        mvc8=100 * mvc8,
+        mvc16=100 * mvc16,
+        strict_mvc8=100 * strict_mvc8,
+        strict_mvc16=100 * strict_mvc16,
+        flip_rate=100 * flip_rate,
+        flip_rate_still=100 * flip_rate_still,
+        avg_rt_ms=sum(times) / len(times),
+        max_latency_ms=max(times),
+        sequences=len(sequences),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+    )
+
+
+def list_sequences(dataset: Dataset, window: int | Policy) -> list[tuple[Still, ...]]:
+    """The sequences of a data set with what comes before labelled frames; a ValueError says if they are none."""
+    sequences = dataset.stills(reach(window))
+    needed = VIDEOS.get(dataset.name, "a data set of videos")
+    if all(len(sequence) == 1 for sequence in sequences):
+        raise ValueError(
+            f"{dataset.name} {dataset.split} has no sequences of frames to look at in order: a window needs {needed}."
+        )
+    placed = {still.image for sequence in sequences for still in sequence}
+    for pair in dataset.pairs:
+        if pair.image not in placed:
+            raise ValueError(f"{pair.image} is in no sequence of frames: a window needs {needed}.")
+    return sequences
+
+
+def reach(window: int | Policy) -> int | None:
+    """How many frames are seen before a labelled one, if there are so many; None for all."""
+    policy = to_policy(window)
+    # one more than it looks back to: the frame that it is compared with has a whole window too
+    return policy.frames if isinstance(policy, LastFrames) else None
+
+
+def run_sequences(
+    engine: Engine,
+    dataset: Dataset,
+    sequences: Sequence[Sequence[Still]],
+    window: int | Policy,
+    threads: int,
+) -> Iterator[Step]:
+    """Every frame of the sequences with its labels; each sequence begins without a past."""
+    device = engine.device
+    warm: set[tuple[int, int]] = set()
+    frames = read_in_groups(dataset, chain.from_iterable(sequences), 4 * threads, threads)
+    for sequence in sequences:
+        state, opening = None, None
+        for still, (frame, labels) in zip(sequence, islice(frames, len(sequence)), strict=True):
+            first = opening is None
+            opening = opening or (frame, still.image)
+            check_sizes(*opening, frame, still.image)
+            size, frame = (frame.shape[1], frame.shape[2]), frame.to(device)
+            try:
+                if size not in warm:
+                    warm.add(size)
+                    warm_up(engine, frame, window)
+                wait_for(device)
+                start = perf_counter()
+                predicted, state = label_frame(engine, frame, state, window, seconds=still.seconds, size=size)
+                wait_for(device)
+                seconds = perf_counter() - start
+            except ValueError as error:
+                raise ValueError(f"{still.image}: {error}") from error
+            yield Step(still, first, labels.to(device), predicted, 1000 * seconds)
+
+
+def read_in_groups(
+    dataset: Dataset, stills: Iterator[Still], count: int, threads: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Frames and labels, so many decoded at a time and then none until these are used: what is timed has no rival."""
+    while group := list(islice(stills, count)):
+        yield from list(in_parallel(dataset.read_still, group, threads))
+
+
+def warm_up(engine: Engine, frame: Tensor, window: int | Policy) -> None:
+    """Label a frame with and without a past, so that a device has all that it needs for others of its size."""
+    state = None
+    for _ in range(WARM_UP):
+        _, state = label_frame(engine, frame, state, window, size=(frame.shape[1], frame.shape[2]))
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has done all that it was told to."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def video_to_json(evaluation: VideoEvaluation) -> dict:
+    """An evaluation on sequences as JSON can hold it: percent, milliseconds, and null for what does not exist."""
+    shares = ("mvc8", "mvc16", "strict_mvc8", "strict_mvc16", "flip_rate", "flip_rate_still")
+    measured = {name: getattr(evaluation, name) for name in shares}
+    return to_json(evaluation) | {
+        **{name: None if math.isnan(share) else share for name, share in measured.items()},
+        "avg_rt_ms": evaluation.avg_rt_ms,
+        "max_latency_ms": evaluation.max_latency_ms,
+        "sequences": evaluation.sequences,
+        "device": evaluation.device,
+    }
+
+
+def render_video(evaluation: VideoEvaluation) -> str:
+    """An evaluation on sequences as a table for the terminal, with its times below."""
+    shares = {
+        "mVC8": evaluation.mvc8,
+        "mVC16": evaluation.mvc16,
+        "strict mVC8": evaluation.strict_mvc8,
+        "strict mVC16": evaluation.strict_mvc16,
+        "flip rate": evaluation.flip_rate,
+        "flip rate, still": evaluation.flip_rate_still,
+    }
+    return (
+        f"{render_shares(evaluation, shares)}\n\nAvg RT {evaluation.avg_rt_ms:.1f} ms, "
+        f"MaxLatency {evaluation.max_latency_ms:.1f} ms a frame on {evaluation.device}"
+    )
+
+
+def write_video_plots(
+    folder: Path, evaluation: VideoEvaluation, model: Network | Engine, dataset: Dataset, window: int | Policy
+) -> None:
+    """Draw an evaluation on sequences as write_plots does; the worst frames come after those before them once more."""
+
+    def predict_again(index: int) -> Tensor:
+        alone = replace(dataset, pairs=(dataset.pairs[index],))
+        *_, last = run_sequences(to_engine(model), alone, alone.stills(reach(window)), window, threads=1)
+        return last.predicted
+
+    draw_plots(folder, evaluation, dataset, predict_again)

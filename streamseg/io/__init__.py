@@ -1,0 +1,1 @@
+"""Files, pictures, videos, cameras and addresses: read and written."""

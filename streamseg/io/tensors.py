@@ -1,0 +1,89 @@
+"""Files of named tensors: safetensors, and torch files to read. Nothing in a file is ever run."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from streamseg.checks import check_readable
+from streamseg.io.checksums import BLANK, check_checksum, check_zip, write_checksum
+from streamseg.io.files import written_whole
+
+
+def open_tensors(path: Path) -> safe_open:
+    """A safetensors file, to take its metadata and its tensors from; its checksum is checked, if it has one."""
+    check_readable(path)
+    try:
+        file = safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{path} is no safetensors file, or is cut short ({brief(error)}): get a whole copy of it."
+        ) from None
+    check_checksum(path)
+    return file
+
+
+def take_tensors(path: Path, file: safe_open) -> dict[str, Tensor]:
+    """All the tensors of an opened safetensors file."""
+    try:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except SafetensorError as error:  # a kind of number that torch lacks
+        raise ValueError(f"{path} holds tensors that cannot be read ({brief(error)}).") from None
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or of a torch file, whose pickled code is never run."""
+    if path.suffix == ".safetensors":
+        with open_tensors(path) as file:
+            return take_tensors(path, file)
+    check_readable(path)
+    check_zip(path)
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged or hostile file can fail in any way
+        raise ValueError(
+            f"{path} is no torch file of plain tensors, or is cut short ({brief(error)}): get a whole copy of it."
+        ) from None
+    if not isinstance(tensors, dict) or not all(isinstance(x, str) and is_dense(t) for x, t in tensors.items()):
+        raise ValueError(f"{path} does not hold dense tensors by their names: save a model's state_dict().")
+    return tensors
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file, whole or not at all; a blank in its metadata becomes its checksum."""
+    try:
+        with written_whole(path) as temporary:
+            save_file(tensors, temporary, metadata)
+            if any(BLANK in text for text in metadata.values()):
+                write_checksum(temporary)
+    except SafetensorError as error:  # its word for a full disk
+        raise OSError(f"Could not write {path}: {brief(error)}.") from error
+
+
+def check_weights(where: str, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError unless weights have the wanted names and shapes, and are numbers that a network can use."""
+    for name in sorted(weights.keys() | wanted.keys()):
+        if name not in weights or name not in wanted or weights[name].shape != wanted[name].shape:
+            raise ValueError(f"{where}: {name!r:.80} is missing, foreign or of another shape.")
+    for name, tensor in weights.items():
+        kinds = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+        if name.endswith("num_batches_tracked"):
+            kinds = [torch.int64]
+        if not is_dense(tensor) or tensor.dtype not in kinds:
+            raise ValueError(f"{where}: {name!r:.80} is no dense tensor of {' or '.join(map(str, kinds))}.")
+        if not tensor.float().isfinite().all() or (name.endswith("running_var") and tensor.lt(0).any()):
+            raise ValueError(f"{where}: {name!r:.80} holds numbers that are not finite, or variances below zero.")
+
+
+def is_dense(tensor: object) -> bool:
+    """Whether something is a tensor that simply holds its numbers."""
+    return isinstance(tensor, Tensor) and tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_meta)
+
+
+def brief(error: Exception) -> str:
+    """An error's first words; a hostile file can put anything into them."""
+    line = str(error).strip().partition("\n")[0] or type(error).__name__
+    return "".join(letter if letter.isprintable() else "?" for letter in line[:120])

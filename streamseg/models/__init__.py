@@ -1,0 +1,1 @@
+"""FANet and the baselines it is compared with."""

@@ -1,0 +1,1 @@
+"""Threads, processes and machines that work together, and signals that stop them."""

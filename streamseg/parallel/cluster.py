@@ -1,0 +1,121 @@
+"""Work spread over the machines of a Ray cluster, by Ray Data, which lives here and nowhere else."""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from streamseg.io.tensors import brief
+
+LOCAL = "local"
+"""The address of a cluster of this machine alone, which is started for a job and ends with it."""
+
+PER_GPU = 8
+"""Workers that share a GPU: reading and writing a frame takes a processor ten times as long as the GPU needs for it."""
+MOST_BLOCKS = 10_000
+"""The most pieces that Ray Data is given to keep in mind."""
+TRIES = 3
+"""How often work is begun whose worker dies."""
+PATIENCE = 20.0
+"""Seconds within which a cluster must answer."""
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Within it this process belongs to a Ray cluster: local, auto (the one that runs here), HOST:PORT or ray://…."""
+    check_installed()
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what concerns a user is told here
+    import ray
+
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", address)
+    if address not in (LOCAL, "auto"):
+        check_answers(address)
+    try:
+        ray.init(
+            address,
+            include_dashboard=False if address == LOCAL else None,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+    except (OSError, RuntimeError, ValueError, ImportError) as error:
+        if address == "auto":
+            raise ConnectionError("No Ray cluster runs here: start one with ray start --head.") from None
+        raise ConnectionError(f"The Ray cluster at {address} cannot be joined ({brief(error)}).") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def check_installed() -> None:
+    """Raise an ImportError that says what to install, if Ray Data is missing."""
+    for module in ("ray", "pyarrow", "pandas"):
+        if find_spec(module) is None:
+            raise ImportError(f"--ray needs {module}: pip install 'streamseg[distributed]'")
+
+
+def check_answers(address: str) -> None:
+    """Raise a ConnectionError if no Ray cluster answers at an address; left to itself, Ray waits for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 65536):
+        raise ValueError(f"--ray is {address!r:.80}; expected local, auto, HOST:PORT or ray://HOST:PORT.")
+    problem = f"No Ray cluster answers at {address} within {PATIENCE:.0f} s: is it running, and is this its port?"
+    try:
+        socket.create_connection((host, int(port)), timeout=PATIENCE / 2).close()
+        if not address.startswith("ray://"):
+            ask = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+            subprocess.run(ask, timeout=PATIENCE, check=True, capture_output=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        if b"AuthenticationError" in (getattr(error, "stderr", None) or b""):
+            problem = f"The Ray cluster at {address} wants a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN for it."
+        raise ConnectionError(problem) from None
+
+
+def spread(
+    worker: type, given: Sequence[Any], rows: Sequence[dict[str, Any]], *, gpus: bool
+) -> Iterator[dict[str, Any]]:
+    """What workers, each in a process of its own, make of rows, as it comes.
+
+    A row whose worker dies is begun again elsewhere. One that fails, or keeps killing its workers, gives nothing.
+
+    Args:
+        worker: A class; its instances turn a row into another. The last argument of its making is a device's name.
+        given: The arguments before that.
+        gpus: Whether the GPUs of the cluster are used, if it has any.
+    """
+    import ray
+    import ray.data
+
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.max_errored_blocks = -1
+    # a long video is no standstill; Ray 2.40 knows nothing of this
+    if hasattr(context, "execution_no_progress_timeout_s"):
+        context.execution_no_progress_timeout_s = -1
+    found = ray.cluster_resources()
+    shares = round(PER_GPU * found.get("GPU", 0)) if gpus else 0
+    workers = min(len(rows), shares or int(found.get("CPU", 1)))
+    with warnings.catch_warnings():
+        # Ray 2.64 will let nobody say how often work is begun again
+        warnings.simplefilter("ignore", DeprecationWarning)
+        data = ray.data.from_items(list(rows), override_num_blocks=min(len(rows), MOST_BLOCKS)).map(
+            worker,
+            fn_constructor_args=(*given, "cuda:0" if shares else "cpu"),
+            # none waits behind a long one while another worker is idle
+            compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
+            num_cpus=1,
+            num_gpus=1 / PER_GPU if shares else 0,
+            max_task_retries=TRIES - 1,
+        )
+    try:
+        yield from data.iter_rows()
+    except (ray.exceptions.RayError, RuntimeError) as error:
+        raise OSError(f"The Ray cluster gave up ({brief(error)}): what is finished stays.") from error

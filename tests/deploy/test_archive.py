@@ -1,0 +1,347 @@
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from clips import cut, make_clip
+from commands import run
+from pyarrow import parquet
+
+import streamseg
+from streamseg import cli
+from streamseg.deploy import archive
+from streamseg.deploy.archive import Orders, Report, Segmenter, find_recordings, line, look_through, settle
+from streamseg.io.stores import reach, read_text
+from streamseg.io.video import read_label_video
+from streamseg.stream.label_frames import LastFrames
+
+ORDERS = Orders(None, LastFrames(1))
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install '.[distributed]'")
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory):
+    """Four videos on two days; one is cut short, and one is no video at all."""
+    folder = tmp_path_factory.mktemp("videos")
+    for name, frames in (("day1/a.mp4", 4), ("day1/b.mp4", 6), ("day2/a.mp4", 5), ("day2/cut.mkv", 60)):
+        (folder / name).parent.mkdir(exist_ok=True)
+        make_clip(folder / name, frames, size=(64, 96))
+    cut(folder / "day2" / "cut.mkv", 0.5)
+    (folder / "day2" / "none.mp4").write_bytes(b"no video")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def segmenter():
+    return lambda out, orders=ORDERS: Segmenter(orders, str(out), "cpu")
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Work is done in this process, one piece after the other, as if there were a cluster; its rows are recorded."""
+    rows = []
+
+    def spread(worker, given, todo, *, gpus):
+        work = worker(*given, "cpu")
+        for row in todo:
+            rows.append(row["place"])
+            yield work(row)
+
+    class Connected:
+        def __init__(self, address):
+            pass
+
+        def __enter__(self):
+            pass
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr("streamseg.parallel.cluster.check_installed", lambda: None)
+    monkeypatch.setattr("streamseg.parallel.cluster.connected", Connected)
+    monkeypatch.setattr("streamseg.parallel.cluster.spread", spread)
+    return rows
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
+
+
+def labels_of(path):
+    return [labels for labels, _ in read_label_video(path)]
+
+
+def test_videos_are_found_with_the_folders_that_they_lie_in(videos, tmp_path):
+    root, found = find_recordings([f"{videos}/**/*.mp4"], str(tmp_path))
+    assert root == str(videos)
+    assert [one.place for one in found] == ["day1/a.mp4", "day1/b.mp4", "day2/a.mp4", "day2/none.mp4"]
+    assert [Path(one.address) for one in found] == [videos / one.place for one in found]
+    assert [one.size for one in found] == [(videos / one.place).stat().st_size for one in found]
+    root, found = find_recordings([str(videos / "day2"), str(videos / "day1" / "b.mp4")], str(tmp_path))
+    assert root == str(videos)
+    assert [one.place for one in found] == ["day2/a.mp4", "day2/cut.mkv", "day2/none.mp4", "day1/b.mp4"]
+    # what a day holds is no reason for other places
+    assert find_recordings([f"{videos}/*/b.mp4"], str(tmp_path))[0] == str(videos)
+
+
+def test_a_list_names_videos(videos, tmp_path):
+    (tmp_path / "list.txt").write_text(f"{videos}/day1\n{videos}/day2/a.mp4\n")
+    root, found = find_recordings([str(tmp_path / "list.txt")], str(tmp_path / "out"))
+    assert (root, len(found)) == (str(videos), 3)
+
+
+def test_results_in_the_same_folder_are_no_videos(videos, tmp_path):
+    shutil.copytree(videos, tmp_path, dirs_exist_ok=True)
+    make_clip(tmp_path / "overlay.mp4", 1)
+    (tmp_path / "out" / "day1" / "a.mp4").mkdir(parents=True)
+    shutil.move(tmp_path / "overlay.mp4", tmp_path / "out" / "day1" / "a.mp4" / "overlay.mp4")
+    _, found = find_recordings([f"{tmp_path}/**/*.mp4"], str(tmp_path / "out"))
+    assert [one.place for one in found] == ["day1/a.mp4", "day1/b.mp4", "day2/a.mp4", "day2/none.mp4"]
+
+
+def test_a_folder_whose_name_begins_as_that_of_the_results_holds_videos(tmp_path):
+    for place in ("out-2/a.mp4", "output/b.mp4", "out.mp4", "out/c.mp4/overlay.mp4"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_bytes(b"a video")
+    _, found = find_recordings([f"{tmp_path}/**/*.mp4"], str(tmp_path / "out"))
+    assert sorted(one.place for one in found) == ["out-2/a.mp4", "out.mp4", "output/b.mp4"]
+
+
+def test_what_is_no_video_is_refused(videos, tmp_path):
+    with pytest.raises(FileNotFoundError, match="No video at .*/nothing: looked for .mp4"):
+        find_recordings([f"{videos}/nothing"], str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"No video at .*/\*.png"):
+        find_recordings([f"{videos}/*.png"], str(tmp_path))
+
+
+def test_a_video_becomes_labels_and_statistics_of_each_frame(videos, tmp_path, segmenter):
+    row = segmenter(tmp_path)({"address": str(videos / "day1" / "b.mp4"), "place": "day1/b.mp4"})
+    assert row == {"place": "day1/b.mp4", "frames": 6, "problem": "", "stop": ""}
+    assert files(tmp_path) == ["day1/b.mp4/frames.parquet", "day1/b.mp4/labels.mkv"]
+    model, classes = streamseg.load()
+    wanted = [labels for _, labels in streamseg.label_frames(model, streamseg.read_frames(videos / "day1" / "b.mp4"))]
+    found = labels_of(tmp_path / "day1" / "b.mp4" / "labels.mkv")
+    assert all(ours.equal(theirs) for ours, theirs in zip(found, wanted, strict=True))
+    table = parquet.read_table(tmp_path / "day1" / "b.mp4" / "frames.parquet").to_pydict()
+    assert table["frame"] == [0, 1, 2, 3, 4, 5]
+    assert table["seconds"] == pytest.approx([0.0, 0.04, 0.08, 0.12, 0.16, 0.2])
+    assert all(latency > 0 for latency in table["latency_ms"])
+    for number, name in enumerate(classes.names):
+        shares = [(labels == number).float().mean().item() for labels in wanted]
+        assert table[f"share_{name}"] == pytest.approx(shares, abs=1e-6)
+
+
+def test_overlays_and_confidence_are_there_on_request(videos, tmp_path, segmenter):
+    orders = replace(ORDERS, overlay=True, labels=False, confidence=True)
+    segmenter(tmp_path, orders)({"address": str(videos / "day1" / "a.mp4"), "place": "a.mp4"})
+    assert files(tmp_path) == ["a.mp4/confidence.mkv", "a.mp4/frames.parquet", "a.mp4/overlay.mp4"]
+
+
+def test_a_damaged_video_gives_what_it_has_and_says_so(videos, tmp_path, segmenter):
+    row = segmenter(tmp_path)({"address": str(videos / "day2" / "cut.mkv"), "place": "cut.mkv"})
+    assert 0 < row["frames"] < 60
+    assert row["problem"].startswith(f"{videos}/day2/cut.mkv is cut short: only ")
+    assert files(tmp_path) == ["cut.mkv/frames.parquet", "cut.mkv/labels.mkv", "cut.mkv/problem.txt"]
+    assert look_through(str(tmp_path)) == ({"cut.mkv"}, {"cut.mkv": row["problem"]})
+
+
+def test_what_is_no_video_leaves_nothing_but_a_sentence(videos, tmp_path, segmenter):
+    row = segmenter(tmp_path)({"address": str(videos / "day2" / "none.mp4"), "place": "none.mp4"})
+    assert row["frames"] == 0
+    assert row["problem"].startswith(f"{videos}/day2/none.mp4 is not a video that can be read")
+    assert files(tmp_path) == []
+
+
+def test_a_full_disk_stops_the_job(videos, tmp_path, segmenter, monkeypatch, here):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    work = segmenter(tmp_path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400, before[1]))
+    try:
+        row = work({"address": str(videos / "day1" / "b.mp4"), "place": "b.mp4"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert row["stop"].startswith(f"Could not write {tmp_path}/b.mp4")
+    assert files(tmp_path) == []
+    monkeypatch.setattr(Segmenter, "__call__", lambda self, row: {"stop": "Could not write x: Full."})
+    with pytest.raises(OSError, match="^Could not write x: Full. What is finished stays: the same command goes on"):
+        archive.segment_archive([f"{videos}/day1"], str(tmp_path / "out"), ORDERS, "local")
+
+
+@pytest.mark.slow
+def test_a_job_does_what_is_left_and_nothing_twice(videos, tmp_path, here):
+    out = tmp_path / "out"
+    seen = []
+    report = archive.segment_archive(
+        [f"{videos}/**/*.mp4"], str(out), ORDERS, "local", progress=lambda report: seen.append(report.finished)
+    )
+    assert here == ["day1/b.mp4", "day2/a.mp4", "day1/a.mp4", "day2/none.mp4"]  # the largest first
+    assert (report.videos, report.finished, report.frames) == (4, 3, 15)
+    assert seen == [1, 2, 3, 3]
+    assert list(report.problems) == ["day2/none.mp4"]
+    assert json.loads((out / "report.json").read_text())["frames"] == 15
+    whole = {name: (out / name).read_bytes() for name in files(out) if name.endswith("labels.mkv")}
+
+    # what a killed worker leaves is removed, a video that is not there is made again, one that was bad is tried again
+    (out / "day1" / ".streamseg-1").mkdir()
+    shutil.rmtree(out / "day1" / "a.mp4")
+    here.clear()
+    report = archive.segment_archive([f"{videos}/**/*.mp4"], str(out), ORDERS, "local")
+    assert here == ["day1/a.mp4", "day2/none.mp4"]
+    assert (report.finished_before, report.finished) == (2, 1)
+    assert {name: (out / name).read_bytes() for name in whole} == whole  # byte by byte
+    assert not (out / "day1" / ".streamseg-1").exists()
+
+    here.clear()
+    report = archive.segment_archive([f"{videos}/day1/*.mp4"], str(tmp_path / "other"), ORDERS, "local")
+    assert archive.segment_archive([f"{videos}/day1/*.mp4"], str(tmp_path / "other"), ORDERS, "local").finished == 0
+    assert here == ["b.mp4", "a.mp4"]
+
+
+def test_videos_and_results_can_be_in_a_store(videos, here):
+    store, path = reach("memory://bucket")
+    store.put(str(videos / "day1"), f"{path}/videos", recursive=True)
+    job = ["memory://bucket/videos/*.mp4"], "memory://bucket/out", ORDERS, "local"
+    report = archive.segment_archive(*job)
+    assert (report.finished, report.frames, report.problems) == (2, 10, {})
+    assert store.exists(f"{path}/out/a.mp4/labels.mkv")
+    assert json.loads(read_text("memory://bucket/out/report.json"))["videos"] == 2
+    assert archive.segment_archive(*job).finished_before == 2
+    assert here == ["b.mp4", "a.mp4"]
+    store.rm(path, recursive=True)
+
+
+def test_a_worker_that_keeps_dying_costs_its_video_alone(videos, tmp_path, here, monkeypatch):
+    monkeypatch.setattr("streamseg.parallel.cluster.spread", lambda *_, **__: iter(()))
+    report = archive.segment_archive([f"{videos}/day1"], str(tmp_path / "out"), ORDERS, "local")
+    assert report.problems["a.mp4"] == "a.mp4 was not finished: its worker failed, or died 3 times."
+    assert report.finished == 0
+
+
+def test_an_archive_is_gone_on_with_under_the_same_settings_alone(tmp_path):
+    settings = archive.describe(ORDERS, "/videos")
+    settle(str(tmp_path / "new"), settings)
+    settle(str(tmp_path / "new"), settings)
+    other = archive.describe(replace(ORDERS, window=LastFrames(2), size=(64, 96)), "/videos")
+    with pytest.raises(ValueError, match="was begun with other window, size: give the same ones to go on"):
+        settle(str(tmp_path / "new"), other)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    for taken in (tmp_path / "full", tmp_path / "full" / "mine.txt"):
+        with pytest.raises(ValueError, match="is there already, and no archive: give a new folder to write to.$"):
+            settle(str(taken), settings)
+
+
+@pytest.mark.parametrize("text", ["", "{", "3", "[]x", "[1]", "null", "[" * 100_000])
+def test_damaged_settings_of_an_archive_are_told(tmp_path, text):
+    settle(str(tmp_path / "out"), archive.describe(ORDERS, "/videos"))
+    (tmp_path / "out" / "archive.json").write_text(text)
+    with pytest.raises(ValueError, match="archive.json is damaged: restore it, or give another folder to write to.$"):
+        settle(str(tmp_path / "out"), archive.describe(ORDERS, "/videos"))
+
+
+def test_damaged_statistics_of_a_video_are_told(tmp_path):
+    (tmp_path / "frames.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(ValueError, match="frames.parquet is damaged: remove it, and the video is labelled again.$"):
+        archive.count_frames(str(tmp_path))
+
+
+def test_other_weights_under_the_same_name_do_not_go_on_with_an_archive(tmp_path):
+    orders = replace(ORDERS, weights=tmp_path / "mine.safetensors")
+    orders.weights.write_bytes(b"some weights")
+    settings = archive.describe(orders, "/videos")
+    settle(str(tmp_path / "out"), settings)
+    moved = replace(orders, weights=tmp_path / "the same elsewhere")
+    moved.weights.write_bytes(b"some weights")
+    settle(str(tmp_path / "out"), archive.describe(moved, "/videos"))
+    orders.weights.write_bytes(b"other weights")
+    with pytest.raises(ValueError, match="was begun with other weights: give the same ones to go on"):
+        settle(str(tmp_path / "out"), archive.describe(orders, "/videos"))
+
+
+def test_a_line_tells_how_a_job_stands():
+    report = Report(40, 10, 15, 1500, 60.0, 0.5, {"a.mp4": "bad"})
+    assert line(report) == "25/40 videos  1,500 frames  25.0 frames/s  0:01:00 left  1 with problems"
+    assert line(Report(40, 40)) == "40/40 videos  0 frames"
+
+
+def test_the_command_line_lists_what_went_wrong_and_exits_with_1(videos, tmp_path, here, monkeypatch, capsys):
+    assert run(monkeypatch, "segment", f"{videos}/day2", tmp_path / "out", "--ray", "--overlay") == 1
+    told = capsys.readouterr()
+    assert "2/3 videos" in told.out
+    assert "none.mp4 is not a video that can be read" in told.err
+    assert "cut.mkv is cut short" in told.err
+    assert files(tmp_path / "out" / "a.mp4") == ["frames.parquet", "labels.mkv", "overlay.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("given", "completed"),
+    [
+        (["segment", "a", "b", "--ray"], ["a", "b", "--ray", "local", "--no-overlay", "--labels"]),
+        (["segment", "--ray", "a", "b"], ["--ray", "local", "a", "b", "--no-overlay", "--labels"]),
+        (["segment", "--ray", "auto", "a"], ["--ray", "auto", "a", "--no-overlay", "--labels"]),
+        (["segment", "a", "--ray", "head:6379", "--overlay"], ["a", "--ray", "head:6379", "--overlay", "--labels"]),
+        (["segment", "a", "--ray=ray://h:1", "--no-labels"], ["a", "--ray=ray://h:1", "--no-labels", "--no-overlay"]),
+        (["evaluate", "--ray"], ["--ray", "local"]),
+        (["segment", "a"], ["a"]),
+    ],
+)
+def test_ray_stands_for_this_machine_labels_and_no_overlay(given, completed):
+    assert cli.complete_ray(given) == given[:1] + completed
+
+
+@pytest.mark.parametrize("option", [["--json", "a.json"], ["--show"], ["--deadline", "50"], ["--rate", "5"]])
+def test_options_that_videos_on_a_cluster_do_not_have_are_refused(option, monkeypatch, capsys, here):
+    assert run(monkeypatch, "segment", "a.mp4", "out", "--ray", *option) == 2
+    assert "--ray reads videos and writes a folder, which comes last" in capsys.readouterr().err
+
+
+@needs_ray
+def test_a_job_on_ray_survives_the_death_of_a_worker(tmp_path, monkeypatch, capsys):
+    videos, out, alone = tmp_path / "videos", tmp_path / "out", tmp_path / "alone"
+    videos.mkdir()
+    for i in range(6):
+        make_clip(videos / f"{i}.mp4", 30 + i, size=(64, 96))
+    # the workers find what this process does
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    killed = []
+
+    def kill():
+        while not killed:
+            time.sleep(0.02)
+            if any(out.glob("*.mp4/frames.parquet")) and (begun := list(out.glob(".streamseg-*"))):
+                for process in Path("/proc").glob("[0-9]*"):
+                    if holds(process, begun):
+                        killed.append(int(process.name))
+                        os.kill(killed[0], signal.SIGKILL)
+                        return
+
+    threading.Thread(target=kill, daemon=True).start()
+    assert run(monkeypatch, "segment", f"{videos}/*.mp4", out, "--ray", "local") == 0
+    assert killed
+    assert "6/6 videos  195 frames" in capsys.readouterr().out
+    assert not list(out.glob(".streamseg-*"))
+    work = Segmenter(ORDERS, str(alone), "cpu")
+    for i in range(6):
+        work({"address": str(videos / f"{i}.mp4"), "place": f"{i}.mp4"})
+        ours, theirs = (folder / f"{i}.mp4" / "labels.mkv" for folder in (out, alone))
+        assert ours.read_bytes() == theirs.read_bytes()
+    assert run(monkeypatch, "segment", f"{videos}/*.mp4", out, "--ray", "local") == 0
+    assert "6/6 videos  0 frames" in capsys.readouterr().out
+
+
+def holds(process, folders):
+    """Whether a process has a file open in one of the folders."""
+    try:
+        opened = [handle.readlink() for handle in (process / "fd").iterdir()]
+    except OSError:  # it has ended, or is not ours
+        return False
+    return any(file.parent in folders for file in opened)

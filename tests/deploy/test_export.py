@@ -1,0 +1,314 @@
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from commands import complaint, run
+from exports import SIZE, exported as exported, moving, small
+
+import streamseg
+from streamseg import Fading, LastFrames, NoAttention
+from streamseg.cli import deploying
+from streamseg.deploy import export
+from streamseg.deploy.export import KINDS, SAME, compare, export_model, pan
+from streamseg.engine.runtime import open_exported
+from streamseg.io.images import write_image
+from streamseg.models import checkpoint
+from streamseg.stream.label_frames import step_batch
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+
+# The operators of TensorRT's ONNX parser that a network like ours could be made of; version 10.15, opsets 9 to 24.
+# Axes of reductions must be constants, and resizes linear or nearest, without antialiasing.
+TENSORRT = (
+    "Add ArgMax AveragePool BatchNormalization Cast Clip Concat Constant Conv Div Exp Expand Flatten Gather Gemm "
+    "Identity MatMul Max MaxPool Min Mul Neg Pad Pow Reciprocal ReduceL2 ReduceMax ReduceMean ReduceSum Relu Reshape "
+    "Resize Round Shape Slice Softmax Split Sqrt Squeeze Sub Sum Transpose Unsqueeze Where"
+)
+
+
+@pytest.fixture(scope="module")
+def network():
+    return small()
+
+
+def labels_of(model, frames, window, **options):
+    return [labels for _, labels in streamseg.label_frames(model, frames, window, **options)]
+
+
+def share_of_same(one, other):
+    return sum((a == b).double().mean().item() for a, b in zip(one, other, strict=True)) / len(one)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("any.onnx", (65, 65)),
+        ("any.onnx", (72, 96)),
+        ("any.onnx", (97, 131)),
+        ("fixed.xml", SIZE),
+        ("fixed.pt2", SIZE),
+    ],
+)
+def test_a_file_is_the_network(exported, network, name, size):
+    file = open_exported(exported(name), trust=True)
+    image = moving(1, *size)[0][None]
+    ((expected, sure),), context = see(network, image)
+    ((labels, confidence),), found = see(file, image)
+    assert (labels.dtype, labels.shape) == (torch.uint8, size)
+    assert (labels == expected).double().mean() > SAME
+    assert (confidence.int() - sure.int()).abs().max() <= 1
+    # nor is it cut off instead of rounded, which would be half of one less
+    assert (confidence.int() - sure.int()).double().mean().abs() < 0.1
+    torch.testing.assert_close(found, context, atol=1e-5, rtol=1e-4)
+
+
+def see(model, image):
+    """What is seen in an image, labels and confidence, and its context."""
+    looks, (state,) = step_batch(model, image, [None], 2, sizes=[tuple(image.shape[-2:])], confident=True)
+    return [look[:2] for look in looks], state.contexts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["any.onnx", "fixed.xml", "fixed.pt2"])
+def test_over_50_frames_the_state_that_a_file_carries_is_the_network_s(exported, network, name):
+    file = open_exported(exported(name), trust=True)
+    frames = moving(50)
+    expected = labels_of(network, frames, LastFrames(3))
+    assert share_of_same(labels_of(file, frames, LastFrames(3)), expected) > SAME
+    assert share_of_same(labels_of(file, frames[:5], Fading(0.5)), labels_of(network, frames[:5], Fading(0.5))) > SAME
+    # and it matters: alone they look otherwise
+    assert share_of_same(labels_of(network, frames[:5], 1), expected[:5]) < 0.99
+
+
+def test_a_file_without_state_is_the_network_for_images(exported, network):
+    frames = moving(3)
+    assert (
+        share_of_same(labels_of(open_exported(exported("still.onnx")), frames, 1), labels_of(network, frames, 1)) == 1
+    )
+
+
+def test_bytes_go_in_and_come_out_under_the_names_that_are_documented(exported):
+    onnx = pytest.importorskip("onnx")
+    graph = onnx.load(exported("any.onnx")).graph
+
+    def ports(values):
+        for value in values:
+            kind = value.type.tensor_type
+            shape = [side.dim_value or side.dim_param for side in kind.shape.dim]
+            yield value.name, onnx.TensorProto.DataType.Name(kind.elem_type), shape
+
+    state = [(8, 64), (8, 128), (8, 256), (8, 512)]
+    assert [*ports(graph.input)] == [
+        ("frame", "UINT8", [1, "height", "width", 3]),
+        *((f"past{i}", "FLOAT", [1, *shape]) for i, shape in enumerate(state, 1)),
+        ("weight", "FLOAT", [1]),
+    ]
+    assert [*ports(graph.output)] == [
+        ("labels", "UINT8", [1, "height", "width"]),
+        ("confidence", "UINT8", [1, "height", "width"]),
+        *((f"context{i}", "FLOAT", [1, *shape]) for i, shape in enumerate(state, 1)),
+    ]
+
+
+@pytest.mark.parametrize("name", ["any.onnx", "still.onnx"])
+def test_tensorrt_knows_the_operators_of_an_onnx_file(exported, name):
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(exported(name))
+    assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", export.OPSET)]
+    assert {node.op_type for node in model.graph.node} <= {*TENSORRT.split()}
+    constants = {tensor.name for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        if node.op_type.startswith("Reduce"):
+            assert node.input[1] in constants
+        if node.op_type == "Resize":
+            assert (attributes["mode"], attributes["coordinate_transformation_mode"]) == (b"linear", b"half_pixel")
+            assert not attributes.get("antialias")
+
+
+def test_in_a_file_for_tensorrt_bytes_are_floats_behind_the_door(exported):
+    onnx = pytest.importorskip("onnx")
+    nodes = onnx.load(exported("still.onnx")).graph.node
+    assert [node.op_type for node in nodes if "frame" in node.input] == ["Cast"]
+    (last,) = [node for node in nodes if "labels" in node.output]
+    (before,) = [node for node in nodes if last.input[0] in node.output]
+    assert (last.op_type, before.op_type, before.attribute[0].i) == ("Cast", "Cast", onnx.TensorProto.FLOAT)
+
+
+@pytest.mark.parametrize("name", ["any.onnx", "fixed.xml", "fixed.pt2", "still.onnx"])
+def test_a_file_says_what_it_is_and_not_where_it_was_made(exported, name):
+    about = open_exported(exported(name), trust=True).manifest
+    assert about.classes == streamseg.CAMVID
+    assert about.size == (None if name.startswith("any") else SIZE)
+    assert (about.window, about.averages, about.source) == (3, True, "a test")
+    assert bool(about.state) == about.confidence == (name != "still.onnx")
+    assert str(Path(streamseg.__file__).parent).encode() not in exported(name).read_bytes()
+
+
+@pytest.mark.slow
+def test_the_verb_writes_an_int8_file_with_state_that_segment_takes(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    options = ("--confidence", "--size", "128x256", "--int8", "--pictures", SAMPLES)
+    assert run(monkeypatch, "export", "--video", "a.onnx", *options) == 0
+    told = capsys.readouterr().out
+    # every other one of the samples it was calibrated with
+    assert re.match(r"a.onnx: \d\d.* % of the labels are the network's own on 3 pictures \(mean IoU \d\d", told)
+    assert told.endswith(" % over a clip of 50 frames\n")
+    about, shipped = open_exported("a.onnx").manifest, streamseg.describe(checkpoint.SHIPPED)
+    assert (about.precision, about.size, about.averages) == ("int8", (128, 256), shipped.variant.averages)
+    assert (about.classes, about.window, about.source) == (shipped.classes, shipped.window, shipped.source)
+    assert [*about.inputs] == ["frame", "past1", "past2", "past3", "past4", "weight"]
+    assert Path("a.onnx").stat().st_size < 16e6
+    assert largest_weights("a.onnx") == {64}
+    command = ("segment", SAMPLES / "suburb-1.jpg", "--size", "128x256", "--labels", "--no-overlay")
+    assert run(monkeypatch, *command, "network.png") == 0
+    assert run(monkeypatch, *command, "int8.png", "--weights", "a.onnx", "--confidence") == 0
+    one, other = (streamseg.read_image(f"{name}-labels.png") for name in ("network", "int8"))
+    assert one.shape == other.shape == (3, 1080, 1920)
+    assert (one == other).double().mean() > 0.95
+    written = {"a.onnx", "network-labels.png", "int8-labels.png", "int8-confidence.png"}
+    assert {path.name for path in tmp_path.iterdir()} == written
+
+
+def largest_weights(path):
+    """The largest of each convolution's int8 weights; beyond 64, processors without VNNI would sum them wrongly."""
+    onnx = pytest.importorskip("onnx")
+    tensors = [tensor for tensor in onnx.load(path).graph.initializer if len(tensor.dims) == 4]
+    found = [onnx.numpy_helper.to_array(tensor) for tensor in tensors if tensor.data_type == onnx.TensorProto.INT8]
+    assert len(found) == 23  # of 44
+    return {int(abs(weight.astype(int)).max()) for weight in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [None, b"an older file"])
+def test_a_file_that_disagrees_is_not_left_behind(exported, tmp_path, monkeypatch, before):
+    monkeypatch.setattr(export, "trace", lambda *_: None)
+    monkeypatch.setitem(export.WRITERS, "onnx", lambda _, __, path: shutil.copyfile(exported("still.onnx"), path))
+    path = tmp_path / "a.onnx"
+    if before:
+        path.write_bytes(before)
+    with pytest.raises(ValueError, match=r"^Only .*% of the labels in the file are the network's own, and 99\.9% are"):
+        export_model(small(seed=1), streamseg.CAMVID, path, size=SIZE)
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == ([before] if before else [])
+    export_model(small(), streamseg.CAMVID, path, size=SIZE)
+    assert path.read_bytes() == exported("still.onnx").read_bytes()
+
+
+def test_int8_is_judged_by_the_mean_iou(exported, network):
+    file = open_exported(exported("still.onnx"))
+    file.manifest = replace(file.manifest, precision="int8")
+    assert compare(network, file, moving(2)).miou == 1
+    with pytest.raises(
+        ValueError, match="In int8 the mean IoU with the network's own labels is .*: calibrate with more"
+    ):
+        compare(small(seed=1), file, moving(2))
+
+
+def test_int8_is_judged_on_pictures_that_it_was_not_calibrated_with(exported, tmp_path, monkeypatch):
+    """What writes is a stand-in here: the real one takes half a minute, and has tests of its own."""
+    for i, frame in enumerate(moving(7)):
+        write_image(tmp_path / f"{i}.png", frame)
+    calibrated, judged = [], []
+
+    def write(program, about, path, frames):
+        calibrated.extend(frames)
+        shutil.copyfile(exported("still.onnx"), path)
+
+    def judge(model, file, frames):
+        judged.extend(frames)
+        return compare(model, file, frames)
+
+    monkeypatch.setattr(export, "trace", lambda *_: None)
+    monkeypatch.setattr(export, "write_int8", write)
+    monkeypatch.setattr(export, "compare", judge)
+    export_model(small(), streamseg.CAMVID, tmp_path / "a.onnx", size=SIZE, int8=True, pictures=tmp_path)
+    assert len(calibrated) == 4
+    assert len(judged) == 3
+    assert not any(one.equal(other) for one in calibrated for other in judged)
+
+
+@pytest.mark.slow
+def test_a_file_that_drifts_over_a_clip_is_noticed(exported, network):
+    file = open_exported(exported("fixed.xml"))
+    assert compare(network, file, moving(1)).clip > SAME
+    run = file.run
+
+    def forgetful(given):
+        return run({name: tensor if name == "frame" else torch.zeros_like(tensor) for name, tensor in given.items()})
+
+    file.run = forgetful
+    with pytest.raises(ValueError, match="are the network's own"):
+        compare(network, file, moving(1))
+
+
+def test_the_camera_of_the_clip_moves():
+    frames = list(pan(moving(1)[0], (48, 64)))
+    assert len(frames) == 50
+    assert {tuple(frame.shape) for frame in frames} == {(3, 48, 64)}
+    assert not frames[0].equal(frames[-1])
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("export a.tflite", "a.tflite has no suffix for what is to be written; expected .onnx, .xml, .pt2."),
+        ("export a.onnx --to openvino", "a.onnx has no suffix for what is to be written; expected .xml."),
+        (
+            "export a.onnx --to coreml",
+            "'coreml' is no kind of file; choose one of: onnx, openvino, torch, aotinductor.",
+        ),
+        ("export", "There is nothing to write: give OUT, such as model.onnx."),
+        ("export a b c.onnx", "3 names are too many"),
+        ("export nowhere.safetensors a.onnx", "No weights at nowhere.safetensors"),
+        ("export nowhere/a.onnx", "No folder nowhere to write a.onnx into"),
+        ("export a.onnx --size 31x64", "--size is '31x64'"),
+        (
+            "export a.onnx --int8",
+            "--int8 is calibrated with pictures like those to come: give them with --pictures DIR.",
+        ),
+        ("export a.xml --int8 --pictures .", "int8 is for ONNX"),
+        ("export a.onnx --pictures nowhere", "nowhere"),
+        ("export attentionless.safetensors a.onnx --video", "A network of NoAttention leaves nothing to later frames"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, capsys, command, sentence):
+    monkeypatch.chdir(tmp_path)
+    if "attentionless" in command:
+        network = streamseg.fanet18(classes=11, attention=NoAttention)
+        streamseg.save(network, streamseg.CAMVID, "attentionless.safetensors")
+    before = sorted(tmp_path.iterdir())
+    assert sentence in complaint(monkeypatch, capsys, *command.split())
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("path", ["a.onnx", "a.xml"])
+def test_a_missing_library_is_named_with_the_line_that_installs_it(tmp_path, monkeypatch, capsys, path):
+    monkeypatch.setattr("streamseg.engine.runtime.find_spec", lambda _: None)
+    shown = complaint(monkeypatch, capsys, "export", tmp_path / path)
+    assert shown == "streamseg: ONNX files need onnx: pip install 'streamseg[export]'\n"
+
+
+def test_a_network_that_is_not_ready_is_one_sentence(network, tmp_path):
+    with pytest.raises(ValueError, match="tells 11 classes apart, but 19 are named"):
+        export_model(network, streamseg.CITYSCAPES, tmp_path / "a.onnx")
+    with pytest.raises(
+        ValueError, match=r"computes in torch\.float16; it is exported in fp32: call model\.float\(\) first"
+    ):
+        export_model(small().half(), streamseg.CAMVID, tmp_path / "a.onnx")
+    with pytest.raises(ValueError, match="is in training mode"):
+        export_model(small().train(), streamseg.CAMVID, tmp_path / "a.onnx")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_aotinductor_needs_a_compiler(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    shown = complaint(monkeypatch, capsys, "export", tmp_path / "a.pt2", "--to", "aotinductor", "--device", "cpu")
+    assert "and there is none: install g++." in shown
+
+
+def test_the_kinds_on_the_command_line_are_those_that_there_are():
+    assert f"{{{','.join(KINDS)}}}" in Path(deploying.__file__).read_text()

@@ -1,0 +1,54 @@
+import pytest
+import torch
+from exports import exported as exported, moving
+
+from streamseg.deploy.onnx_int8 import LARGE, int8_convolutions, names_of_int8, round_network
+from streamseg.engine.rounding import LARGEST, round_weights
+
+
+@pytest.fixture
+def network(exported):
+    return pytest.importorskip("onnx").load(exported("still.onnx"))
+
+
+def weights(network):
+    """The weights of the convolutions by the names of these."""
+    onnx = pytest.importorskip("onnx")
+    tensors = {tensor.name: tensor for tensor in network.graph.initializer}
+    nodes = [node for node in network.graph.node if node.op_type == "Conv"]
+    return {node.name: torch.tensor(onnx.numpy_helper.to_array(tensors[node.input[1]])) for node in nodes}
+
+
+def test_small_convolutions_and_those_of_the_first_blocks_stay_in_fp32(network):
+    found = [node.name for node in int8_convolutions(network)]
+    large = [name for name, weight in weights(network).items() if weight.numel() >= LARGE]
+    first, second, *_ = large
+    assert weights(network)[first].shape == weights(network)[second].shape == (64, 64, 3, 3)
+    assert found == large[4:]
+    assert [*weights(network)][-1] not in found  # the scores of the classes: bytes would make ties of them
+    others = [node for node in network.graph.node if node.name in {*names_of_int8(network)} - {*found}]
+    assert {node.op_type for node in others} == {"Relu"}
+    given = {node.output[0] for node in int8_convolutions(network)}
+    assert others
+    assert all(node.input[0] in given for node in others)
+
+
+def test_weights_are_rounded_to_what_onnx_runtime_finds_as_it_is(network):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    feeds = [{"frame": frame.permute(1, 2, 0)[None].numpy()} for frame in moving(4)]
+
+    def labels():
+        session = onnxruntime.InferenceSession(network.SerializeToString(), providers=["CPUExecutionProvider"])
+        return torch.from_numpy(session.run(["labels"], feeds[0])[0])
+
+    before, expected = weights(network), labels()
+    round_network(network, feeds)
+    names = {node.name for node in int8_convolutions(network)}
+    for name, weight in weights(network).items():
+        assert weight.equal(before[name]) == (name not in names)
+        if name in names:
+            rounded, scales, _ = round_weights(weight)
+            torch.testing.assert_close(rounded * scales.view(-1, 1, 1, 1), weight, atol=1e-7, rtol=1e-5)
+            assert rounded.int().abs().max() == LARGEST
+            assert (weight - before[name]).norm() < 0.05 * before[name].norm()
+    assert (labels() == expected).double().mean() > 0.95

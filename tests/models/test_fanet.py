@@ -1,0 +1,411 @@
+import math
+import shutil
+
+import plain
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import streamseg
+from streamseg import ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention, count_macs
+from streamseg.models.encoder import ResNet
+
+FULL = (1, 3, 1024, 2048)
+EVERY = [FastAttention, DotAttention, SelfAttention, ChannelAttention, NoAttention]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    """Networks share the code of step: what one test compiled must not count against the next one's limit."""
+    torch.compiler.reset()
+
+
+def shallow(attention=FastAttention):
+    """A FANet for the compilers, whose time goes with the layers: a block of each kind is enough for them."""
+    torch.manual_seed(0)
+    return streamseg.FANet(ResNet((2, 1, 1, 1), "Res-1", "stride"), 4, attention, key_channels=8).eval()
+
+
+def parameters(network):
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def test_the_parameters_are_those_of_the_paper_s_layers():
+    assert parameters(streamseg.fanet18(classes=19)) == 13_080_128
+    assert parameters(streamseg.fanet34(classes=19)) == 23_188_288
+
+
+@pytest.mark.parametrize(("factory", "blocks"), [(streamseg.fanet18, (2, 2, 2, 2)), (streamseg.fanet34, (3, 4, 6, 3))])
+def test_the_network_equals_its_plain_definition(factory, blocks):
+    network = plain.randomise(factory(classes=5, key_channels=8))
+    first, second = torch.randint(0, 256, (2, 2, 3, 65, 111), generator=torch.Generator().manual_seed(0)).byte()
+    with torch.inference_mode():
+        logits, context = plain.fanet(network.state_dict(), first, blocks)
+        # the buffers of mean and std were rounded to fp32
+        torch.testing.assert_close(network.step(first), (logits, tuple(context)), atol=1e-5, rtol=1e-5)
+        logits, again = plain.fanet(network.state_dict(), second, blocks, past=context)
+        torch.testing.assert_close(network.step(second, context), (logits, tuple(again)), atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(logits, network(second), atol=1e-3)
+
+
+def test_convolutions_outside_the_encoder_start_as_the_authors_do():
+    torch.manual_seed(0)
+    for name, module in streamseg.fanet18().named_modules():
+        if isinstance(module, nn.Conv2d) and not name.startswith("encoder."):
+            fan_in = module.in_channels * module.kernel_size[0] ** 2
+            assert module.weight.std().item() == pytest.approx(1 / math.sqrt(fan_in), rel=0.06), name
+            assert module.weight.mean().abs() < 0.06 / math.sqrt(fan_in), name
+            assert module.bias is None, name
+
+
+def gmacs_of(factory, **options):
+    """What a network costs for a whole image of Cityscapes; it needs no numbers for that."""
+    with torch.device("meta"):
+        return count_macs(factory(**options), FULL) / 1e9
+
+
+def test_the_cost_is_that_of_the_paper_s_layers():
+    assert gmacs_of(streamseg.fanet18) == pytest.approx(47.1, rel=0.005)
+    assert gmacs_of(streamseg.fanet34) == pytest.approx(66.4, rel=0.005)
+
+
+@pytest.mark.parametrize(("key_channels", "gmacs"), [(8, 47.02), (16, 47.14), (32, 47.39), (64, 47.90), (128, 48.90)])
+def test_the_cost_by_key_channels(key_channels, gmacs):
+    # the authors' layers, which compute 0.30 more that nothing uses
+    assert gmacs_of(streamseg.fanet18, key_channels=key_channels) == pytest.approx(gmacs - 0.30, rel=0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reduction", "gmacs18", "gmacs34"),
+    [("None", 174.2, 251.5), ("Conv-0", 43.6, 62.9), ("Res-1", 47.4, 66.7)]
+    + [("Res-2", 129.1, 155.7), ("Res-3", 143.4, 184.4), ("Res-4", 159.3, 229.3)],
+)
+@pytest.mark.parametrize("reduce_by", ["stride", "average", "max"])
+def test_the_cost_by_place_of_the_reduction(reduction, reduce_by, gmacs18, gmacs34):
+    options = {"reduction": reduction, "reduce_by": reduce_by}
+    assert gmacs_of(streamseg.fanet18, **options) == pytest.approx(gmacs18, rel=0.015)
+    assert gmacs_of(streamseg.fanet34, **options) == pytest.approx(gmacs34, rel=0.015)
+
+
+@pytest.mark.parametrize(
+    ("attention", "gmacs"), [(NoAttention, 45.82), (ChannelAttention, 46.89), (SelfAttention, 162.31)]
+)
+def test_the_cost_by_kind_of_attention(attention, gmacs):
+    assert gmacs_of(streamseg.fanet18, attention=attention) == pytest.approx(gmacs - 0.30, rel=0.005)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (33, 47), (64, 32), (360, 480), (720, 1281)])
+def test_any_size_gives_logits_of_that_size(model, size):
+    with torch.inference_mode():
+        assert model(torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8)).shape == (1, 11, *size)
+
+
+@pytest.mark.parametrize("reduction", ["None", "Conv-0", "Res-1", "Res-2", "Res-3", "Res-4"])
+@pytest.mark.parametrize("reduce_by", ["stride", "average", "max"])
+def test_every_reduction_makes_a_network(reduction, reduce_by):
+    network = streamseg.fanet18(classes=3, reduction=reduction, reduce_by=reduce_by).eval()
+    with torch.inference_mode():
+        assert network(torch.rand(1, 3, 33, 47)).shape == (1, 3, 33, 47)
+
+
+@pytest.mark.parametrize("attention", EVERY)
+def test_every_attention_takes_its_own_context_as_past_and_only_fast_ones_heed_it(attention):
+    network = plain.randomise(streamseg.fanet18(classes=3, attention=attention, key_channels=8))
+    image = torch.randint(0, 256, (2, 3, 40, 56), generator=torch.Generator().manual_seed(0)).byte()
+    with torch.inference_mode():
+        alone, context = network.step(image)
+        after_itself, again = network.step(image, past=context)
+    assert alone.shape == (2, 3, 40, 56)
+    torch.testing.assert_close(again[0], context[0])  # of Res-1, which no other past has reached
+    assert torch.allclose(after_itself, alone, atol=1e-4) == (attention not in (FastAttention, DotAttention))
+    keys = 8 if attention in (FastAttention, DotAttention) else 0
+    assert [matrix.shape for matrix in context] == [(2, keys, channels) for channels in (64, 128, 256, 512)]
+
+
+def test_bytes_and_floats_in_0_to_255_are_the_same_image(model, image):
+    torch.testing.assert_close(model(image), model(image.float()))
+
+
+def test_an_image_is_a_stream_of_one_frame(model, image):
+    logits, context = model.step(image)
+    assert model(image).equal(logits)
+    assert [tuple(matrix.shape) for matrix in context] == [(1, 32, 64), (1, 32, 128), (1, 32, 256), (1, 32, 512)]
+    assert sum(matrix.numel() for matrix in context) == 30_720
+
+
+def test_a_window_of_one_ignores_the_past(model, image):
+    before = model(image)
+    model.step(255 - image, model.step(image.flip(3))[1])
+    assert model.step(image)[0].equal(before)
+
+
+def test_step_changes_neither_the_network_nor_its_inputs(model, image):
+    past = model.step(image)[1]
+    things = [*model.state_dict().values(), model.mean, model.std, image, *past]
+    before = [tensor.clone() for tensor in things]
+    model.step(image, past)
+    assert all(tensor.equal(copy) for tensor, copy in zip(things, before, strict=True))
+
+
+def test_a_past_of_zeros_is_no_past_and_a_real_one_changes_the_logits(model, image):
+    alone, context = model.step(image)
+    after_nothing, _ = model.step(image, [torch.zeros_like(matrix) for matrix in context])
+    after_itself, own = model.step(image, context)
+    torch.testing.assert_close(after_nothing, alone)
+    assert not torch.allclose(after_itself, alone)
+    torch.testing.assert_close(own[0], context[0])
+
+
+@pytest.mark.parametrize("window", [2, 4])
+def test_a_streamed_frame_equals_attention_to_the_pixels_of_all_frames_at_once(window):
+    """Paper Eq. 6."""
+    network = plain.randomise(streamseg.fanet18(classes=5, key_channels=8))
+    # in fp64 from the start, which the buffers are not
+    network.mean = 255 * torch.tensor([0.485, 0.456, 0.406]).double().view(1, 3, 1, 1)
+    network.std = 255 * torch.tensor([0.229, 0.224, 0.225]).double().view(1, 3, 1, 1)
+    frames = torch.randint(0, 256, (window, 1, 3, 48, 80), generator=torch.Generator().manual_seed(0)).double()
+    *earlier, last = frames
+    past = [sum(stage) for stage in zip(*(network.step(frame)[1] for frame in earlier), strict=True)]
+    streamed, _ = network.step(last, past)
+    at_once, _ = plain.fanet(network.state_dict(), last, (2, 2, 2, 2), others=earlier)
+    torch.testing.assert_close(streamed, at_once, atol=1e-9, rtol=1e-9)
+    assert not torch.allclose(streamed, network(last))
+
+
+def test_streams_in_a_batch_keep_their_contexts_apart(model):
+    images, earlier = torch.randint(0, 256, (2, 3, 3, 48, 64), generator=torch.Generator().manual_seed(0)).byte()
+    pasts = [model.step(earlier[i : i + 1])[1] for i in range(3)]
+    together, contexts = model.step(images, [torch.cat(stage) for stage in zip(*pasts, strict=True)])
+    for i in range(3):
+        alone, context = model.step(images[i : i + 1], pasts[i])
+        torch.testing.assert_close(together[i : i + 1], alone, atol=1e-4, rtol=1e-4)
+        for stage in range(4):
+            torch.testing.assert_close(contexts[stage][i : i + 1], context[stage], atol=1e-4, rtol=1e-4)
+
+
+def test_the_context_does_not_grow_with_the_image(model):
+    small, large = (model.step(255 * torch.rand(1, 3, size, size))[1] for size in (384, 768))
+    for a, b in zip(small, large, strict=True):  # without 1/n, four times the pixels would make it four times as large
+        assert 0.5 < (b.norm() / a.norm()).item() < 2
+
+
+@pytest.mark.slow
+def test_two_images_can_be_overfitted():
+    torch.manual_seed(0)
+    network = streamseg.fanet18(classes=3)
+    images = 255 * torch.rand(2, 3, 64, 64)
+    labels = torch.arange(3).repeat_interleave(22)[:64].expand(2, 64, 64).clone()
+    labels[1] = labels[0].T
+    optimiser = torch.optim.AdamW(network.parameters(), 3e-3)
+    for _ in range(25):
+        loss = F.cross_entropy(network(images), labels)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+    assert (network(images).argmax(dim=1) == labels).float().mean() > 0.9
+
+
+def test_gradients_reach_the_past(model, image):
+    past = [matrix.detach().requires_grad_() for matrix in model.step(image)[1]]
+    model.step(image, past)[0].sum().backward()
+    assert all(matrix.grad.abs().sum() > 0 for matrix in past)
+
+
+def test_channels_last_is_the_same_network(model, image):
+    last = streamseg.fanet18(classes=11).eval()
+    last.load_state_dict(model.state_dict())
+    last = last.to(memory_format=torch.channels_last)
+    torch.testing.assert_close(last(image.to(memory_format=torch.channels_last)), model(image), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_nearly_the_same_network(model, image, dtype):
+    half = streamseg.fanet18(classes=11).eval()
+    half.load_state_dict(model.state_dict())
+    logits, context = half.to(dtype).step(image)
+    assert logits.dtype == context[0].dtype == dtype
+    again, _ = half.step(image, [matrix.float() for matrix in context])
+    expected, whole = model.step(image)
+    assert (logits.float() - expected).norm() < 0.1 * expected.norm()
+    assert (again.float() - model.step(image, whole)[0]).norm() < 0.1 * expected.norm()
+
+
+def test_autocast_is_nearly_the_same_network(model, image):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(image)
+    assert (logits.float() - model(image)).norm() < 0.1 * model(image).norm()
+
+
+def test_double_precision_works(image):
+    assert streamseg.fanet18(classes=2).eval().double()(image).dtype == torch.float64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", EVERY)
+def test_the_whole_network_is_one_graph(attention, image):
+    network = shallow(attention)
+    compiled = torch.compile(network.step, backend="eager", fullgraph=True)
+    with torch.inference_mode():
+        logits, context = network.step(image)
+        torch.testing.assert_close(compiled(image)[0], logits)
+        torch.testing.assert_close(compiled(image, context)[0], network.step(image, context)[0])
+
+
+@pytest.mark.parametrize(("fullgraph", "failure"), [(False, ValueError), (True, torch._dynamo.exc.Unsupported)])
+def test_a_compiled_network_checks_its_inputs_too(model, image, fullgraph, failure):
+    images = image.repeat(2, 1, 1, 1)
+    past = model.step(image)[1]  # of a batch of one, which would be broadcast to both
+    with pytest.raises(failure, match="The past's shapes are|ValueError"):
+        torch.compile(model.step, backend="eager", fullgraph=fullgraph)(images, past)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU: install g++")
+@pytest.mark.slow
+def test_the_network_compiles_to_kernels(image):
+    network = shallow()
+    compiled = torch.compile(network, fullgraph=True)
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(image), network(image), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.xfail(
+    torch.__version__ < "2.13", reason="older torch takes the parity of a pooled map for a constant", strict=False
+)
+@pytest.mark.slow
+def test_the_network_exports_with_free_batch_and_size_from_65_up():
+    model, free = shallow(), torch.export.Dim.DYNAMIC
+    example = torch.randint(0, 256, (2, 3, 144, 272), dtype=torch.uint8)
+    past = model.step(example)[1]
+    axes = ({0: free, 2: free, 3: free}, tuple({0: free} for _ in past))
+    exported = torch.export.export(Step(model), (example, past), dynamic_shapes=axes).module()
+    for shape in [(1, 3, 65, 65), (3, 3, 201, 333)]:
+        image = torch.randint(0, 256, shape, dtype=torch.uint8)
+        past = model.step(image)[1]
+        with torch.inference_mode():
+            torch.testing.assert_close(exported(image, past), model.step(image, past), atol=1e-4, rtol=1e-4)
+    # up to 64, Res-4's map has a side of one pixel, which torch takes for a constant
+    small = torch.randint(0, 256, (2, 3, 64, 272), dtype=torch.uint8)
+    with pytest.raises(AssertionError, match="65"):
+        exported(small, model.step(small)[1])
+
+
+@pytest.mark.slow
+def test_the_network_exports_at_any_fixed_size():
+    model, image = shallow(), torch.randint(0, 256, (1, 3, 33, 47), dtype=torch.uint8)
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.export.export(model, (image,)).module()(image), model(image))
+
+
+class Step(nn.Module):
+    """What to export for video: export takes a module's forward."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, image, past):
+        return self.network.step(image, past)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_gpu_agrees_with_the_cpu(model, image, dtype):
+    gpu = streamseg.fanet18(classes=11).eval()
+    gpu.load_state_dict(model.state_dict())
+    gpu = gpu.to("cuda", dtype, memory_format=torch.channels_last)
+    with torch.inference_mode():
+        logits, context = gpu.step(image.cuda())
+        compiled = torch.compile(gpu.step, fullgraph=True)(image.cuda(), context)[0]
+        expected, whole = model.step(image)
+        after = model.step(image, whole)[0]
+    tolerance = 0.01 if dtype is torch.float32 else 0.1
+    assert (logits.float().cpu() - expected).norm() < tolerance * expected.norm()
+    assert (compiled.float().cpu() - after).norm() < tolerance * after.norm()
+
+
+@pytest.mark.parametrize(
+    ("shape", "sentence"),
+    [
+        ((1, 1, 64, 64), "RGB, channels first"),
+        ((1, 4, 64, 64), "RGB, channels first"),
+        ((1, 64, 64, 3), "RGB, channels first"),
+        ((3, 64, 64), "RGB, channels first"),
+        ((1, 3, 31, 64), "31 x 64 pixels; the least is 32 x 32"),
+        ((1, 3, 64, 0), "64 x 0 pixels"),
+    ],
+)
+def test_a_wrong_image_is_refused_in_a_sentence(model, shape, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        model(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("image", "kind"),
+    [(torch.zeros(1, 3, 64, 64, dtype=dtype), dtype) for dtype in (torch.bool, torch.int64, torch.complex64)]
+    + [(None, "NoneType"), ([[0]], "list"), (torch.zeros(1, 3, 64, 64).numpy(), "ndarray")],
+)
+def test_an_image_that_is_no_tensor_of_bytes_or_floats_is_refused(model, image, kind):
+    with pytest.raises(ValueError, match=f"The image is a .*{kind}; expected a tensor of bytes or floats in 0–255"):
+        model(image)
+
+
+def test_a_past_that_is_no_list_of_floats_is_refused(model, image):
+    _, context = model.step(image)
+    for past in (torch.zeros(4, 1, 32, 64), iter(context), dict(enumerate(context)), 0, ""):
+        with pytest.raises(ValueError, match="The past is a .* expected a tuple or list of four matrices"):
+            model.step(image, past)
+    for wrong in (None, context[3].long(), context[3].to(torch.complex64), context[3].tolist()):
+        with pytest.raises(ValueError, match="The past holds a .* expected floating-point tensors"):
+            model.step(image, [*context[:3], wrong])
+
+
+def test_a_wrong_past_is_refused_in_a_sentence(model, image):
+    _, context = model.step(image)
+    for past in (
+        context[:3],
+        [matrix[:, :16] for matrix in context],
+        [matrix.repeat(2, 1, 1) for matrix in context],
+        [],
+        streamseg.fanet18(classes=2, attention=NoAttention).eval().step(image)[1],
+    ):
+        with pytest.raises(ValueError, match="The past's shapes are .* expected .*1, 32, 64"):
+            model.step(image, past)
+
+
+@pytest.mark.parametrize("option", ["classes", "key_channels"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, "19", None, True])
+def test_a_network_needs_whole_numbers_of_classes_and_key_channels(option, value):
+    with pytest.raises(ValueError, match=f"{option} is {value!r}; expected a whole number, 1 or more"):
+        streamseg.fanet18(**{option: value})
+
+
+@pytest.mark.parametrize("attention", ["FastAttention", None, nn.Identity, FastAttention(8)])
+def test_an_unknown_attention_lists_the_known_ones(attention):
+    with pytest.raises(
+        ValueError, match="attention is .* choose one of the classes FastAttention, DotAttention, SelfAttention"
+    ):
+        streamseg.fanet18(attention=attention)
+
+
+def test_a_network_that_averages_sees_the_same_in_a_scene_that_stands_still(image):
+    torch.manual_seed(0)
+    model = streamseg.fanet18(classes=4, averages=True).eval()
+    with torch.inference_mode():
+        alone, context = model.step(image)
+        for weight in (1, 3):
+            past = [weight * matrix for matrix in context]
+            torch.testing.assert_close(model.step(image, past, weight)[0], alone, atol=1e-4, rtol=1e-4)
+        nothing = [torch.zeros_like(matrix) for matrix in context]
+        torch.testing.assert_close(model.step(image, nothing, 0.0)[0], alone, atol=1e-4, rtol=1e-4)
+
+
+def test_what_a_frame_leaves_can_be_had_without_its_labels(model, image):
+    with torch.inference_mode():
+        _, context = model.step(image)
+        remembered = model.remember(model.encode(image))
+    for ours, theirs in zip(remembered, context, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -1,0 +1,26 @@
+from streamseg.serve.counters import Counter, Gauge, Histogram, render
+
+
+def test_all_that_is_counted_is_in_the_format_of_prometheus():
+    asked, taken = Counter("asked_total", "What was asked."), Histogram("taken_seconds", "How long.", (0.1, 1))
+    asked.add(path="/a", status="200")
+    asked.add(path="/a", status="200")
+    asked.add(path="/b", status="404")
+    for seconds in (0.1, 0.5, 7.0):
+        taken.add(seconds)
+    assert render([asked, taken, Gauge("open", "What is open.", lambda: 3)]).splitlines() == [
+        "# HELP asked_total What was asked.",
+        "# TYPE asked_total counter",
+        'asked_total{path="/a",status="200"} 2',
+        'asked_total{path="/b",status="404"} 1',
+        "# HELP taken_seconds How long.",
+        "# TYPE taken_seconds histogram",
+        'taken_seconds_bucket{le="0.1"} 1',
+        'taken_seconds_bucket{le="1"} 2',
+        'taken_seconds_bucket{le="+Inf"} 3',
+        "taken_seconds_sum 7.6",
+        "taken_seconds_count 3",
+        "# HELP open What is open.",
+        "# TYPE open gauge",
+        "open 3",
+    ]

@@ -1,0 +1,299 @@
+import base64
+import hashlib
+import io
+import shutil
+import tarfile
+from functools import partial
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from exports import exported as exported, moving, small
+from PIL import Image
+from servers import Files, serving as serving_files
+from waiting import PATIENCE
+
+from streamseg.serve import page
+from streamseg.stream.label_frames import label_frame
+
+# where the library comes from
+
+
+@pytest.fixture
+def registry(tmp_path, monkeypatch):
+    """npm's registry on this machine, with a library whose files are their own names, and a machine without any."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as archive:
+        for name in ("package.json", *(f"dist/{name}" for name in page.NEEDED)):
+            entry = tarfile.TarInfo(f"package/{name}")
+            entry.size = len(name)
+            archive.addfile(entry, io.BytesIO(name.encode()))
+    file = tmp_path / "registry" / page.LIBRARY / "-" / f"{page.LIBRARY}-{page.VERSION}.tgz"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(data.getvalue())
+    monkeypatch.setattr(
+        page, "INTEGRITY", "sha512-" + base64.b64encode(hashlib.sha512(file.read_bytes()).digest()).decode()
+    )
+    monkeypatch.setattr(page, "INSIDE", tmp_path / "package" / page.INSIDE.name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("NPM_CONFIG_REGISTRY", raising=False)
+    with serving_files(partial(Files, folder=tmp_path / "registry")) as address:
+        yield address
+
+
+def test_the_library_is_fetched_from_the_registry_that_npm_is_told_of(registry, tmp_path, monkeypatch):
+    assert page.registry() == "https://registry.npmjs.org"
+    (tmp_path / ".npmrc").write_text(f"fund=false\nregistry = {registry}/\n")
+    assert page.registry() == registry
+    assert page.find_library() is None
+    cached = page.fetch_library(page.cache_folder() / page.INSIDE.name)
+    assert sorted(path.name for path in cached.iterdir()) == sorted(page.NEEDED)
+    assert (cached / page.NEEDED[0]).read_text() == f"dist/{page.NEEDED[0]}"
+    assert page.find_library() == cached
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", registry)
+    assert page.fetch_library(page.INSIDE) == page.find_library() == page.INSIDE
+
+
+def test_another_library_than_expected_is_not_used(registry, monkeypatch):
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", registry)
+    monkeypatch.setattr(page, "INTEGRITY", "sha512-AAAA")
+    with pytest.raises(ValueError, match=f"is not the {page.LIBRARY} {page.VERSION} that is expected"):
+        page.fetch_library(page.INSIDE)
+    assert page.find_library() is None
+
+
+@pytest.mark.parametrize("where", ["http://127.0.0.1:9", "/nowhere"])
+def test_a_library_that_cannot_be_had_is_one_sentence(registry, monkeypatch, where):
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", registry + where if where.startswith("/") else where)
+    with pytest.raises(OSError, match=r"could not be fetched \(.*\): .*run: python -m streamseg.serve.page"):
+        page.fetch_library(page.INSIDE)
+
+
+# the page in a browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Debian's Chromium."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+    )
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def visited(browser, exported):
+    """A server and its page, which wants a token: it asks nothing of other servers, and nothing goes wrong in it."""
+    serving = pytest.importorskip("serving", reason="fastapi is not installed: pip install 'streamseg[serve]'")
+    wrong = []
+    with serving.serving(weights=exported("any.onnx"), token="secret") as running:
+        context = browser.new_context(viewport={"width": 1000, "height": 800})
+        tab = context.new_page()
+        tab.set_default_timeout(1000 * PATIENCE)
+        own = (f"http://127.0.0.1:{running.port}/", f"blob:http://127.0.0.1:{running.port}/", "data:")
+        tab.on("request", lambda request: None if request.url.startswith(own) else wrong.append(request.url))
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.goto(own[0])
+        tab.wait_for_selector("#ask[open]")
+        yield running, tab
+        context.close()
+    assert wrong == []
+
+
+@pytest.fixture
+def opened(visited):
+    """The page of a server that is ready."""
+    _, tab = visited
+    give_token(tab, "secret")
+    tab.wait_for_selector("#classes li")
+    return tab
+
+
+def give_token(tab, token):
+    tab.fill("#token", token)
+    tab.keyboard.press("Enter")
+
+
+def pixels(tab):
+    """What is drawn on the page, (H, W, 3)."""
+    data = tab.locator("#view").evaluate("canvas => canvas.toDataURL()").partition(",")[2]
+    return numpy.array(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"))
+
+
+def grip(tab):
+    """Where the grip of the slider begins and ends, in pixels from the left of the picture."""
+    style = tab.locator("#frame").evaluate(
+        "frame => (({ left, width }) => [left, width].map(parseFloat))(getComputedStyle(frame, '::after'))"
+    )
+    return style[0], sum(style)
+
+
+def download(tab, button, folder):
+    with tab.expect_download() as found:
+        tab.click(button)
+    path = folder / found.value.suggested_filename
+    found.value.save_as(path)
+    return path
+
+
+def wait(tab, where):
+    """Wait for a picture's labels, computed there."""
+    tab.wait_for_selector(f"#where:text('{where}')")
+    tab.wait_for_selector("#message:empty", state="attached")
+    tab.wait_for_selector("#save-labels:enabled")
+
+
+@pytest.mark.slow
+def test_a_picture_is_labelled_on_the_server_and_in_the_browser_alike(opened, exported, tmp_path):
+    if page.find_library() is None:
+        pytest.skip("onnxruntime-web is not there, and is fetched online by: python -m streamseg.serve.page")
+    (frame,) = moving(1, 120, 160)
+    picture = frame.permute(1, 2, 0).numpy()
+    Image.fromarray(picture).save(tmp_path / "street.png")
+    opened.set_input_files("#file", tmp_path / "street.png")
+    wait(opened, "on the server")
+    expected, _ = label_frame(small(), frame)
+    ours = numpy.array(Image.open(download(opened, "#save-labels", tmp_path)))
+    assert (tmp_path / "street-labels.png").exists()
+    assert (torch.from_numpy(ours) == expected).float().mean() > 0.999
+    assert len(numpy.unique(ours)) > 2
+    drawn = numpy.array(Image.open(download(opened, "#save-overlay", tmp_path)).convert("RGB"))
+    assert drawn.shape == picture.shape
+    assert numpy.array_equal(drawn, pixels(opened))
+    assert numpy.abs(drawn.astype(int) - picture).mean() > 10
+
+    # the classes, by the keyboard: what is switched off is seen as it is
+    largest = int(numpy.bincount(ours.ravel()).argmax())
+    opened.locator("#classes input").nth(largest).focus()
+    opened.keyboard.press("Space")
+    left = pixels(opened)
+    assert numpy.array_equal(left[ours == largest], picture[ours == largest])
+    assert numpy.array_equal(left[ours != largest], drawn[ours != largest])
+    opened.click("#none")
+    assert numpy.array_equal(pixels(opened), picture)
+    opened.click("#all")
+    assert numpy.array_equal(pixels(opened), drawn)
+
+    # the slider, likewise: its left is plain, and its grip is in view at both ends
+    opened.locator("#split").focus()
+    opened.keyboard.press("End")
+    assert numpy.array_equal(pixels(opened), picture)
+    room = opened.locator("#frame").evaluate("frame => frame.clientWidth")
+    assert grip(opened) == pytest.approx((room - 40, room), abs=1)
+    opened.keyboard.press("Home")
+    assert grip(opened) == (0, 40)
+    opened.locator("#opacity").fill("0")
+    assert numpy.array_equal(pixels(opened), picture)
+
+    opened.locator("[value=server]").focus()
+    opened.keyboard.press("ArrowRight")
+    wait(opened, "in this browser")
+    assert opened.inner_text("#privacy") == "Nothing leaves this computer."
+    theirs = numpy.array(Image.open(download(opened, "#save-labels", tmp_path)))
+    assert (ours == theirs).mean() >= 0.995
+
+
+def test_a_wrong_token_is_told_in_its_place_and_another_can_be_given(visited, tmp_path):
+    running, tab = visited
+    assert not tab.is_visible("#token-wrong")  # nobody has given a token yet
+    for token, told in (
+        ("wrong", "The server refuses this token: check it, and try again."),
+        ("straße 1", "A token has letters, digits and . _ ~ + - alone: check it, and try again."),
+        ("secre", "The server refuses this token: check it, and try again."),
+    ):
+        give_token(tab, token)
+        tab.wait_for_selector(f"#ask[open] #token-wrong:text('{told}')")
+        assert tab.get_attribute("#token", "aria-invalid") == "true"
+        assert tab.evaluate("document.activeElement.id") == "token"
+    give_token(tab, " secret ")  # as it is copied from somewhere
+    tab.wait_for_selector("#classes li")
+    assert not tab.is_visible("#ask")
+
+    # a server that was started again with another token refuses the stream, and a browser does not tell why
+    running.desk.token = "other"
+    (frame,) = moving(1, 120, 160)
+    Image.fromarray(frame.permute(1, 2, 0).numpy()).save(tmp_path / "street.png")
+    tab.set_input_files("#file", tmp_path / "street.png")
+    tab.wait_for_selector("#ask[open] #token-wrong:text('The server refuses this token')")
+    give_token(tab, "other")
+    wait(tab, "on the server")
+
+
+WATCH = """() => {
+  window.told = [];
+  const note = () => told.push([
+    document.getElementById("message").textContent,
+    document.getElementById("busy").hidden ? "no bar" : document.getElementById("bar").getAttribute("value"),
+  ]);
+  new MutationObserver(note).observe(
+    document.querySelector(".stage"), { subtree: true, attributes: true, childList: true, characterData: true });
+}"""
+
+
+@pytest.mark.slow
+def test_a_new_picture_is_seen_at_once_and_a_bar_tells_how_far_the_browser_is(opened, tmp_path):
+    if page.find_library() is None:
+        pytest.skip("onnxruntime-web is not there, and is fetched online by: python -m streamseg.serve.page")
+    held = []
+    opened.route("**/browser", lambda route: held.append(route))  # the server takes its time
+    opened.evaluate(WATCH)
+    opened.locator("[value=server]").focus()
+    opened.keyboard.press("ArrowRight")
+    frames = moving(2, 120, 160)
+    for name, frame in zip(("one.png", "two.png"), frames, strict=True):
+        picture = frame.permute(1, 2, 0).numpy()
+        Image.fromarray(picture).save(tmp_path / name)
+        opened.set_input_files("#file", tmp_path / name)
+        opened.wait_for_selector("#message:text('The server gets the network ready for this browser')")
+        opened.wait_for_selector(f"#view[width='{picture.shape[1]}']")
+        assert numpy.array_equal(pixels(opened), picture)
+        assert opened.is_visible("#bar")
+        assert opened.get_attribute("#bar", "value") is None  # nobody knows how long it takes
+        assert opened.is_disabled("#save-labels")
+    opened.wait_for_selector("#bar-told:text(' s')")  # so that it is seen to go on
+    assert len(held) == 1
+    held[0].continue_()
+    wait(opened, "in this browser")
+    assert not opened.is_visible("#bar")
+    stages = {}
+    for message, value in opened.evaluate("told"):
+        stages.setdefault(message, []).append(value)
+    names = [name.split()[0] for name in stages if name and name.endswith("…")]
+    assert names == ["The", "Loading", "Compiling", "Labelling"]
+    loading = next(name for name in stages if name.startswith("Loading the network and its library, "))
+    shares = [float(value) for value in stages[loading] if value not in (None, "no bar")]
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < 0.5 < shares[-1] < 1
+    assert None in stages["Compiling the network for this browser …"]
+
+
+def test_a_moving_picture_is_labelled_live_and_what_is_no_picture_is_told(opened, tmp_path):
+    Path(tmp_path / "a.txt").write_text("no picture")
+    opened.set_input_files("#file", tmp_path / "a.txt")
+    opened.wait_for_selector("#message.bad:text('a.txt is nothing that this browser can show')")
+    clip = tmp_path / "clip.webm"
+    write_clip(clip)
+    opened.set_input_files("#file", clip)
+    opened.wait_for_selector("#rate:text('fps')")
+    assert opened.inner_text("#seen") == "96 × 72"
+    opened.click("#play")
+    opened.wait_for_selector("#play:text('Play')")
+
+
+def write_clip(path):
+    """A second of video, in a format that every Chromium knows."""
+    av = pytest.importorskip("av", reason="av is not installed: pip install 'streamseg[video]'")
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("libvpx", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 96, 72, "yuv420p"
+        for frame in moving(10):
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(frame.permute(1, 2, 0).contiguous().numpy())))
+        file.mux(stream.encode())

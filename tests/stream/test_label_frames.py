@@ -1,0 +1,689 @@
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import plain
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from PIL import Image
+from torch.nn import functional as F
+
+import streamseg
+from streamseg import NoAttention
+from streamseg.engine.tiles import labels_of
+from streamseg.io.images import write_image
+from streamseg.io.tensors import write_tensors
+from streamseg.models import checkpoint
+from streamseg.models.baselines import PEERS
+from streamseg.stream.label_frames import (
+    Fading,
+    FadingInTime,
+    LastFrames,
+    advance,
+    context_distance,
+    label_batch,
+    label_frame,
+    label_frames,
+    load_state,
+    past_of,
+    save_state,
+    segment,
+    shipped,
+    step_batch,
+    working_size,
+)
+
+POLICIES = [1, 2, 4, Fading(0.5), Fading(0.9, limit=1), FadingInTime(0.1), FadingInTime(2.0, limit=1)]
+POLICIES += [LastFrames(2, steady=0.1), FadingInTime(0.5, steady=0.1)]
+
+
+def random_frames(number, height=64, width=96, seed=0):
+    """Frames of a camera that turns: each is one more step to the right in a wide picture."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = 255 * torch.rand(1, 3, height // 8, 2 * width // 8, generator=generator)
+    wide = F.interpolate(coarse, (height, 2 * width + 8 * number), mode="bilinear")[0].byte()
+    return [wide[:, :, 8 * i : 8 * i + width].contiguous() for i in range(number)]
+
+
+@pytest.fixture
+def frames():
+    return random_frames(6)
+
+
+def run(model, frames, window, state=None, **options):
+    """The labels of frames, and the state after the last."""
+    labels = []
+    for frame in frames:
+        found, state = label_frame(model, frame, state, window, **options)
+        labels.append(found)
+    return labels, state
+
+
+def context_of(*numbers):
+    """A context of one row."""
+    return torch.tensor(numbers, dtype=torch.float32).view(1, 1, -1)
+
+
+def same(one, other):
+    coarse = one.coarse is other.coarse or one.coarse.equal(other.coarse)
+    return one.weights == other.weights and one.contexts.equal(other.contexts) and coarse
+
+
+def differing(one, other):
+    return sum((a != b).sum().item() for a, b in zip(one, other, strict=True))
+
+
+# images and frames
+
+
+def test_an_image_is_a_stream_of_one_frame(model, frames, tmp_path):
+    write_image(tmp_path / "a.png", frames[0])
+    labels = segment(frames[0], model)
+    assert labels.shape == (64, 96)
+    assert labels.dtype == torch.uint8
+    assert labels.equal(model(frames[0][None])[0].argmax(dim=0))
+    for window in POLICIES:
+        ((frame, found),) = label_frames(model, frames[:1], window)
+        assert frame is frames[0]
+        assert found.equal(labels)
+    for picture in (tmp_path / "a.png", str(tmp_path / "a.png"), frames[0].permute(1, 2, 0).numpy()):
+        assert segment(picture, model).equal(labels)
+    with Image.open(tmp_path / "a.png") as picture:
+        assert segment(picture, model).equal(labels)
+
+
+def test_without_a_model_the_weights_that_ship_are_loaded_once(model, frames, tmp_path, monkeypatch):
+    checkpoint.save(model, streamseg.CAMVID, tmp_path / "a.safetensors")
+    monkeypatch.setattr(checkpoint, "SHIPPED", tmp_path / "a.safetensors")
+    shipped.cache_clear()
+    try:
+        assert segment(frames[0]).equal(segment(frames[0], model))
+        (tmp_path / "a.safetensors").unlink()
+        assert segment(frames[1]).equal(segment(frames[1], model))
+    finally:
+        shipped.cache_clear()
+
+
+def test_the_labels_are_the_caller_s_to_change(model, frames):
+    labels = segment(frames[0], model)
+    labels[labels == 3] = 255
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5, 200), (31, 31), (200, 7)])
+def test_frames_that_are_too_small_for_the_network_are_labelled_at_their_own_size(model, size):
+    assert segment(torch.full((3, *size), 90, dtype=torch.uint8), model).shape == size
+
+
+def test_a_frame_is_seen_at_the_size_that_is_given_and_labelled_at_its_own(model):
+    frame = random_frames(1, 150, 210)[0]
+    labels, _ = label_frame(model, frame, size=(64, 96))
+    small = F.interpolate(frame[None], (64, 96), mode="bilinear", antialias=True)
+    with torch.inference_mode():
+        maps, _ = model.features(small)
+        assert labels.equal(labels_of(model.score(maps)[0], (150, 210)))
+    assert label_frame(model, frame, size=(150, 210))[0].equal(segment(frame, model))
+
+
+@given(st.integers(1, 20_000), st.integers(1, 20_000), st.integers(4096, 10_000_000))
+def test_a_working_size_has_up_to_so_many_pixels_in_the_frame_s_proportion(height, width, pixels):
+    tall, wide = working_size(height, width, pixels)
+    assert min(tall, wide) >= 32
+    assert tall * wide <= max(pixels, 32 * max(tall, wide))
+    if min(height, width) >= 32 and height * width <= pixels:
+        assert (tall, wide) == (height, width)
+    elif min(tall, wide) > 32:
+        assert tall * wide > 0.9 * pixels or (tall, wide) == (height, width)
+        assert tall / height == pytest.approx(wide / width, abs=2 / min(height, width))
+
+
+def test_usual_frames_are_seen_at_their_own_size_and_large_ones_smaller():
+    assert working_size(720, 1280) == (720, 1280)
+    assert working_size(1024, 2048) == (1024, 2048)
+    assert working_size(2160, 3840) == (1086, 1930)
+    assert working_size(10, 1_000_000) == (32, 65536)
+
+
+def test_frames_may_change_their_size_within_a_stream(model):
+    frames = random_frames(2) + random_frames(2, 48, 130)
+    labels = [labels for _, labels in label_frames(model, frames, window=3)]
+    assert [tuple(x.shape) for x in labels] == [(64, 96), (64, 96), (48, 130), (48, 130)]
+
+
+# windows
+
+
+def test_a_window_of_one_ignores_the_past(model, frames):
+    labels, state = run(model, frames, 1)
+    assert len(state.contexts) == 0
+    assert all(a.equal(segment(frame, model)) for a, frame in zip(labels, frames, strict=True))
+    _, state = run(model, frames, 4)
+    assert label_frame(model, frames[0], state)[0].equal(segment(frames[0], model))
+
+
+@pytest.mark.parametrize("window", [2, 3, 5])
+def test_a_frame_forgets_what_is_older_than_the_window(model, frames, window):
+    others = random_frames(6, seed=1)
+    labels, state = run(model, [*others, *frames[:window]], window)
+    again, shorter = run(model, frames[:window], window)
+    assert labels[-1].equal(again[-1])
+    assert same(state, shorter)
+    before, _ = run(model, [*others, *frames[: window - 1]], window)
+    assert not before[-1].equal(again[-2])  # which others are still in the window of
+
+
+@pytest.mark.parametrize("window", [2, 3])
+def test_the_past_is_the_sum_of_the_contexts_in_the_window(model, frames, window):
+    labels, _ = run(model, frames, window)
+    contexts = []
+    with torch.inference_mode():
+        for frame, found in zip(frames, labels, strict=True):
+            seen = contexts[-(window - 1) :]
+            past = [torch.stack(stage).sum(dim=0) for stage in zip(*seen, strict=True)] if seen else None
+            logits, context = model.step(frame[None], past)
+            contexts.append(context)
+            assert (found != logits[0].argmax(dim=0)).float().mean() < 0.001
+
+
+@pytest.mark.parametrize("window", POLICIES[1:])
+def test_the_past_changes_the_labels(model, frames, window):
+    labels, _ = run(model, [*random_frames(3, seed=1), frames[0]], window)
+    assert not labels[-1].equal(segment(frames[0], model))
+
+
+def test_a_number_means_the_last_frames(model, frames):
+    assert differing(run(model, frames, 3)[0], run(model, frames, LastFrames(3))[0]) == 0
+
+
+def test_a_fading_past_is_a_share_of_the_past_and_the_last_context():
+    contexts = [context_of(*torch.rand(5, generator=torch.Generator().manual_seed(i)).tolist()) for i in range(20)]
+    state, past = None, torch.zeros(1, 1, 5)
+    for i, context in enumerate(contexts):
+        state = advance(state, context, i / 25, Fading(0.8))
+        past = 0.8 * (past + context)
+        torch.testing.assert_close(past_of(state, (i + 1) / 25, Fading(0.8)), past)
+    assert len(state.contexts) == 1
+
+
+def test_a_dropped_frame_changes_no_other_s_weight():
+    policy = FadingInTime(half_life=0.3)
+    marks = torch.eye(12).tolist()  # so that the past tells what each frame weighs
+    weights = []
+    for step in (1, 2, 3):
+        state = None
+        for i in range(0, 12, step):
+            state = advance(state, context_of(*marks[i]), i / 10, policy)
+        weights.append(past_of(state, 1.2, policy).flatten())
+        expected = torch.tensor([0.5 ** ((1.2 - i / 10) / 0.3) if i % step == 0 else 0.0 for i in range(12)])
+        torch.testing.assert_close(weights[-1], expected)
+    torch.testing.assert_close(weights[0][::2], weights[1][::2])
+    torch.testing.assert_close(weights[0][::3], weights[2][::3])
+
+
+def test_at_a_steady_rate_fading_in_time_is_fading(model, frames):
+    times = [i / 10 for i in range(6)]
+    by_time = [x for _, x in label_frames(model, frames, FadingInTime(half_life=0.2), times=times)]
+    by_frame = [x for _, x in label_frames(model, frames, Fading(0.5**0.5), times=times)]
+    assert differing(by_time, by_frame) < 10
+
+
+def test_after_a_long_time_nothing_is_left(model, frames):
+    _, state = run(model, frames[:3], FadingInTime(0.1))
+    labels, after = label_frame(model, frames[3], state, FadingInTime(0.1), seconds=1e6)
+    assert labels.equal(segment(frames[3], model))
+    assert after.weights == (1.0,)
+
+
+def test_while_a_clock_is_set_back_nothing_fades():
+    state = advance(None, context_of(1.0), 100.0, FadingInTime(1.0))
+    assert past_of(state, 50.0, FadingInTime(1.0)).item() == 1.0
+
+
+def test_frames_without_times_come_25_a_second(model, frames):
+    timed = label_frames(model, frames, FadingInTime(0.05), times=(i / 25 for i in range(100)))
+    untimed = label_frames(model, frames, FadingInTime(0.05))
+    assert differing([x for _, x in timed], [x for _, x in untimed]) < 10
+    assert run(model, frames, 2)[1].seconds == pytest.approx(5 / 25)
+
+
+@pytest.mark.parametrize("policy", [LastFrames(5, limit=1.5), Fading(0.9, limit=1.5), FadingInTime(1.0, limit=1.5)])
+def test_the_past_weighs_no_more_than_the_limit_and_keeps_its_proportions(policy):
+    free = type(policy)(*list(vars(policy).values())[:1])
+    state = None
+    for i in range(10):
+        before = past_of(state, i / 10, policy)
+        assert before is None or before.sum() < 1.5 + 1e-5
+        state = advance(state, context_of(*torch.eye(10)[i].tolist()), i / 10, policy)
+    limited, whole = (past_of(state, 1.0, x) for x in (policy, free))
+    assert limited.sum().item() == pytest.approx(1.5)
+    torch.testing.assert_close(limited / limited.sum(), whole / whole.sum())
+
+
+# the state
+
+
+@pytest.mark.parametrize("window", POLICIES)
+def test_a_stream_that_is_saved_and_loaded_goes_on_bit_for_bit(model, frames, window, tmp_path):
+    whole, end = run(model, frames, window)
+    first, state = run(model, frames[:3], window)
+    save_state(state, tmp_path / "a.safetensors")
+    loaded = load_state(tmp_path / "a.safetensors")
+    assert same(loaded, state)
+    assert loaded.seconds == state.seconds
+    rest, after = run(model, frames[3:], window, loaded)
+    assert differing(whole, first + rest) == 0
+    assert same(after, end)
+
+
+def test_a_stream_goes_on_in_another_process_bit_for_bit(model, frames, tmp_path):
+    whole, _ = run(model, frames, 3)
+    _, state = run(model, frames[:4], 3)
+    save_state(state, tmp_path / "state.safetensors")
+    checkpoint.save(model, streamseg.CAMVID, tmp_path / "weights.safetensors")
+    for i in (4, 5):
+        write_image(tmp_path / f"{i}.png", frames[i])
+    program = """if True:
+        import sys, torch, streamseg
+        from pathlib import Path
+        from streamseg.io.images import read_image, write_labels
+        from streamseg.stream.label_frames import label_frames, load_state
+        torch.set_num_threads(1)
+        folder = Path(sys.argv[1])
+        model, classes = streamseg.load(folder / "weights.safetensors")
+        frames = [read_image(folder / f"{i}.png") for i in (4, 5)]
+        for i, (_, labels) in enumerate(label_frames(model, frames, 3, load_state(folder / "state.safetensors"))):
+            write_labels(folder / f"labels{i}.png", labels, classes)
+    """
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=120)
+    for i in (0, 1):
+        with Image.open(tmp_path / f"labels{i}.png") as picture:
+            assert bytes(picture.tobytes()) == whole[4 + i].numpy().tobytes()
+
+
+def test_a_state_is_a_value_that_can_be_gone_back_to(model, frames):
+    _, state = run(model, frames[:3], 3)
+    copy = state.contexts.clone()
+    first, _ = run(model, frames[3:], 3, state)
+    run(model, random_frames(2, seed=1), Fading(0.5), state)
+    again, _ = run(model, frames[3:], 3, state)
+    assert differing(first, again) == 0
+    assert state.contexts.equal(copy)
+
+
+def test_neither_the_network_nor_the_frame_is_changed(model, frames):
+    things = [*model.state_dict().values(), *frames]
+    copies = [tensor.clone() for tensor in things]
+    run(model, frames, 2)
+    assert all(tensor.equal(copy) for tensor, copy in zip(things, copies, strict=True))
+
+
+@pytest.mark.parametrize("window", [3, Fading(0.5)])
+def test_a_state_does_not_grow(model, frames, window):
+    sizes = []
+    state = None
+    for frame in frames:
+        _, state = label_frame(model, frame, state, window)
+        sizes.append(state.contexts.untyped_storage().nbytes())
+    assert sizes[-1] == sizes[-2] <= 2 * 30_720 * 4
+
+
+def test_a_network_in_half_precision_leaves_a_state_in_fp32(model, frames):
+    half = streamseg.fanet18(classes=11).eval()
+    half.load_state_dict(model.state_dict())
+    labels, state = run(half.bfloat16(), frames, 2)
+    assert state.contexts.dtype == torch.float32
+    assert differing(labels, run(model, frames, 2)[0]) < 0.1 * 6 * 64 * 96
+
+
+def test_a_network_without_a_past_makes_streams_too(frames, tmp_path):
+    network = streamseg.fanet18(classes=3, attention=NoAttention).eval()
+    labels, state = run(network, frames[:3], 2, cut=0.5)
+    assert all(a.equal(segment(frame, network)) for a, frame in zip(labels, frames[:3], strict=True))
+    save_state(state, tmp_path / "a.safetensors")
+    assert same(load_state(tmp_path / "a.safetensors"), state)
+
+
+@pytest.mark.parametrize("name", ["enet", "swiftnet18"])
+def test_a_rival_labels_each_frame_alone(frames, name):
+    network = PEERS[name](3).eval()
+    (frame, labels), _ = label_frames(network, frames[:2])
+    with torch.no_grad():
+        expected = network(frame[None])[0].argmax(dim=0)
+    assert (labels != expected).sum() <= 3  # ties of scores that are resized row by row
+    with pytest.raises(ValueError, match="^The network sees each frame alone: leave out the window, or give"):
+        label_frame(network, frame, window=2)
+
+
+def test_a_state_of_another_network_is_refused(model, frames):
+    _, state = run(streamseg.fanet18(classes=11, key_channels=8).eval(), frames[:1], 2)
+    with pytest.raises(ValueError, match="of another network: its contexts have 8 x 960 numbers, .* this network 32 x"):
+        label_frame(model, frames[1], state, 2)
+
+
+def matrices(frames=1):
+    return {"contexts": torch.ones(frames, 2, 3)}
+
+
+GOOD = {"weights": [1.0], "seconds": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "entry", "sentence"),
+    [
+        (matrices(), None, "holds no state of a stream: give a file that save_state wrote"),
+        (matrices(), "nonsense", "describes itself wrongly"),
+        (matrices(), "[]", "describes itself wrongly"),
+        (matrices(), "[" * 100_000, "describes itself wrongly"),
+        (matrices(), {"weights": [1.0]}, "describes itself wrongly"),
+        ({}, GOOD, "describes itself wrongly"),
+        (matrices(), {"weights": [10**400], "seconds": 0}, "describes itself wrongly"),
+        (matrices(), {"weights": [], "seconds": 0}, "other tensors than the contexts"),
+        (matrices() | {"more": torch.ones(1)}, GOOD, "other tensors than the contexts"),
+        (matrices(frames=2), GOOD, "other tensors than the contexts"),
+        ({"contexts": torch.ones(3)}, GOOD, "other tensors than the contexts"),
+        (matrices() | {"coarse": torch.ones(2, 2)}, GOOD, "other tensors than the contexts"),
+        (matrices() | {"coarse": torch.ones(2).byte()}, GOOD, "other tensors than the contexts"),
+        (matrices(), {"weights": [-1.0], "seconds": 0}, "numbers that no stream leaves"),
+        (matrices(), {"weights": [math.nan], "seconds": 0}, "numbers that no stream leaves"),
+        (matrices(), {"weights": [1.0], "seconds": math.inf}, "numbers that no stream leaves"),
+        ({"contexts": torch.ones(1, 2, 3).half()}, GOOD, "numbers that no stream leaves"),
+        ({"contexts": torch.full((1, 2, 3), math.nan)}, GOOD, "numbers that no stream leaves"),
+    ],
+)
+def test_a_file_that_is_no_state_is_refused_in_a_sentence(tmp_path, tensors, entry, sentence):
+    path = tmp_path / "a.safetensors"
+    text = entry if isinstance(entry, str) else json.dumps(entry)
+    write_tensors(path, tensors, {} if entry is None else {"streamseg-state": text})
+    with pytest.raises(ValueError, match=rf"a\.safetensors {sentence}|a\.safetensors holds {sentence}"):
+        load_state(path)
+
+
+def test_a_state_that_is_missing_or_cut_short_is_named(model, frames, tmp_path):
+    with pytest.raises(FileNotFoundError, match="No state of a stream at .*nowhere"):
+        load_state(tmp_path / "nowhere")
+    save_state(run(model, frames[:1], 2)[1], tmp_path / "a.safetensors")
+    (tmp_path / "a.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"a\.safetensors is no safetensors file, or is cut short"):
+        load_state(tmp_path / "a.safetensors")
+
+
+# several streams
+
+
+@pytest.mark.parametrize("window", [2, Fading(0.5), FadingInTime(0.1), LastFrames(2, steady=0.1)])
+def test_streams_in_a_batch_are_as_each_alone(model, window):
+    streams = [random_frames(4, seed=seed) for seed in range(3)]
+    alone = [run(model, frames, window)[0] for frames in streams]
+    for order in ([0, 1, 2], [2, 0, 1]):
+        states, together = [None] * 3, []
+        for i in range(4):
+            labels, states = label_batch(model, [streams[j][i] for j in order], states, window)
+            together.append(labels)
+        for place, j in enumerate(order):
+            assert differing([labels[place] for labels in together], alone[j]) < 0.002 * 4 * 64 * 96
+
+
+@pytest.mark.parametrize("window", POLICIES)
+def test_two_streams_that_take_turns_are_as_each_alone(model, window):
+    streams = [random_frames(4, seed=seed) for seed in range(2)]
+    alone = [run(model, frames, window)[0] for frames in streams]
+    states, turns = [None, None], [[], []]
+    for i in range(4):
+        for j, frames in enumerate(streams):
+            labels, states[j] = label_frame(model, frames[i], states[j], window)
+            turns[j].append(labels)
+    assert [differing(*pair) for pair in zip(turns, alone, strict=True)] == [0, 0]
+
+
+def see(model, images, states, window=1, **options):
+    """Labels and confidence of images in one tensor each, and the states after them."""
+    sizes = [tuple(images.shape[2:])] * len(images)
+    looks, after = step_batch(model, images, states, window, sizes=sizes, confident=True, **options)
+    return [torch.stack(look[:2]) for look in looks], after
+
+
+def test_one_stream_s_state_never_reaches_another(model, frames):
+    states = [run(model, random_frames(2, seed=seed), 3)[1] for seed in (1, 2, 3)]
+    images = torch.stack(frames[:2])
+    found, after = see(model, images, states[:2], 3)
+    other, changed = see(model, images, [states[2], states[1]], 3)
+    assert not found[0].equal(other[0])
+    assert found[1].equal(other[1])
+    assert same(after[1], changed[1])
+    fresh, _ = see(model, images, [None, states[1]], 3)
+    assert fresh[1].equal(found[1])
+    assert fresh[0].equal(see(model, images, [None, None], 3)[0][0])
+
+
+def test_streams_of_several_sizes_share_a_batch_at_a_given_size(model):
+    frames = [random_frames(1)[0], random_frames(1, 80, 120)[0]]
+    labels, _ = label_batch(model, frames, [None, None], size=(64, 64))
+    for found, frame in zip(labels, frames, strict=True):
+        alone, _ = label_frame(model, frame, size=(64, 64))
+        assert (found != alone).float().mean() < 0.002
+    with pytest.raises(ValueError, match="A batch is seen at one size, but its frames have 2: give a size"):
+        label_batch(model, frames, [None, None])
+
+
+def test_a_batch_needs_a_state_and_a_time_for_each_image(model, frames):
+    with pytest.raises(ValueError, match="2 images, 1 states and 1 times are no batch"):
+        see(model, torch.stack(frames[:2]), [None])
+    with pytest.raises(ValueError, match="1 images, 1 states and 2 times are no batch"):
+        see(model, torch.stack(frames[:1]), [None], times=[0.0, 1.0])
+
+
+# cuts
+
+
+def test_a_context_is_at_no_distance_from_itself_and_farther_from_another_scene(model, frames):
+    with torch.inference_mode():
+        a, b, other = (model.step(x[None])[1] for x in (frames[0], frames[1], random_frames(1, seed=1)[0]))
+    assert context_distance(a, a).item() == pytest.approx(0, abs=1e-6)
+    assert context_distance(a, [3 * x for x in a]).item() == pytest.approx(0, abs=1e-6)
+    assert context_distance(a, b).item() < context_distance(a, other).item()
+
+
+def test_the_distance_of_contexts_is_that_of_res_2_alone(model, frames):
+    with torch.inference_mode():
+        scene, other = (model.step(x[None])[1] for x in (frames[0], random_frames(1, seed=1)[0] // 4))
+    for stage in range(4):
+        changed = [other[i] if i == stage else matrix for i, matrix in enumerate(scene)]
+        expected = 1 - F.cosine_similarity(other[1].flatten(1), scene[1].flatten(1)).item() if stage == 1 else 0
+        assert context_distance(scene, changed).item() == pytest.approx(expected, abs=1e-5)
+    assert context_distance(scene, other).item() > 0.05
+
+
+@pytest.mark.parametrize("window", [2, 3, Fading(0.5), FadingInTime(0.5), LastFrames(2, steady=0.1)])
+def test_after_a_cut_a_stream_begins_anew(model, frames, window):
+    scenes = [*(frame // 4 for frame in random_frames(3, seed=1)), *frames[:3]]  # from dusk to daylight
+    distances = [context_distance(*pair).item() for pair in pairwise(contexts(model, scenes))]
+    assert [distance > 0.3 for distance in distances] == [False, False, True, False, False]
+    labels, state = run(model, scenes, window, cut=0.3)
+    again, fresh = run(model, frames[:3], window)
+    assert differing(labels[3:], again) == 0
+    assert same(state, fresh)
+    assert differing(labels, run(model, scenes, window)[0]) > 0
+    assert differing(run(model, scenes, window, cut=1.9)[0], run(model, scenes, window)[0]) == 0
+
+
+def contexts(model, frames):
+    with torch.inference_mode():
+        return [model.step(frame[None])[1] for frame in frames]
+
+
+# steady labels
+
+
+def test_the_class_of_the_frame_before_has_an_advantage_where_the_network_scores(model, frames):
+    labels, state = run(model, frames, LastFrames(1, steady=0.05))
+    before = None
+    for frame, found in zip(frames, labels, strict=True):
+        with torch.no_grad():
+            scores, _ = model.outputs(frame[None])
+        if before is not None:
+            scores = scores + 0.05 * F.one_hot(before, model.classes).permute(0, 3, 1, 2)
+        before = scores.argmax(dim=1)
+        assert found.equal(F.interpolate(scores, found.shape, mode="bilinear")[0].argmax(dim=0).byte())
+    assert state.coarse.equal(before[0].byte())
+
+
+def test_the_larger_the_advantage_the_fewer_labels_change(model, frames):
+    def changes(window):
+        labels, _ = run(model, frames, window)
+        # not those after the first frame: an advantage moves the border between two pixels of the map, too
+        return differing(labels[2:], labels[1:-1])
+
+    none, little, all_ = (changes(LastFrames(2, steady=steady)) for steady in (0.0, 0.05, 1e6))
+    assert changes(2) == none > little > all_ == 0
+
+
+def test_at_another_size_no_class_has_an_advantage(model, frames):
+    policy = LastFrames(1, steady=1e6)
+    _, state = run(model, frames[:1], policy)
+    found, after = label_frame(model, frames[1], state, policy, size=(96, 128))
+    assert found.equal(label_frame(model, frames[1], size=(96, 128))[0])
+    assert after.coarse.shape != state.coarse.shape
+
+
+def test_labels_of_another_network_do_no_harm(model, frames):
+    _, state = run(model, frames[:1], LastFrames(1, steady=1.0))
+    foreign = replace(state, coarse=torch.full_like(state.coarse, 255))
+    assert label_frame(model, frames[1], foreign, LastFrames(1, steady=1.0))[0].max() < model.classes
+
+
+@pytest.mark.parametrize("name", ["enet"])
+def test_a_rival_s_labels_can_be_kept_steady_too(frames, name):
+    network = PEERS[name](3).eval()
+    labels, _ = run(network, frames[:4], LastFrames(1, steady=1e6))
+    assert differing(labels[2:], labels[1:-1]) == 0
+
+
+def test_a_cut_in_one_stream_is_none_in_another(model, frames):
+    states = [run(model, x, 2)[1] for x in ([frames[0] // 4], frames[:1])]
+    images = torch.stack([frames[1], frames[1]])
+    found, after = see(model, images, states, 2, cut=0.3)
+    assert found[0].equal(see(model, images[:1], [None], 2)[0][0])
+    assert found[1].equal(see(model, images, states, 2)[0][1])
+    assert [len(state.contexts) for state in after] == [1, 1]
+
+
+# what is refused
+
+
+@pytest.mark.parametrize("state", [None, "state", ()])
+def test_what_is_no_state_is_not_saved(tmp_path, state):
+    with pytest.raises(ValueError, match=f"The state is a {type(state).__name__}; expected what label_frame gives"):
+        save_state(state, tmp_path / "a.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("window", [0, -1, 2.0, "2", None, True])
+def test_a_window_is_a_number_of_frames_or_a_policy(model, frames, window):
+    with pytest.raises(ValueError, match=f"window is {window!r}; expected a whole number, 1 or more"):
+        label_frame(model, frames[0], window=window)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [(Fading, {"share": x}) for x in (0, 1, 1.5, -0.5, math.nan, "0.5", True)]
+    + [(FadingInTime, {"half_life": x}) for x in (0, -1, math.nan, math.inf, None)]
+    + [(LastFrames, {"frames": 2, "limit": x}) for x in (0, -1, math.nan, None)]
+    + [(LastFrames, {"frames": 1, "steady": x}) for x in (-1, math.nan, math.inf, None, True)],
+)
+def test_a_policy_takes_sensible_numbers(policy, options):
+    with pytest.raises(ValueError, match=f"{list(options)[-1]} is .*; expected"):
+        policy(**options)
+
+
+def test_a_time_is_a_number_and_each_frame_has_one(model, frames):
+    with pytest.raises(ValueError, match="The time of a frame is nan; expected seconds"):
+        label_frame(model, frames[0], seconds=math.nan)
+    with pytest.raises(ValueError, match="There are 2 times, but more frames"):
+        list(label_frames(model, frames, times=[0.0, 1.0]))
+
+
+@pytest.mark.parametrize("size", [(31, 64), (64,), (64.0, 64), (64, "64")])
+def test_a_size_is_one_that_the_network_can_see(model, frames, size):
+    with pytest.raises(ValueError, match="The size is .*; expected height and width, 32 pixels or more each"):
+        label_frame(model, frames[0], size=size)
+
+
+def test_what_is_no_frame_or_no_network_is_refused(model, frames):
+    with pytest.raises(ValueError, match="The frame is a tuple; expected RGB bytes"):
+        label_frame(model, (frames[0], 0.0))
+    with pytest.raises(ValueError, match="The model is a tuple; expected the network"):
+        label_frame((model, streamseg.CAMVID), frames[0])
+    with pytest.raises(ValueError, match="in training mode"):
+        segment(frames[0], streamseg.fanet18())
+    with pytest.raises(FileNotFoundError, match="No picture at nowhere"):
+        segment("nowhere.png", model)
+
+
+# the whole
+
+
+def test_a_stream_equals_the_plain_definition():
+    network = plain.randomise(streamseg.fanet18(classes=5, key_channels=8))
+    frames = random_frames(4)
+    labels, _ = run(network, frames, 3)
+    seen = []
+    for frame, found in zip(frames, labels, strict=True):
+        past = [sum(stage) for stage in zip(*seen[-2:], strict=True)] if seen else [None] * 4
+        logits, context = plain.fanet(network.state_dict(), frame[None], (2, 2, 2, 2), past)
+        seen.append(context)
+        assert (found != logits[0].argmax(dim=0)).float().mean() < 0.001
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_stream_that_began_on_the_cpu_goes_on_on_the_gpu(model, frames, tmp_path):
+    gpu = streamseg.fanet18(classes=11).eval()
+    gpu.load_state_dict(model.state_dict())
+    gpu = gpu.cuda()
+    for window in (3, Fading(0.5)):
+        whole, _ = run(model, frames, window)
+        _, state = run(model, frames[:3], window)
+        rest, after = run(gpu, frames[3:], window, state, cut=1.9)
+        assert after.contexts.device.type == "cuda"
+        assert all(labels.device.type == "cpu" for labels in rest)
+        assert differing(rest, whole[3:]) < 0.02 * 3 * 64 * 96
+        save_state(after, tmp_path / "a.safetensors")
+        assert label_frame(gpu, frames[0].cuda(), load_state(tmp_path / "a.safetensors"), window)[0].is_cuda
+    assert segment(random_frames(1, 150, 210)[0], gpu).shape == (150, 210)
+    assert label_frame(gpu, random_frames(1, 150, 210)[0], size=(64, 96))[0].shape == (150, 210)
+
+
+# networks that average over the window
+
+
+@pytest.fixture(scope="module")
+def averaging(model):
+    """The network of the other tests, but one that attends to the mean of the window."""
+    twin = streamseg.fanet18(classes=11, averages=True)
+    twin.load_state_dict(model.state_dict())
+    return twin.eval()
+
+
+@pytest.mark.parametrize("window", POLICIES[:7])
+def test_a_scene_that_stands_still_looks_the_same_through_any_window(averaging, frames, window):
+    (first, *others), _ = run(averaging, [frames[0]] * 4, window)
+    assert all((labels != first).float().mean() < 0.01 for labels in others)
+
+
+def test_the_mean_of_a_window_is_that_of_the_frames_in_it(averaging, frames):
+    with torch.inference_mode():
+        contexts = [averaging.step(frame[None])[1] for frame in frames[:2]]
+        past = [sum(stage) for stage in zip(*contexts, strict=True)]
+        expected = averaging.step(frames[2][None], past, 2)[0][0].argmax(dim=0)
+    assert run(averaging, frames[:3], 3)[0][-1].equal(expected.byte())
+
+
+def test_streams_of_different_age_in_one_batch_are_averaged_each_by_its_own(averaging, frames):
+    _, old = run(averaging, frames[:3], 4)
+    (young, older), _ = label_batch(averaging, [frames[3], frames[3]], [None, old], 4)
+    assert young.equal(label_frame(averaging, frames[3], None, 4)[0])
+    assert differing([older], [label_frame(averaging, frames[3], old, 4)[0]]) < 10
+    assert not young.equal(older)

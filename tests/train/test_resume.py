@@ -1,0 +1,139 @@
+import json
+import resource
+import shlex
+from dataclasses import asdict, fields, replace
+from typing import get_args, get_origin
+
+import pytest
+import torch
+from torch import nn
+
+from streamseg import cli
+from streamseg.cli import training
+from streamseg.train import resume
+from streamseg.train.config import RECIPES, TrainConfig
+
+
+def test_a_state_is_put_back_as_it_was(tmp_path):
+    saved, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    resume.save_state(tmp_path, 7, {"batch": 2}, {"trainee": saved})
+    assert resume.restore(tmp_path, {"batch": 2}, {"trainee": other}) == 7
+    assert other.weight.equal(saved.weight)
+
+
+def test_a_full_disk_is_a_sentence_and_the_last_state_is_still_there(tmp_path):
+    (tmp_path / "state.pt").write_text("the last whole state")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="Could not write .*state.pt: make room on the disk"):
+            resume.save_state(tmp_path, 3, {}, {"trainee": nn.Conv2d(512, 512, 3)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
+    assert (tmp_path / "state.pt").read_text() == "the last whole state"
+
+
+def test_other_settings_are_refused_with_the_options_to_give(tmp_path):
+    theirs = {"batch": 2, "crop": [64, 96], "leave_out": "", "data": "x"}
+    resume.save_state(tmp_path, 7, theirs, {})
+    ours = {"batch": 4, "crop": (64, 64), "leave_out": "a", "data": "x"}
+    with pytest.raises(ValueError, match="go on with --batch 2 --crop 64 96 --leave-out '' --resume.$"):
+        resume.restore(tmp_path, ours, {})
+    with pytest.raises(ValueError, match="other frames or classes: give the same --data to go on.$"):
+        resume.restore(tmp_path, {**theirs, "data": "y"}, {})
+
+
+def other_values(config, field):
+    """Values that a setting can be changed to."""
+    value = getattr(config, field.name)
+    if get_origin(field.type) is not None and isinstance(value, str):
+        return [choice for choice in get_args(field.type) if choice != value]
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, tuple):
+        return [tuple(2 * part for part in value)]
+    if isinstance(value, str):
+        return [f"{value}x", "with spaces", "it's", "-dashed", "--resume", "$HOME", "a;b", "" if value else "x"]
+    return [2 * value + 1, 1e-7] if isinstance(value, float) else [value + 3]
+
+
+def parse(monkeypatch, recipe, options):
+    """The run that a command line of train asks for."""
+    runs = []
+    monkeypatch.setattr(training, "pick_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr(
+        "streamseg.train.loop.train", lambda config, data, out, **more: runs.append((config, more)) or out
+    )
+    monkeypatch.setattr("streamseg.train.runlog.summarise", lambda path: {})
+    # what the options are is asked here, and not whether a run could have them, or has data
+    monkeypatch.setattr(TrainConfig, "check", lambda config: None)
+    monkeypatch.setattr(training, "check_data", lambda *_: None)
+    monkeypatch.setattr(training, "check_weights", lambda path: None)
+    cli.run(["train", recipe, "--data", "mine", "--out", "run", *options])
+    return runs.pop()
+
+
+@pytest.mark.parametrize("field", fields(TrainConfig), ids=lambda field: field.name)
+def test_the_options_that_a_refused_run_is_told_make_it_the_run_that_was_started(field, tmp_path, monkeypatch, capsys):
+    for recipe in RECIPES if field.name in ("gentle", "averages") else ("folder-18",):
+        ours = RECIPES[recipe].config
+        for value in other_values(ours, field):
+            theirs = replace(ours, **{field.name: value})
+            resume.save_state(tmp_path, 7, {**asdict(theirs), "data": "x"}, {})
+            with pytest.raises(ValueError, match="started with other settings") as refused:
+                resume.restore(tmp_path, {**asdict(ours), "data": "x"}, {})
+            told = str(refused.value).partition("go on with ")[2].removesuffix(".")
+            config, more = parse(monkeypatch, recipe, shlex.split(told))
+            assert json.dumps(asdict(config)) == json.dumps(asdict(theirs)), told
+            assert more["resume"]
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_all_settings_at_once_are_told_as_options_that_work(recipe, tmp_path, monkeypatch, capsys):
+    ours = RECIPES[recipe].config
+    theirs = replace(ours, **{field.name: other_values(ours, field)[-1] for field in fields(TrainConfig)})
+    resume.save_state(tmp_path, 7, asdict(theirs), {})
+    with pytest.raises(ValueError, match="started with other settings") as refused:
+        resume.restore(tmp_path, asdict(ours), {})
+    config, _ = parse(
+        monkeypatch, recipe, shlex.split(str(refused.value).partition("go on with ")[2].removesuffix("."))
+    )
+    assert json.dumps(asdict(config)) == json.dumps(asdict(theirs))
+    capsys.readouterr()
+
+
+def test_a_state_from_before_a_setting_existed_was_run_with_its_default(tmp_path):
+    settings = asdict(RECIPES["paper-camvid-18"].config)
+    older = {name: value for name, value in settings.items() if name not in ("gentle", "steadiness")}
+    resume.save_state(tmp_path, 7, older, {})
+    assert resume.restore(tmp_path, settings, {}) == 7
+    with pytest.raises(ValueError, match="go on with --no-gentle --resume.$"):
+        resume.restore(tmp_path, {**settings, "gentle": True}, {})
+
+
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
+def test_a_state_with_one_wrong_byte_is_refused(tmp_path, place):
+    resume.save_state(tmp_path, 7, {"batch": 2}, {"trainee": nn.Linear(300, 200)})
+    path = tmp_path / "state.pt"
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="is not the state of a run, or is damaged"):
+        resume.restore(tmp_path, {"batch": 2}, {"trainee": nn.Linear(300, 200)})
+
+
+def test_a_run_goes_on_by_itself_only_if_torchrun_starts_it_again(tmp_path, monkeypatch):
+    (tmp_path / "state.pt").write_text("a state")
+    assert not resume.is_again(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert not resume.is_again(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert resume.is_again(tmp_path)
+    assert not resume.is_again(tmp_path / "elsewhere")
+
+
+def test_one_process_agrees_with_itself():
+    assert resume.agree(0, 3, torch.device("cpu")) == 0
+    assert resume.agree(15, 3, torch.device("cpu")) == 15

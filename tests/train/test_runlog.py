@@ -1,0 +1,185 @@
+import json
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from streamseg.classes import Classes
+from streamseg.data.datasets import folder
+from streamseg.train.config import TrainConfig
+from streamseg.train.runlog import EVERY, SILENCE, Log, fingerprint, names_hash, summarise
+
+CPU = torch.device("cpu")
+CONFIG = TrainConfig(dataset="folder", network="fanet18", crop=(64, 64), iterations=2000, batch=4)
+
+
+def steps(out):
+    return [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"sessions": 3}', "{}", "[" * 100_000])
+def test_a_damaged_record_of_a_run_is_told_when_the_run_goes_on_and_is_kept(tmp_path, toy, text):
+    (tmp_path / "run.json").write_text(text)
+    log = Log(tmp_path, 100, False)
+    with pytest.raises(ValueError, match="run.json is damaged: move it away, and the run goes on with a new one.$"):
+        log.describe_run(CONFIG, folder(toy, "train"), CPU, toy, "nothing", 1)
+    assert (tmp_path / "run.json").read_text() == text
+
+
+@pytest.mark.parametrize("line", ["5", "[]", '{"step": "50"}', '{"step": null}', '{"loss": 1}', "[" * 100_000])
+def test_a_damaged_entry_of_a_log_is_left_out(tmp_path, line):
+    Log(tmp_path, 0, False).write({"step": 50, "loss": 1.0})
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write(line + "\n")
+    assert summarise(tmp_path / "log.jsonl")["iterations"] == 50
+    Log(tmp_path, 100, False)
+    assert steps(tmp_path) == [50]
+
+
+def test_an_entry_is_in_the_file_as_soon_as_it_is_written(tmp_path):
+    log = Log(tmp_path / "new" / "run", 0, False)
+    for step in (50, 100):
+        log.write({"step": step, "loss": 0.5})
+        assert steps(tmp_path / "new" / "run")[-1] == step
+
+
+def test_a_run_that_goes_on_forgets_the_entries_after_its_state(tmp_path):
+    log = Log(tmp_path, 0, False)
+    for step in (50, 100, 150):
+        log.write({"step": step, "loss": 1 / step})
+    resumed = Log(tmp_path, 100, False)
+    assert steps(tmp_path) == [50, 100]
+    resumed.write({"step": 150, "loss": 0.25})
+    assert steps(tmp_path) == [50, 100, 150]
+
+
+@pytest.mark.parametrize("rest", ['{"step": 1', '{"step": 100, "val_iou": {"a": 1}', "\x00\x00", "{", "{}}", "{}"])
+def test_a_last_line_that_was_cut_short_is_survived(tmp_path, rest):
+    Log(tmp_path, 0, False).write({"step": 50, "loss": 1.0})
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write(rest)
+    Log(tmp_path, 100, False).write({"step": 150, "loss": 0.5})
+    assert steps(tmp_path) == [50, 150]
+
+
+def test_the_first_run_of_a_folder_starts_an_empty_log(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 50, "loss": 1.0}\n')
+    Log(tmp_path, 0, False)
+    assert steps(tmp_path) == []
+
+
+def test_what_a_killed_run_was_writing_is_cleared_away(tmp_path):
+    (tmp_path / ".streamseg-4f6a.pt").touch()
+    (tmp_path / ".streamseg-77.jsonl").touch()
+    (tmp_path / ".mine").touch()
+    (tmp_path / "state.pt").touch()
+    Log(tmp_path, 100, False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine", "log.jsonl", "state.pt"]
+
+
+def test_every_command_of_a_run_is_kept(toy, tmp_path, monkeypatch):
+    for first, command in ((0, ["a"]), (50, ["b"])):
+        monkeypatch.setattr(sys, "argv", command)
+        Log(tmp_path, first, False).describe_run(CONFIG, folder(toy, "train"), CPU, toy, "nothing", 1)
+    assert [run["command"] for run in json.loads((tmp_path / "run.json").read_text())["sessions"]] == [["a"], ["b"]]
+
+
+def test_a_fingerprint_knows_other_files_but_not_another_place(toy, paint, tmp_path):
+    dataset = folder(toy, "train")
+    moved = folder(paint(tmp_path / "moved", [(64, 96)] * 8), "train")
+    assert fingerprint(moved) == fingerprint(dataset)
+    assert fingerprint(replace(dataset, pairs=dataset.pairs[1:])) != fingerprint(dataset)
+
+
+def test_a_mended_file_is_the_same_data_and_other_names_or_classes_are_not(toy, paint, tmp_path):
+    dataset = folder(toy, "train")
+    mended = folder(paint(tmp_path / "mended", [(72, 96)] * 8), "train")
+    assert names_hash(mended) == names_hash(dataset)
+    assert names_hash(replace(dataset, pairs=dataset.pairs[1:])) != names_hash(dataset)
+    classes = Classes(("a", "b", "c"), dataset.classes.colours)
+    assert names_hash(replace(dataset, classes=classes)) != names_hash(dataset)
+
+
+def test_where_there_is_no_terminal_each_entry_is_a_line(tmp_path, capsys):
+    log = Log(tmp_path, 0, False)
+    for done in range(EVERY, 201, EVERY):
+        log.step(CONFIG, done, 0.5, 0.001, CPU)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["50/2000", "100/2000", "150/2000", "200/2000"]
+    assert "loss 0.500  rate 1.0e-03" in lines[0]
+    assert "images/s" in lines[0]
+    assert lines[3].endswith(" GB")
+
+
+def test_the_speed_is_that_of_the_last_iterations_without_the_validation(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    log = Log(tmp_path, 0, False)
+    for done, seconds in ((50, 100.0), (100, 10.0)):
+        now[0] += seconds
+        log.step(CONFIG, done, 0.5, 0.001, CPU)
+    now[0] += 1000
+    log.validated(100, 50.0, {})
+    now[0] += 20
+    log.step(CONFIG, 150, 0.5, 0.001, CPU)
+    speeds = [entry["images_per_second"] for entry in log.entries if "loss" in entry]
+    assert speeds == [2.0, 20.0, 10.0]
+    assert log.has_validation(100)
+    assert not log.has_validation(150)
+
+
+def test_the_first_line_comes_with_the_first_iteration_and_none_is_waited_for_long(tmp_path, capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    log = Log(tmp_path, 20, False)
+    seen = []
+    for done in range(21, EVERY):  # three seconds each, on a slow CPU
+        now[0] += 3
+        if log.is_due(done):
+            log.live(CONFIG, done, 1.25, 0.001)
+            seen.append((done, now[0]))
+    assert [done for done, _ in seen[:3]] == [21, 25, 29]
+    assert max(after[1] - before[1] for before, after in pairwise([(20, 0.0), *seen])) < SILENCE + 3
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "21/2000  loss 1.250  rate 1.0e-03"
+    assert len(lines) == len(seen)
+    assert steps(tmp_path) == []  # no entries: those are of EVERY iterations
+    log.step(CONFIG, EVERY, 0.5, 0.001, CPU)
+    now[0] += SILENCE / 2
+    assert not log.is_due(EVERY + 1)
+
+
+def test_a_system_that_does_not_tell_its_memory_gets_a_line_without_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("streamseg.machine.peak_memory", lambda: 0.0)
+    Log(tmp_path, 0, False).step(CONFIG, EVERY, 0.5, 0.001, CPU)
+    assert capsys.readouterr().err.endswith(" left\n")
+
+
+def test_on_a_terminal_one_line_is_written_over_and_ended_at_the_end(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    log = Log(tmp_path, 0, False)
+    for done in (EVERY, 2 * EVERY, 2000):
+        log.step(CONFIG, done, 0.5, 0.001, CPU)
+    shown = capsys.readouterr().err
+    assert shown.count("\r\x1b[K") == 3
+    assert shown.count("\n") == 1
+    assert shown.endswith(" GB\n")
+
+
+def test_tensorboard_gets_the_numbers_of_each_entry(tmp_path):
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    log = Log(tmp_path, 0, True)
+    log.write({"step": 50, "loss": 0.5, "val_iou": {"a": 1.0}})
+    log.finish()
+    events = loader.EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["loss"]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(50, 0.5)]
+
+
+def test_without_tensorboard_it_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match=r"^TensorBoard is not installed: pip install 'streamseg\[train\]'$"):
+        Log(tmp_path, 0, True)
