@@ -21,8 +21,8 @@ from torch import Tensor
 
 import streamseg
 from streamseg.deploy.export import export_model
-from streamseg.engine.fast import engine_for
-from streamseg.stream.label_frames import Plain, fit
+from streamseg.engine.fast import pick_engine
+from streamseg.stream.label_frames import EagerEngine, resize_frames
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 SIZE = (512, 1024)
@@ -40,12 +40,12 @@ KINDS: dict[str, tuple[str, dict]] = {
 
 def main(*kinds: str) -> None:
     model, classes = streamseg.load()
-    frame = fit(streamseg.read_image(SAMPLES / "suburb-1.jpg")[None], SIZE)[0]
-    plain = Plain(streamseg.load()[0].to(memory_format=torch.channels_last))
+    frame = resize_frames(streamseg.read_image(SAMPLES / "suburb-1.jpg")[None], SIZE)[0]
+    plain = EagerEngine(streamseg.load()[0].to(memory_format=torch.channels_last))
     engines: dict = {"eager, channels_last": plain}
     for precision in ("fp32", "int8"):
         try:
-            engines[f"segment, {precision}"] = engine_for(streamseg.load()[0], torch.device("cpu"), precision)
+            engines[f"segment, {precision}"] = pick_engine(streamseg.load()[0], torch.device("cpu"), precision)
         except ValueError as error:  # a CPU that has none
             print(error)
     print(f"{'':12}{'MB':>6}{'same labels, %':>18}{'mean IoU, %':>14}{'over a clip, %':>16}{'export, s':>12}")

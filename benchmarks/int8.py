@@ -25,11 +25,11 @@ from torch import Tensor
 
 import streamseg
 from streamseg.data.datasets import Dataset
-from streamseg.deploy.export import quietly, trace, write_int8
+from streamseg.deploy.export import quiet_exporters, trace, write_int8
 from streamseg.engine.runtime import Manifest, open_exported
 from streamseg.evaluate import metrics
 from streamseg.evaluate.benchmark import label_whole
-from streamseg.stream.label_frames import fit, segment
+from streamseg.stream.label_frames import resize_frames, segment
 
 PICTURE = Path(__file__).parent.parent / "samples" / "suburb-1.jpg"
 
@@ -66,7 +66,7 @@ def export_int8(model: streamseg.FANet, classes, path: Path, frames: list[Tensor
     """The int8 file of a network for frames of one size, as a function from a frame to its labels."""
     size = (frames[0].shape[1], frames[0].shape[2])
     manifest = Manifest(classes, size, (), False, 1, model.averages, "int8", "")
-    with quietly():
+    with quiet_exporters():
         write_int8(trace(model, manifest), manifest, path, frames)
     return partial(label_by, open_exported(path))
 
@@ -99,7 +99,7 @@ def print_accuracy(ways: dict[str, Callable[[Tensor], Tensor]], data: Dataset, m
 
 def print_speed(model: streamseg.FANet, ways: dict[str, Callable[[Tensor], Tensor]], rounds: int) -> None:
     torch.set_num_threads(1)
-    picture = fit(streamseg.read_image(PICTURE)[None], (512, 1024))[0]
+    picture = resize_frames(streamseg.read_image(PICTURE)[None], (512, 1024))[0]
     plain = model.to(memory_format=torch.channels_last)
     calls = {"network": partial(label_whole, plain, picture[None])}
     calls |= {name: partial(way, picture) for name, way in ways.items()}

@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 
 import streamseg
-from streamseg.io.outputs import Results, plan
+from streamseg.io.outputs import OutputFiles, plan_outputs
 from streamseg.io.sources import Capture, Source, find_sources
 from streamseg.stream.label_frames import LastFrames
-from streamseg.stream.latency import Meter, Summary, render
-from streamseg.stream.pipeline import Labeller, Pipeline, Style
+from streamseg.stream.latency import Meter, Summary, format_summary
+from streamseg.stream.pipeline import DrawStyle, LabelSettings, Pipeline
 
 PICTURE = Path(__file__).parent.parent / "samples" / "suburb-1.jpg"
 
@@ -47,14 +47,16 @@ class Camera:
             yield Capture(self.look(number), self.name, number, float(number / self.rate), time.monotonic())
 
 
-def run(source: Source, results: Results, size: tuple[int, int] | None, each=lambda capture: None) -> Summary:
+def run(source: Source, results: OutputFiles, size: tuple[int, int] | None, each=lambda capture: None) -> Summary:
     model, classes = streamseg.load()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = model.to(
         device, torch.float16 if device.type == "cuda" else torch.float32, memory_format=torch.channels_last
     )
-    labeller, meter = Labeller(model, classes, LastFrames(1), size=size), Meter()
-    Pipeline([(source, results)], labeller, Style(), meter, wrote=lambda capture, shares, results: each(capture)).run()
+    labeller, meter = LabelSettings(model, classes, LastFrames(1), size=size), Meter()
+    Pipeline(
+        [(source, results)], labeller, DrawStyle(), meter, wrote=lambda capture, shares, results: each(capture)
+    ).run()
     return meter.summary()
 
 
@@ -66,16 +68,16 @@ def make_video(path: Path, size: tuple[int, int], frames: int) -> list[Source]:
 
 def overlap(folder: Path) -> None:
     (source,) = make_video(folder / "in.mp4", (720, 1280), 100)
-    (results,) = plan([source], str(folder / "out.mp4"))
+    (results,) = plan_outputs([source], str(folder / "out.mp4"))
     summary = run(source, results, (360, 640))
-    print(render(summary))
+    print(format_summary(summary))
     slowest = max(summary.stages.values(), key=lambda stage: stage.mean)
     print(f"\nwhole / slowest stage: {summary.output_fps * slowest.mean:.3f}")
 
 
 def memory(folder: Path) -> None:
     (source,) = make_video(folder / "in.mp4", (128, 160), 10_000)
-    (results,) = plan([source], str(folder / "out.mp4"), labels=True)
+    (results,) = plan_outputs([source], str(folder / "out.mp4"), labels=True)
     resident = {}
 
     def look(capture: Capture) -> None:
@@ -83,15 +85,15 @@ def memory(folder: Path) -> None:
             pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
             resident[capture.index + 1] = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
-    print(render(run(source, results, (64, 96), look)))
+    print(format_summary(run(source, results, (64, 96), look)))
     for number, size in resident.items():
         if number in (500, 1000, 2500, 5000, 7500, 10_000):
             print(f"frame {number:6}: {size:7.1f} MiB, {100 * size / resident[500] - 100:+.2f} % of frame 500's")
 
 
 def camera(folder: Path) -> None:
-    summary = run(Camera((480, 640), 60, 60), Results(folder / "out.mp4"), (240, 320))
-    print(render(summary))
+    summary = run(Camera((480, 640), 60, 60), OutputFiles(folder / "out.mp4"), (240, 320))
+    print(format_summary(summary))
     assert summary.latency
     print(f"\np95 of the latency / network time: {summary.latency.p95 * summary.network_fps:.2f}")
 

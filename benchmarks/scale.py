@@ -72,7 +72,7 @@ def compare_with_ray(clips: int = 16, frames: int = 60, size: tuple[int, int] = 
         archive.segment_archive(
             [pattern],
             f"{folder}/ray",
-            archive.Orders(None, LastFrames(1)),
+            archive.ArchiveSettings(None, LastFrames(1)),
             cluster.LOCAL,
             progress=lambda report: done.append((time.monotonic() - begun, report.frames)),
         )

@@ -20,7 +20,7 @@ import streamseg
 from streamseg.data.datasets import Pair
 from streamseg.evaluate.video import wait_for
 from streamseg.models.fanet import Context, FANet
-from streamseg.stream.label_frames import State, context_distance, fit, label_frame
+from streamseg.stream.label_frames import State, context_distance, label_frame, resize_frames
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 
@@ -41,7 +41,7 @@ def cuts(data: Path) -> None:
 
     def context(pair: Pair) -> Context:
         with torch.inference_mode():
-            return model.features(fit(streamseg.read_image(pair.image)[None], (360, 480)))[1]
+            return model.features(resize_frames(streamseg.read_image(pair.image)[None], (360, 480)))[1]
 
     recordings: dict[str, list] = {}
     for split in ("train", "val"):

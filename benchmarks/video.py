@@ -155,7 +155,7 @@ def draw(folder: Path, *files: Path) -> None:
             axes.set_ylim(limits)
             axes.grid(alpha=0.3)
         sheet.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
-        plot.save(sheet, folder / f"video-{figure.replace('_', '-')}.png")
+        plot.save_figure(sheet, folder / f"video-{figure.replace('_', '-')}.png")
 
 
 def spread(values: list[float]) -> str:

@@ -143,7 +143,7 @@ def draw_classes(path: Path, measured: Path = MEASURED / "classes.json") -> None
     axes.set_xlim(0, 107)
     axes.set_xlabel("IoU on CamVid's val, %", fontsize=15)
     axes.grid(axis="y", visible=False)
-    plot.save(figure, path)
+    plot.save_figure(figure, path)
 
 
 def draw_speed_accuracy(path: Path, measured: Path = MEASURED / "rivals.json") -> None:
@@ -173,7 +173,7 @@ def draw_speed_accuracy(path: Path, measured: Path = MEASURED / "rivals.json") -
     across = "frames a second on one H200, frame to labels, 1024 x 2048\n(dots: each compiled by torch.compile)"
     axes.set_xlabel(across, fontsize=15)
     axes.set_ylabel("mIoU on Cityscapes val, %,\nas the paper prints it", fontsize=15)
-    plot.save(figure, path)
+    plot.save_figure(figure, path)
 
 
 def draw_rivals(path: Path, speeds: Path = MEASURED / "camvid.json", mious: Path = MEASURED / "ablations.json") -> None:
@@ -216,7 +216,7 @@ def draw_rivals(path: Path, speeds: Path = MEASURED / "camvid.json", mious: Path
         "(dots: the same engine for all, their area the GMACs; stars: FANet's fast form)",
         fontsize=14,
     )
-    plot.save(figure, path)
+    plot.save_figure(figure, path)
 
 
 def measure(
@@ -256,7 +256,7 @@ def draw_latency(path: Path, measured: Path = MEASURED / "latency.json") -> None
     axes.set_ylabel("latency, ms", fontsize=15)
     axes.set_title(f"FANet-18 on {found['machine']}", fontsize=16)
     axes.legend(fontsize=15, loc="upper right")
-    plot.save(figure, path)
+    plot.save_figure(figure, path)
 
 
 def draw_training(path: Path, measured: Path = MEASURED / "training.jsonl") -> None:
@@ -270,7 +270,7 @@ def draw_training(path: Path, measured: Path = MEASURED / "training.jsonl") -> N
         axes.set_ylim(0)
         axes.set_title(title, fontsize=16)
         axes.set_xlabel("iteration", fontsize=15)
-    plot.save(figure, path)
+    plot.save_figure(figure, path)
 
 
 def card(width: float, height: float) -> "tuple[Figure, Axes]":

@@ -10,7 +10,7 @@ from filelock import FileLock
 from torch.nn import functional as F
 
 import streamseg
-from streamseg.deploy.export import quietly, trace, write_onnx, write_openvino, write_torch
+from streamseg.deploy.export import quiet_exporters, trace, write_onnx, write_openvino, write_torch
 from streamseg.engine.runtime import Manifest
 from streamseg.models.encoder import ResNet
 
@@ -51,7 +51,7 @@ def manifest(network, size, video):
 
 def make(folder, kind):
     """Write the files of a kind into a folder, unless they are there: any, fixed or still; see exported."""
-    with FileLock(folder / f"{kind}.lock"), quietly():
+    with FileLock(folder / f"{kind}.lock"), quiet_exporters():
         if (folder / f"{kind}.done").exists():
             return
         network = small()

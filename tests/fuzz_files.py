@@ -74,7 +74,7 @@ def make_originals(folder: Path, exported: Callable[[str], Path]) -> None:
     streamseg.save_state(
         State(torch.rand(2, 8, 96), (1.0, 1.0), 0.5, torch.zeros(9, 9).byte()), folder / "s.safetensors"
     )
-    shutil.copyfile(streamseg.models.checkpoint.SHIPPED, folder / "bundled.safetensors")
+    shutil.copyfile(streamseg.models.checkpoint.BUNDLED, folder / "bundled.safetensors")
     for name in ("still.onnx", "fixed.xml", "fixed.bin", "fixed.pt2"):
         shutil.copyfile(exported(name), folder / name)
     strip_checksum(folder / "still.onnx", folder / "older.onnx")
@@ -121,7 +121,9 @@ def make_originals(folder: Path, exported: Callable[[str], Path]) -> None:
         for i in range(9):
             writer.write(picture(i, (40, 56))[0] % 11, i / 25)
 
-    archive.settle(str(folder / "archive"), archive.describe(archive.Orders(None, LastFrames(1)), "/videos"))
+    archive.open_archive(
+        str(folder / "archive"), archive.describe_archive(archive.ArchiveSettings(None, LastFrames(1)), "/videos")
+    )
     rows = [{"frame": i, "seconds": i / 25, "latency_ms": 1.0, "shares": {}} for i in range(9)]
     archive.write_statistics(folder / "archive" / "frames.parquet", iter(rows), streamseg.CAMVID)
 
@@ -202,7 +204,7 @@ def read_training_state(path: Path) -> object:
 
     torch.manual_seed(1)
     part = nn.Linear(64, 64)
-    step = resume.restore(path.parent, {"batch": 2, "leave_out": ""}, {"trainee": part})
+    step = resume.restore_state(path.parent, {"batch": 2, "leave_out": ""}, {"trainee": part})
     return step, tensors_text(part.state_dict())
 
 
@@ -212,18 +214,18 @@ def read_run(path: Path) -> object:
 
     if path.name == "run.json":
         with suppress(ValueError):
-            reproduce.read_words(path)
+            reproduce.read_run_summary(path)
         return runlog.read_sessions(path)
-    runlog.Log(path.parent, 7, False)
+    runlog.RunLog(path.parent, 7, False)
     return runlog.summarise(path)
 
 
 def read_data(path: Path) -> object:
     from streamseg.data.datasets import DATASETS
-    from streamseg.evaluate.check import check, render
+    from streamseg.evaluate.check import check, format_report
 
     data = next(folder for folder in path.parents if folder.name == "data")
-    told = render(check("folder", data)).replace(str(data), "data")
+    told = format_report(check("folder", data)).replace(str(data), "data")
     return told, sum(len(labels) for split in ("train", "val") for _, labels in DATASETS["folder"](data, split))
 
 
@@ -239,9 +241,9 @@ def read_shards(path: Path) -> object:
 
 
 def read_picture(path: Path) -> object:
-    from streamseg.io.images import read_ids, read_image, read_sent
+    from streamseg.io.images import decode_upload, read_ids, read_image
 
-    for read in (read_ids, lambda path: read_sent(path.read_bytes(), 10**7)):
+    for read in (read_ids, lambda path: decode_upload(path.read_bytes(), 10**7)):
         with suppress(ValueError):
             read(path)
     return tensors_text({"": read_image(path)})
@@ -264,8 +266,8 @@ def read_archive(path: Path) -> object:
     from streamseg.stream.label_frames import LastFrames
 
     out = str(path.parent)
-    archive.settle(out, archive.describe(archive.Orders(None, LastFrames(1)), "/videos"))
-    return archive.count_frames(out), archive.look_through(out)
+    archive.open_archive(out, archive.describe_archive(archive.ArchiveSettings(None, LastFrames(1)), "/videos"))
+    return archive.count_frames(out), archive.find_finished(out)
 
 
 DATA = ("data",)

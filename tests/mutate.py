@@ -1,7 +1,7 @@
 """Makes small wrong edits, one at a time, in a copy of the project, and tells which of them no test notices.
 
     python tests/mutate.py                        # 20 edits, anywhere in the package
-    python tests/mutate.py train/losses serve/desk -n 60 --seed 3
+    python tests/mutate.py train/losses serve/gate -n 60 --seed 3
     python tests/mutate.py --since main           # in the modules that changed since a commit
     python tests/mutate.py --edits tests/wrong_edits.toml
 
@@ -348,7 +348,7 @@ def try_edits(edits: Sequence[Edit], seconds: float = 300.0, wide: bool = False)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("module", nargs="*", help="such as train/losses or serve/desk; all if none is given")
+    parser.add_argument("module", nargs="*", help="such as train/losses or serve/gate; all if none is given")
     parser.add_argument("-n", "--number", type=int, default=20, help="how many edits")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--since", default="", metavar="COMMIT", help="only modules that changed since then")

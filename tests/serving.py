@@ -13,15 +13,15 @@ from exports import small
 from waiting import PATIENCE
 
 import streamseg
-from streamseg.serve import Desk, Limits, Served, Server, listen
-from streamseg.stream.label_frames import Engine, Plain
+from streamseg.serve import Limits, RequestGate, ServedModel, Server, listen
+from streamseg.stream.label_frames import EagerEngine, Engine
 
 WINDOW = 3
 
 
 @cache
 def plain() -> Engine:
-    return Plain(small())
+    return EagerEngine(small())
 
 
 class Held:
@@ -36,11 +36,11 @@ class Held:
     def __getattr__(self, name: str):
         return getattr(self.engine, name)
 
-    def look(self, views):
-        self.batches.append(len(views.images))
+    def predict(self, batch):
+        self.batches.append(len(batch.images))
         self.asked.set()
         assert self.free.wait(PATIENCE)
-        return self.engine.look(views)
+        return self.engine.predict(batch)
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -72,8 +72,8 @@ class Running:
     port: int
 
     @property
-    def desk(self) -> Desk:
-        return self.server.desk
+    def gate(self) -> RequestGate:
+        return self.server.gate
 
     def ask(self, path: str, body: bytes | Iterator[bytes] | None = None, method: str = "", **headers: str) -> Answer:
         """Send a request, a POST if it has a body; _ in the names of headers stands for -."""
@@ -90,9 +90,9 @@ class Running:
 @contextmanager
 def serving(limits: Limits | None = None, token: str = "", weights: Path = Path("small.onnx")) -> Iterator[Running]:
     engine = Held(plain())
-    desk = Desk(Served(engine, streamseg.CAMVID, WINDOW, weights), limits, token)
+    gate = RequestGate(ServedModel(engine, streamseg.CAMVID, WINDOW, weights), limits, token)
     listening = listen("127.0.0.1", 0)
-    server = Server(desk)
+    server = Server(gate)
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:

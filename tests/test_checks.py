@@ -10,8 +10,8 @@ import pytest
 from streamseg import checks
 from streamseg.cli import options
 from streamseg.data import datasets
-from streamseg.io.video import KINDS
-from streamseg.models.baselines import PEERS
+from streamseg.io.video import VIDEO_FORMATS
+from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import FANETS
 from streamseg.train import config
 
@@ -128,8 +128,8 @@ def test_a_terminal_is_told_that_the_program_loads_before_it_does(tmp_path, quie
 
 def test_what_is_known_without_torch_is_what_there_is():
     assert tuple(datasets.DATASETS) == options.DATASETS
-    assert {*FANETS, *PEERS} == {*options.NETWORKS}
-    assert tuple(KINDS) == checks.VIDEO_SUFFIXES
+    assert {*FANETS, *BASELINES} == {*options.NETWORKS}
+    assert tuple(VIDEO_FORMATS) == checks.VIDEO_SUFFIXES
     assert {recipe.config.dataset for recipe in config.RECIPES.values()} <= {*options.DATASETS}
 
 

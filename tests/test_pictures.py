@@ -71,7 +71,7 @@ def test_the_latency_of_every_frame_is_measured_in_both_precisions(tmp_path, str
 
 def test_only_networks_whose_accuracy_the_paper_prints_are_drawn(tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(pictures.plot, "save", lambda figure, _: shown.extend(figure.axes[0].texts))
+    monkeypatch.setattr(pictures.plot, "save_figure", lambda figure, _: shown.extend(figure.axes[0].texts))
     pictures.draw_speed_accuracy(tmp_path / "speed.png")
     names = {text.get_text() for text in shown if text.get_text() and "fast form" not in text.get_text()}
     assert names == {"ICNet", "ERFNet", "BiSeNet-18", "SwiftNetRN-18", "FANet-34", "FANet-18"}

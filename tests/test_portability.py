@@ -79,7 +79,7 @@ def test_data_on_a_disk_need_no_fsspec_and_an_address_says_what_to_install(tmp_p
     assert stores.read_range(f"{tmp_path}/new/text", 1, 3) == b"tra"
     with pytest.raises(OSError, match="cannot be read"):
         stores.read_range(f"{tmp_path}/nothere", 0, 1)
-    for use in (stores.reach, stores.read_text, lambda address: stores.read_range(address, 0, 1)):
+    for use in (stores.open_store, stores.read_text, lambda address: stores.read_range(address, 0, 1)):
         with pytest.raises(ImportError, match=r"s3://bucket/x needs fsspec: pip install 'streamseg\[stores\]'"):
             use("s3://bucket/x")
 

@@ -26,7 +26,7 @@ from streamseg.cli.completion import completions, options_of
 from streamseg.cli.deploying import export, serve
 from streamseg.cli.measuring import benchmark, evaluate, reproduce
 from streamseg.cli.options import Quiet
-from streamseg.cli.say import Complaints, debugging, fail, has_colours, out_of_memory
+from streamseg.cli.say import ErrorHandler, debugging, fail, has_colours, out_of_memory
 from streamseg.cli.segmenting import segment
 from streamseg.cli.training import check, pack, train
 from streamseg.train.config import RECIPES
@@ -207,7 +207,7 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     logger = logging.getLogger("streamseg")
-    logger.addHandler(Complaints())
+    logger.addHandler(ErrorHandler())
     logger.setLevel(logging.INFO)
     arguments = sys.argv[1:]
     if arguments == ["--version"]:

@@ -8,8 +8,17 @@ from typing import Annotated
 import tyro
 
 from streamseg.checks import check_count, check_positive, pick_kind
-from streamseg.cli.options import Device, Json, Quiet, check_exported, check_weights, optional, parse_size, pick_device
-from streamseg.cli.say import check_figures, complain, loading, open_words, write_figures
+from streamseg.cli.options import (
+    Device,
+    Json,
+    Quiet,
+    check_exported,
+    check_weights,
+    optional_arg,
+    parse_size,
+    pick_device,
+)
+from streamseg.cli.say import check_figures, loading, open_messages, print_error, write_figures
 from streamseg.io.files import check_place
 
 
@@ -17,12 +26,12 @@ def export(
     names: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="[WEIGHTS] OUT", help_behavior_hint="(required)")],
     /,
     *,
-    to: Annotated[str, optional("{onnx,openvino,torch,aotinductor}", "by the suffix")] = "",
-    size: Annotated[str, optional("HEIGHTxWIDTH", "any size")] = "",
+    to: Annotated[str, optional_arg("{onnx,openvino,torch,aotinductor}", "by the suffix")] = "",
+    size: Annotated[str, optional_arg("HEIGHTxWIDTH", "any size")] = "",
     confidence: bool = False,
     video: bool = False,
     int8: bool = False,
-    pictures: Annotated[str | None, optional("DIR", "the samples")] = None,
+    pictures: Annotated[str | None, optional_arg("DIR", "the samples")] = None,
     json: Json = None,
     device: Device = "",
     quiet: Quiet = False,
@@ -65,9 +74,9 @@ def export(
         from streamseg.deploy import export as exporter
         from streamseg.models import checkpoint
 
-        weights = given[0] if given else checkpoint.SHIPPED
+        weights = given[0] if given else checkpoint.BUNDLED
         network, classes = checkpoint.load(weights)
-        model = checkpoint.only_fanet(network, "export")
+        model = checkpoint.require_fanet(network, "export")
         description = checkpoint.describe(weights)
     agreement = exporter.export_model(
         model.to(pick_device(device if kind == "aotinductor" else "cpu")),
@@ -82,26 +91,26 @@ def export(
         window=description.window,
         source=description.source,
     )
-    words = open_words(quiet, json)
-    print(exporter.render(out, agreement), file=words)
+    words = open_messages(quiet, json)
+    print(exporter.format_agreement(out, agreement), file=words)
     write_figures(json, {"file": str(out), "kind": kind, **asdict(agreement)}, words)
 
 
 def serve(
-    weights: Annotated[Path | None, optional("[WEIGHTS]", "those that ship")] = None,
+    weights: Annotated[Path | None, optional_arg("[WEIGHTS]", "those that ship")] = None,
     /,
     *,
     host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1",
     port: int = 8000,
-    token: Annotated[str, optional("TEXT", "that of STREAMSEG_TOKEN, or none")] = "",
-    window: Annotated[int | None, optional("FRAMES", "what the weights were trained with")] = None,
+    token: Annotated[str, optional_arg("TEXT", "that of STREAMSEG_TOKEN, or none")] = "",
+    window: Annotated[int | None, optional_arg("FRAMES", "what the weights were trained with")] = None,
     queue: int = 32,
     batch: int = 8,
     megabytes: float = 32.0,
     megapixels: float = 32.0,
     seconds: float = 30.0,
     device: Device = "",
-    precision: Annotated[str, optional("{fp32,fp16,bf16,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
+    precision: Annotated[str, optional_arg("{fp32,fp16,bf16,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
     trust: bool = False,
     quiet: Quiet = False,
 ) -> None:
@@ -141,7 +150,8 @@ def serve(
     check_weights(weights)
     with loading(quiet):
         from streamseg import serve as server
-        from streamseg.engine import fast, runtime
+        from streamseg.engine import runtime
+        from streamseg.engine.open import open_engine
         from streamseg.io.images import allow_large_pictures
         from streamseg.models import checkpoint
         from streamseg.stream.label_frames import LastFrames, check_window
@@ -150,22 +160,22 @@ def serve(
     if token and not server.TOKEN.fullmatch(token):
         raise ValueError("The token holds other characters than letters, digits and . _ ~ + -: choose another.")
     listening = server.listen(host, port)
-    place = pick_device(device or runtime.usual_device(weights))
-    model, classes, trained = runtime.open_weights(weights, place, trust=trust)
-    if isinstance(model, runtime.Exported):
-        check_exported(model, None if window is None else LastFrames(window), precision=precision)
-        trained = trained if model.manifest.state else 1
-    engine = fast.engine_for(model, place, precision)
+    place = pick_device(device or runtime.default_device(weights))
+    engine, classes, trained = open_engine(weights, place, precision, trust=trust)
+    if isinstance(engine, runtime.ExportedEngine):
+        check_exported(engine, None if window is None else LastFrames(window), precision=precision)
     frames = trained if window is None else window
     check_window(engine, LastFrames(frames))
     allow_large_pictures()  # what is sent has limits of its own
     limits = server.Limits(round(megabytes * 2**20), round(megapixels * 1e6), seconds, queue)
-    desk = server.Desk(server.Served(engine, classes, frames, weights or checkpoint.SHIPPED), limits, token, batch)
+    gate = server.RequestGate(
+        server.ServedModel(engine, classes, frames, weights or checkpoint.BUNDLED), limits, token, batch
+    )
     shown = f"[{host}]" if ":" in host else host
-    told = f"http://{shown}:{listening.getsockname()[1]} serves {desk.served.weights.name}. Ctrl-C ends it."
-    print(told, file=open_words(quiet), flush=True)
+    told = f"http://{shown}:{listening.getsockname()[1]} serves {gate.served.weights.name}. Ctrl-C ends it."
+    print(told, file=open_messages(quiet), flush=True)
     if not (token or server.is_private(listening)):
-        complain("Whoever reaches this machine can use the server: give --token to choose who.")
-    caught = server.run(desk, listening)
+        print_error("Whoever reaches this machine can use the server: give --token to choose who.")
+    caught = server.run_server(gate, listening)
     if caught:
         sys.exit(128 + caught)

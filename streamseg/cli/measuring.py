@@ -17,34 +17,34 @@ from streamseg.cli.options import (
     check_exported,
     check_folder,
     check_weights,
-    optional,
+    optional_arg,
     parse_size,
     pick_device,
     pick_policy,
 )
-from streamseg.cli.say import check_figures, clear_line, loading, open_words, pick_progress, write_figures
+from streamseg.cli.say import check_figures, clear_line, loading, open_messages, pick_progress, write_figures
 from streamseg.io.files import check_place
 
 
 def evaluate(
-    weights: Annotated[Path | None, optional("[WEIGHTS]", "those that ship")] = None,
+    weights: Annotated[Path | None, optional_arg("[WEIGHTS]", "those that ship")] = None,
     /,
     *,
     data: DataFolder,
     dataset: str,
     split: str = "val",
-    only: Annotated[str, optional("NAME", "all frames")] = "",
-    scales: Annotated[tuple[float, ...], optional("FLOAT ...", "1.0")] = (1.0,),
+    only: Annotated[str, optional_arg("NAME", "all frames")] = "",
+    scales: Annotated[tuple[float, ...], optional_arg("FLOAT ...", "1.0")] = (1.0,),
     flip: bool = False,
-    window: Annotated[int | None, optional("FRAMES", "single frames, in any order")] = None,
-    half_life: Annotated[float | None, optional("SECONDS", "the exact window")] = None,
-    steady: Annotated[float, optional("MARGIN", "0, off")] = 0.0,
+    window: Annotated[int | None, optional_arg("FRAMES", "single frames, in any order")] = None,
+    half_life: Annotated[float | None, optional_arg("SECONDS", "the exact window")] = None,
+    steady: Annotated[float, optional_arg("MARGIN", "0, off")] = 0.0,
     json: Json = None,
-    plots: Annotated[Path | None, optional("DIR", "none are written")] = None,
+    plots: Annotated[Path | None, optional_arg("DIR", "none are written")] = None,
     device: Device = "",
-    precision: Annotated[str, optional("{fp32,fp16,bf16,int8}", "fp32, operator by operator")] = "",
+    precision: Annotated[str, optional_arg("{fp32,fp16,bf16,int8}", "fp32, operator by operator")] = "",
     trust: bool = False,
-    ray: Annotated[str, optional("[ADDRESS]", "off; without ADDRESS this machine alone")] = "",
+    ray: Annotated[str, optional_arg("[ADDRESS]", "off; without ADDRESS this machine alone")] = "",
     quiet: Quiet = False,
 ) -> None:
     """Measure a network on a data set: mIoU and more.
@@ -95,10 +95,10 @@ def evaluate(
         raise ValueError("--window and --half-life time each frame, for which it must have no rival: leave out --ray.")
     if policy and (flip or scales != (1.0,)):
         raise ValueError("--window and --half-life see each frame once, as it is: leave out --scales and --flip.")
-    words, progress = open_words(quiet, json), pick_progress(quiet)
+    words, progress = open_messages(quiet, json), pick_progress(quiet)
     if plots:
         plot.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
-    place = pick_device(device or runtime.usual_device(weights))
+    place = pick_device(device or runtime.default_device(weights))
     frames = open_dataset(dataset, data.absolute() if ray and data.exists() else data, split)
     frames = replace(frames, pairs=tuple(pair for pair in frames.pairs if pair.image.name.startswith(only)))
     model, classes, _ = runtime.open_weights(weights, place, trust=trust)
@@ -108,13 +108,13 @@ def evaluate(
                 f"The network was trained for other classes than those of {data}: class {number} is {ours} in the one "
                 f"and {theirs} in the other."
             )
-    if isinstance(model, runtime.Exported):
+    if isinstance(model, runtime.ExportedEngine):
         check_exported(model, policy, precision=precision, steady=steady)
-    engine = evaluation.engine_of(model, place, frames, precision=precision, scales=scales, flip=flip)
+    engine = evaluation.make_evaluation_engine(model, place, frames, precision=precision, scales=scales, flip=flip)
     threads = torch.get_num_threads()
     if policy:
         found = video.evaluate_video(engine, frames, policy, threads=threads, progress=progress)
-        table, told = video.render_video(found), video.video_to_json(found)
+        table, told = video.format_video_evaluation(found), video.video_to_json(found)
     else:
         if ray:
             result = evaluation.evaluate_on_cluster(
@@ -125,12 +125,12 @@ def evaluate(
                 scales=scales,
                 flip=flip,
                 trust=trust,
-                gpus=(device or runtime.usual_device(weights)) != "cpu",
+                gpus=(device or runtime.default_device(weights)) != "cpu",
                 progress=progress,
             )
         else:
             result = evaluation.evaluate(engine, frames, threads=threads, progress=progress)
-        table, told = evaluation.render(result), evaluation.to_json(result)
+        table, told = evaluation.format_evaluation(result), evaluation.to_json(result)
     print(table, file=words)
     write_figures(json, told, words)
     if plots:
@@ -145,14 +145,14 @@ def reproduce(
     table: Annotated[str, tyro.conf.arg(metavar="TABLE")],
     /,
     *,
-    runs: Annotated[Path | None, optional("DIR", "no accuracy")] = None,
-    data: Annotated[Path | None, optional("DIR", "no accuracy")] = None,
+    runs: Annotated[Path | None, optional_arg("DIR", "no accuracy")] = None,
+    data: Annotated[Path | None, optional_arg("DIR", "no accuracy")] = None,
     dataset: str = "camvid",
     split: str = "val",
-    only: Annotated[str, optional("NAME", "all frames")] = "",
-    speed: Annotated[str, optional("{yes,no}", "yes on a GPU, no on the CPU")] = "",
+    only: Annotated[str, optional_arg("NAME", "all frames")] = "",
+    speed: Annotated[str, optional_arg("{yes,no}", "yes on a GPU, no on the CPU")] = "",
     compiled: bool = False,
-    out: Annotated[Path | None, optional("DIR", "none are written")] = None,
+    out: Annotated[Path | None, optional_arg("DIR", "none are written")] = None,
     json: Json = None,
     device: Device = "",
     quiet: Quiet = False,
@@ -199,7 +199,7 @@ def reproduce(
 
     if out:
         plot.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
-    words, progress = open_words(quiet, json), pick_progress(quiet)
+    words, progress = open_messages(quiet, json), pick_progress(quiet)
     place = pick_device(device)
     threads = torch.get_num_threads()
     judge = None
@@ -210,7 +210,7 @@ def reproduce(
             source = paper.DOWNLOADS.get(dataset)
             raise FileNotFoundError(f"{error} It is {source}." if source else str(error)) from None
         frames = replace(frames, pairs=tuple(pair for pair in frames.pairs if pair.image.name.startswith(only)))
-        judge = reproduction.Judge(reproduction.find_runs(runs), frames, place, threads)
+        judge = reproduction.RunEvaluator(reproduction.find_runs(runs), frames, place, threads)
     timed = speed == "yes" or (not speed and place.type == "cuda")
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else f"{threads} cores of {platform.machine()}"
     notes = [f"Here: {name}, torch {torch.__version__}; the paper: a Titan X."] if timed else []
@@ -219,10 +219,10 @@ def reproduce(
         results = reproduction.reproduce(part, place, timed=timed, compiled=compiled, judge=judge, progress=progress)
         judged = [judge.describe()] if judge and any("miou" in result.found for result in results) else []
         told = part, results, [*notes, *judged]
-        print(reproduction.render(*told), file=words)
+        print(reproduction.format_table(*told), file=words)
         figures.append(reproduction.to_json(*told))
         if out:
-            print("  ".join(map(str, reproduction.write(out, *told))), end="\n\n", file=words)
+            print("  ".join(map(str, reproduction.write_table(out, *told))), end="\n\n", file=words)
     write_figures(json, figures, words)
 
 
@@ -233,15 +233,15 @@ def benchmark(
     ),
     /,
     *,
-    size: Annotated[str, optional("HEIGHTxWIDTH", "1024x2048 on a GPU, 512x1024 on the CPU")] = "",
+    size: Annotated[str, optional_arg("HEIGHTxWIDTH", "1024x2048 on a GPU, 512x1024 on the CPU")] = "",
     batch: int = 1,
     compiled: bool = False,
     seconds: float = 3.0,
     profile: bool = False,
     json: Json = None,
-    plot: Annotated[Path | None, optional("FILE", "none is drawn")] = None,
+    plot: Annotated[Path | None, optional_arg("FILE", "none is drawn")] = None,
     device: Device = "",
-    precision: Annotated[str, optional("{fp16,bf16,fp32,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
+    precision: Annotated[str, optional_arg("{fp16,bf16,fp32,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
     trust: bool = False,
     quiet: Quiet = False,
 ) -> None:
@@ -284,10 +284,10 @@ def benchmark(
         from streamseg.evaluate import benchmark as costs, plot as plots
 
     # one device for all, or their times could not be compared
-    usual = "cpu" if any(runtime.usual_device(Path(name)) for name in models) else ""
+    usual = "cpu" if any(runtime.default_device(Path(name)) for name in models) else ""
     place = pick_device(device or usual)
     seen = parse_size("--size", size) or ((1024, 2048) if place.type == "cuda" else (512, 1024))
-    words, progress = open_words(quiet, json), pick_progress(quiet)
+    words, progress = open_messages(quiet, json), pick_progress(quiet)
     if plot:
         plots.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
     found = []
@@ -299,7 +299,7 @@ def benchmark(
     if not quiet:
         clear_line()
     machine = costs.describe_machine(place)
-    print(costs.render(found, seen, batch, machine), file=words)
+    print(costs.format_costs(found, seen, batch, machine), file=words)
     if profile:
         for name in models:
             print(f"\n{name}: the ten that take most, ms a frame", file=words)
@@ -311,4 +311,4 @@ def benchmark(
     networks = [asdict(cost) for cost in found]
     write_figures(json, {"machine": machine, "size": seen, "batch": batch, "networks": networks}, words)
     if plot:
-        costs.draw(plot, found, seen, machine)
+        costs.plot_costs(plot, found, seen, machine)

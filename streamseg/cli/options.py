@@ -9,28 +9,28 @@ import tyro
 
 from streamseg.checks import check_choice, check_readable, no_data
 from streamseg.evaluate.paper import DOWNLOADS
-from streamseg.io.web import is_address, unfold
+from streamseg.io.web import is_address, restore_address
 from streamseg.machine import available_cores
 from streamseg.train.config import TrainConfig
 
 if TYPE_CHECKING:
     import torch
 
-    from streamseg.engine.runtime import Exported
+    from streamseg.engine.runtime import ExportedEngine
     from streamseg.stream.label_frames import Policy
 
 
 DataFolder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
 
 
-def optional(metavar: str, default: str) -> Any:
+def optional_arg(metavar: str, default: str) -> Any:
     """How the help shows an option that may be left out."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
 
 
-Json = Annotated[Path | None, optional("FILE", "none is written")]
+Json = Annotated[Path | None, optional_arg("FILE", "none is written")]
 Quiet = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-Device = Annotated[str, optional("NAME", "a GPU if there is one")]
+Device = Annotated[str, optional_arg("NAME", "a GPU if there is one")]
 
 
 DATASETS: tuple[str, ...] = get_args({field.name: field.type for field in fields(TrainConfig)}["dataset"])
@@ -46,7 +46,7 @@ def check_weights(path: Path | None) -> None:
 def check_data(dataset: str, data: Path | None) -> None:
     """Raise an error in a sentence if a data set is unknown, or its folder is not there; a store is asked later."""
     check_choice("dataset", dataset, DATASETS)
-    if data is not None and not is_address(unfold(data)) and not data.exists():
+    if data is not None and not is_address(restore_address(data)) and not data.exists():
         source = f" It is {DOWNLOADS[dataset]}." if dataset in DOWNLOADS else ""
         raise FileNotFoundError(f"{no_data(dataset, data)}{source}")
 
@@ -100,7 +100,7 @@ def pick_device(name: str) -> "torch.device":
 
 
 def check_exported(
-    file: "Exported",
+    file: "ExportedEngine",
     policy: "Policy | None",
     *,
     size: tuple[int, int] | None = None,

@@ -20,18 +20,18 @@ def has_colours(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-class Nowhere(StringIO):
+class NullStream(StringIO):
     """Takes words, and keeps none."""
 
     def write(self, text: str) -> int:
         return len(text)
 
 
-def open_words(quiet: bool, *results: Path | str | None) -> TextIO:
+def open_messages(quiet: bool, *results: Path | str | None) -> TextIO:
     """Where a verb says how it went: standard output, or standard error where results go there, or nowhere."""
     if quiet:
         logging.getLogger("streamseg").setLevel(logging.WARNING)
-        return Nowhere()
+        return NullStream()
     return sys.stderr if STANDARD_OUTPUT in {Path(name) for name in results if name} else sys.stdout
 
 
@@ -87,23 +87,23 @@ def write_figures(path: Path | None, figures: object, words: TextIO) -> None:
         print(path, file=words)
 
 
-def complain(sentence: str) -> None:
+def print_error(sentence: str) -> None:
     """Print a complaint as one line, whatever is in it."""
     line = "".join(letter if letter.isprintable() else " " for letter in sentence)
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""
     print(f"{clear}streamseg: {' '.join(line.split())}", file=sys.stderr)
 
 
-class Complaints(logging.Handler):
+class ErrorHandler(logging.Handler):
     """Prints what the package has to say."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        complain(record.getMessage())
+        print_error(record.getMessage())
 
 
 def fail(sentence: str) -> None:
     """Complain, and exit with status 2."""
-    complain(sentence)
+    print_error(sentence)
     sys.exit(2)
 
 

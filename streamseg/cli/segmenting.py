@@ -15,20 +15,20 @@ from streamseg.cli.options import (
     Quiet,
     check_exported,
     check_weights,
-    optional,
+    optional_arg,
     parse_size,
     pick_device,
     pick_policy,
 )
-from streamseg.cli.say import STANDARD_OUTPUT, clear_line, complain, fail, loading, open_words
+from streamseg.cli.say import STANDARD_OUTPUT, clear_line, fail, loading, open_messages, print_error
 from streamseg.io.files import written_whole
 
 if TYPE_CHECKING:
     import torch
 
-    from streamseg.deploy.archive import Orders
+    from streamseg.deploy.archive import ArchiveSettings
     from streamseg.stream.label_frames import Policy
-    from streamseg.stream.pipeline import Labeller, Outcome, Pipeline, Style
+    from streamseg.stream.pipeline import DrawStyle, LabelSettings, Pipeline, RunResult
 
 MAY_BE_LATE = 0.05
 """The share of the frames that may be late where a deadline is held."""
@@ -38,29 +38,29 @@ def segment(
     names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE... [OUT]", help_behavior_hint="(required)")],
     /,
     *,
-    weights: Annotated[Path | None, optional("FILE", "those that ship")] = None,
+    weights: Annotated[Path | None, optional_arg("FILE", "those that ship")] = None,
     overlay: bool = True,
     labels: bool = False,
     confidence: bool = False,
     side_by_side: bool = False,
     legend: bool = False,
-    classes: Annotated[str, optional("NAME,...", "all")] = "",
+    classes: Annotated[str, optional_arg("NAME,...", "all")] = "",
     alpha: float = 0.5,
     json: Json = None,
     show: bool = False,
-    window: Annotated[int | None, optional("FRAMES", "what the weights were trained with")] = None,
-    half_life: Annotated[float | None, optional("SECONDS", "the exact window")] = None,
-    cut: Annotated[float | None, optional("DISTANCE", "off")] = None,
-    steady: Annotated[float, optional("MARGIN", "0, off")] = 0.0,
-    deadline: Annotated[float | None, optional("MS", "none")] = None,
-    size: Annotated[str, optional("HEIGHTxWIDTH", "the frames' own, up to 1024 x 2048 pixels")] = "",
+    window: Annotated[int | None, optional_arg("FRAMES", "what the weights were trained with")] = None,
+    half_life: Annotated[float | None, optional_arg("SECONDS", "the exact window")] = None,
+    cut: Annotated[float | None, optional_arg("DISTANCE", "off")] = None,
+    steady: Annotated[float, optional_arg("MARGIN", "0, off")] = 0.0,
+    deadline: Annotated[float | None, optional_arg("MS", "none")] = None,
+    size: Annotated[str, optional_arg("HEIGHTxWIDTH", "the frames' own, up to 1024 x 2048 pixels")] = "",
     tile: bool = False,
-    raw_size: Annotated[str, optional("HEIGHTxWIDTH", "none")] = "",
-    rate: Annotated[float | None, optional("FPS", "25")] = None,
+    raw_size: Annotated[str, optional_arg("HEIGHTxWIDTH", "none")] = "",
+    rate: Annotated[float | None, optional_arg("FPS", "25")] = None,
     device: Device = "",
-    precision: Annotated[str, optional("{fp32,fp16,bf16,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
+    precision: Annotated[str, optional_arg("{fp32,fp16,bf16,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
     trust: bool = False,
-    ray: Annotated[str, optional("[ADDRESS]", "off; without ADDRESS this machine alone")] = "",
+    ray: Annotated[str, optional_arg("[ADDRESS]", "off; without ADDRESS this machine alone")] = "",
     quiet: Quiet = False,
 ) -> None:
     """Label every pixel of pictures, videos, cameras and streams.
@@ -108,8 +108,8 @@ def segment(
     from json import dumps
     from time import monotonic
 
-    from streamseg.io.outputs import Results, check_records, plan
-    from streamseg.io.sources import Capture, search
+    from streamseg.io.outputs import OutputFiles, check_json_lines, plan_outputs
+    from streamseg.io.sources import Capture, resolve_sources
     from streamseg.stream import latency
 
     given, out = (names[:-1], names[-1]) if len(names) > 1 else (names, "")
@@ -133,14 +133,14 @@ def segment(
 
         allow_large_pictures()
 
-    def labeller_and_style() -> tuple["Labeller", "Style"]:
+    def labeller_and_style() -> tuple["LabelSettings", "DrawStyle"]:
         from streamseg.engine import runtime
-        from streamseg.stream.pipeline import Style
+        from streamseg.stream.pipeline import DrawStyle
 
         policy = pick_policy(window, half_life, steady)
         labeller = open_labeller(
             weights,
-            pick_device(device or runtime.usual_device(weights)),
+            pick_device(device or runtime.default_device(weights)),
             policy,
             cut=cut,
             steady=steady,
@@ -152,7 +152,7 @@ def segment(
             trust=trust,
         )
         only = tuple(find_class(name, labeller.classes.names) for name in classes.split(",") if name.strip())
-        return labeller, Style(alpha, only, legend, side_by_side)
+        return labeller, DrawStyle(alpha, only, legend, side_by_side)
 
     if ray:
         if json or show or tile or raw or deadline is not None or raw_size or rate or not out:
@@ -161,36 +161,38 @@ def segment(
                 "--deadline, --raw-size, --rate and -."
             )
         with loading(quiet):
-            from streamseg.deploy.archive import Orders
+            from streamseg.deploy.archive import ArchiveSettings
             from streamseg.engine import runtime
 
             labeller, style = labeller_and_style()  # as each worker will have it: what is wrong is told at once
         path = weights and weights.absolute()
-        orders = Orders(path, labeller.window, precision, cut, labeller.size, overlay, labels, confidence, style, trust)
-        gpus = (device or runtime.usual_device(weights)) != "cpu"
+        orders = ArchiveSettings(
+            path, labeller.window, precision, cut, labeller.size, overlay, labels, confidence, style, trust
+        )
+        gpus = (device or runtime.default_device(weights)) != "cpu"
         segment_archive(given, out, orders, ray, gpus=gpus, quiet=quiet)
         return
-    sources, missing = search(given, raw_size=parse_size("--raw-size", raw_size), rate=rate)
+    sources, missing = resolve_sources(given, raw_size=parse_size("--raw-size", raw_size), rate=rate)
     if not sources:
         raise missing[0]
-    results = plan(sources, out, overlay=overlay, labels=labels, confidence=confidence, missing=len(missing))
+    results = plan_outputs(sources, out, overlay=overlay, labels=labels, confidence=confidence, missing=len(missing))
     if not (overlay or labels or confidence or json or raw or show):
         raise ValueError("There is nothing to write with --no-overlay alone: add --labels, --confidence or --json.")
     if show and len(sources) > 1:
         raise ValueError(f"--show has one window, and there are {len(sources)} sources: give one, or leave it out.")
     if json and not streamed:
-        check_records(json, sources, results)
+        check_json_lines(json, sources, results)
     with loading(quiet):
         from streamseg.io.window import Window
         from streamseg.stream.pipeline import Pipeline
 
         labeller, style = labeller_and_style()
 
-    words = open_words(quiet, out, json)
+    words = open_messages(quiet, out, json)
     meter = latency.Meter()
     last = monotonic()
 
-    def wrote(capture: Capture, shares: list[float], places: Results) -> None:
+    def wrote(capture: Capture, shares: list[float], places: OutputFiles) -> None:
         if places.are_pictures and places.paths and not quiet:
             clear_line()
             print(f"{capture.name}: {describe_shares(labeller.classes.names, shares)}", file=words)
@@ -200,7 +202,7 @@ def segment(
         nonlocal last
         if not quiet and sys.stderr.isatty() and monotonic() - last > 0.25:
             last = monotonic()
-            told = latency.line(meter.summary(), pipeline.total)
+            told = latency.format_progress(meter.summary(), pipeline.total)
             print(f"\r\x1b[K{told}", end="", file=sys.stderr, flush=True)
 
     screen = Window("streamseg") if show else None
@@ -219,7 +221,7 @@ def segment(
             records=records,
             raw=sys.stdout.buffer if raw else None,
             window=screen,
-            say=complain,
+            say=print_error,
             wrote=wrote,
             watch=watch,
         )
@@ -236,11 +238,11 @@ def segment(
     for line in report(pipeline, outcome, deadline):
         print(line, file=words)
     if outcome.frames > 1:
-        print(latency.render(summary), file=words)
+        print(latency.format_summary(summary), file=words)
     for problem in problems:
-        complain(problem)
+        print_error(problem)
     if outcome.signal:
-        complain(f"Stopped after {outcome.frames} frames: what was written holds those.")
+        print_error(f"Stopped after {outcome.frames} frames: what was written holds those.")
     if screen and outcome.frames and not outcome.signal and not any(source.moving for source in sources):
         screen.wait()  # pictures would be gone before anybody saw them
     if outcome.signal or problems:
@@ -260,17 +262,19 @@ def open_labeller(
     precision: str,
     confidence: bool,
     trust: bool,
-) -> "Labeller":
+) -> "LabelSettings":
     """A network, and how it is to see frames; a ValueError says what it cannot do, if that is asked for."""
-    from streamseg.engine import fast, runtime
+    from streamseg.engine import runtime
+    from streamseg.engine.engine import ImageEngine
+    from streamseg.engine.open import open_engine
     from streamseg.models import checkpoint
     from streamseg.stream.label_frames import LastFrames, check_window
-    from streamseg.stream.pipeline import Labeller
+    from streamseg.stream.pipeline import LabelSettings
 
-    model, classes, trained = runtime.open_weights(weights, place, trust=trust)
-    if isinstance(model, runtime.Exported):
+    engine, classes, trained = open_engine(weights, place, precision, eager=tile, trust=trust)
+    if isinstance(engine, runtime.ExportedEngine):
         check_exported(
-            model,
+            engine,
             policy,
             size=size,
             tile=tile,
@@ -279,17 +283,17 @@ def open_labeller(
             confidence=confidence,
             steady=steady,
         )
-        trained = trained if model.manifest.state else 1
-        size = model.manifest.size or size
-    elif tile:
-        checkpoint.only_fanet(model, "--tile")
-    engine = fast.engine_for(model, place, precision, plain=tile)
+        size = engine.manifest.size or size
+    elif tile and isinstance(engine, ImageEngine):
+        checkpoint.require_fanet(engine.model, "--tile")
     policy = policy or LastFrames(1 if tile else trained, steady=steady)
     check_window(engine, policy)
-    return Labeller(engine, classes, policy, cut, size, tile, confidence)
+    return LabelSettings(engine, classes, policy, cut, size, tile, confidence)
 
 
-def segment_archive(names: Sequence[str], out: str, orders: "Orders", address: str, *, gpus: bool, quiet: bool) -> None:
+def segment_archive(
+    names: Sequence[str], out: str, orders: "ArchiveSettings", address: str, *, gpus: bool, quiet: bool
+) -> None:
     """Label videos on a Ray cluster, and tell how far it is and how it went. Exit status 1 if any had a problem."""
     from time import monotonic
 
@@ -303,26 +307,26 @@ def segment_archive(names: Sequence[str], out: str, orders: "Orders", address: s
         if not quiet and monotonic() - last > (0.25 if terminal else 60):
             last = monotonic()
             start, end = ("\r\x1b[K", "") if terminal else ("", "\n")
-            print(f"{start}{archive.line(report)}", end=end, file=sys.stderr, flush=True)
+            print(f"{start}{archive.format_report(report)}", end=end, file=sys.stderr, flush=True)
 
     report = archive.segment_archive(names, out, orders, address, gpus=gpus, progress=progress)
     if not quiet:
         clear_line()
-        print(archive.line(report))
+        print(archive.format_report(report))
         print(out)
     for problem in report.problems.values():
-        complain(problem)
+        print_error(problem)
     if report.problems:
         sys.exit(1)
 
 
-def report(pipeline: "Pipeline", outcome: "Outcome", deadline: float | None) -> Iterator[str]:
+def report(pipeline: "Pipeline", outcome: "RunResult", deadline: float | None) -> Iterator[str]:
     """What a run wrote and saw, in lines."""
     for stream in pipeline.streams:
         if stream.written and not stream.results.are_pictures:
             yield f"{stream.source.name}: {'  '.join(map(str, stream.results.paths))}"
     if outcome.frames > 1:
-        yield f"\nall frames: {describe_shares(pipeline.labeller.classes.names, outcome.shares)}"
+        yield f"\nall frames: {describe_shares(pipeline.settings.classes.names, outcome.shares)}"
         yield f"seen at {outcome.size[0]} x {outcome.size[1]}\n"
         if deadline is not None:
             yield f"{describe_deadline(deadline, outcome)}\n"
@@ -342,7 +346,7 @@ def describe_shares(names: tuple[str, ...], shares: list[float]) -> str:
     return ", ".join(f"{name} {share:.0%}" for share, name in largest if share > 0.005)
 
 
-def describe_deadline(milliseconds: float, outcome: "Outcome") -> str:
+def describe_deadline(milliseconds: float, outcome: "RunResult") -> str:
     """How many frames held a deadline, and how small they had to be seen for it."""
     late, (height, width) = outcome.late / outcome.frames, outcome.smallest
     told = f"deadline of {milliseconds:g} ms"

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import tyro
 
 from streamseg.checks import check_positive, check_suffix
-from streamseg.cli.options import DataFolder, Device, Json, Quiet, check_data, check_weights, optional, pick_device
+from streamseg.cli.options import DataFolder, Device, Json, Quiet, check_data, check_weights, optional_arg, pick_device
 from streamseg.cli.say import (
     STANDARD_OUTPUT,
     check_figures,
     debugging,
     loading,
-    open_words,
+    open_messages,
     out_of_memory,
     pick_progress,
     write_figures,
@@ -30,7 +30,7 @@ def check(
     /,
     *,
     data: DataFolder,
-    sheet: Annotated[Path | None, optional("FILE", "none is written")] = None,
+    sheet: Annotated[Path | None, optional_arg("FILE", "none is written")] = None,
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:
@@ -53,12 +53,12 @@ def check(
         check_suffix(sheet)
         check_place(sheet)
     check_figures(json)
-    words = open_words(quiet, json)
+    words = open_messages(quiet, json)
     with loading(quiet):
         import streamseg.evaluate.check as doctor
 
         report = doctor.check(dataset, data)
-    print(doctor.render(report), file=words)
+    print(doctor.format_report(report), file=words)
     if sheet and report.samples:
         doctor.write_contact_sheet(sheet, report)
         print(sheet, file=words)
@@ -73,7 +73,7 @@ def pack(
     /,
     *,
     data: DataFolder,
-    splits: Annotated[tuple[str, ...], optional("NAME ...", "all")] = (),
+    splits: Annotated[tuple[str, ...], optional_arg("NAME ...", "all")] = (),
     megabytes: float = 256.0,
     json: Json = None,
     quiet: Quiet = False,
@@ -96,7 +96,7 @@ def pack(
     check_data(dataset, data)
     check_positive("megabytes", megabytes)
     check_figures(json)
-    words = open_words(quiet, json)
+    words = open_messages(quiet, json)
     with loading(quiet):
         from streamseg.data import shards
     found = shards.pack(
@@ -119,7 +119,7 @@ class TrainRun:
     """Go on with the run in the out folder."""
     initial: str = "imagenet"
     """What the weights start from: imagenet, nothing, or the path of a checkpoint."""
-    encoder_weights: Annotated[Path | None, optional("FILE", "downloaded once")] = None
+    encoder_weights: Annotated[Path | None, optional_arg("FILE", "downloaded once")] = None
     """A file of ImageNet weights for the encoder, safetensors or torch."""
     tensorboard: bool = False
     """Write TensorBoard files too."""
@@ -171,7 +171,7 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
             tensorboard=run.tensorboard,
             compiled=device.type == "cuda" and kernels.VERSION != "none",  # torch.compile needs Triton there
             threads=torch.get_num_threads(),
-            words=open_words(run.quiet, STANDARD_OUTPUT),
+            words=open_messages(run.quiet, STANDARD_OUTPUT),
         )
     except RuntimeError as error:
         if debugging() or not out_of_memory(error):
@@ -183,6 +183,6 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
             f"try {smaller}; what was saved is still there."
         ) from None
     if int(os.environ.get("RANK", "0")) == 0:
-        words = open_words(run.quiet, run.json)
+        words = open_messages(run.quiet, run.json)
         print(weights, file=words)
         write_figures(run.json, {"weights": str(weights), **runlog.summarise(run.out / "log.jsonl")}, words)

@@ -19,7 +19,7 @@ ZOOM, SHIFT = 0.03, 0.04
 
 
 @dataclass(frozen=True)
-class Choice:
+class AugmentParams:
     """What was drawn for each image of a batch: tensors (B,) where nothing else is said."""
 
     scale: Tensor
@@ -37,16 +37,16 @@ class Choice:
     motion: Tensor
     """(B, 3): a small motion of the camera, a zoom, and shifts to the right and down in halves of the crop's sides."""
 
-    def __getitem__(self, part: slice | Tensor) -> "Choice":
-        return Choice(**{name: value[part] for name, value in vars(self).items()})
+    def __getitem__(self, part: slice | Tensor) -> "AugmentParams":
+        return AugmentParams(**{name: value[part] for name, value in vars(self).items()})
 
-    def to(self, device: torch.device) -> "Choice":
+    def to(self, device: torch.device) -> "AugmentParams":
         """The same on a device, which need not wait for it."""
         pinned = {name: value.pin_memory() if device.type == "cuda" else value for name, value in vars(self).items()}
-        return Choice(**{name: value.to(device, non_blocking=True) for name, value in pinned.items()})
+        return AugmentParams(**{name: value.to(device, non_blocking=True) for name, value in pinned.items()})
 
 
-def draw(batch: int, scale: tuple[float, float], jitter: float, mixing: float, seed: int) -> Choice:
+def sample_params(batch: int, scale: tuple[float, float], jitter: float, mixing: float, seed: int) -> AugmentParams:
     """Draw for a batch: a scale (even in its logarithm), a flip, a place, and three colour factors in 1 ± jitter.
 
     A share `mixing` of the images gets half of the classes from its neighbour.
@@ -60,7 +60,7 @@ def draw(batch: int, scale: tuple[float, float], jitter: float, mixing: float, s
     pasted[:, IGNORE] = False
     memory = torch.rand(batch, generator=generator)
     wiggle = 2 * torch.rand(batch, 3, generator=generator) - 1
-    return Choice(
+    return AugmentParams(
         scale=(low + (high - low) * uniform[0]).exp(),
         flip=torch.where(uniform[1] < 0.5, -1.0, 1.0),
         place=uniform[2:4].T,
@@ -73,7 +73,7 @@ def draw(batch: int, scale: tuple[float, float], jitter: float, mixing: float, s
     )
 
 
-def augment(images: Tensor, labels: Tensor, choice: Choice, crop: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def augment(images: Tensor, labels: Tensor, choice: AugmentParams, crop: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Random views of a batch, cut to one size.
 
     Args:
@@ -88,17 +88,17 @@ def augment(images: Tensor, labels: Tensor, choice: Choice, crop: tuple[int, int
     grid = sampling_grid(images.shape[-2:], crop, choice)
     # what F.grid_sample fills in is 0: shifted, so that it means no class
     ids = F.grid_sample(labels[:, None].float() - IGNORE, grid, mode="nearest", align_corners=False) + IGNORE
-    return view(images, grid, choice), ids[:, 0].round().long()
+    return sample_images(images, grid, choice), ids[:, 0].round().long()
 
 
-def augment_past(past: Tensor, choice: Choice, crop: tuple[int, int]) -> Tensor:
+def augment_past(past: Tensor, choice: AugmentParams, crop: tuple[int, int]) -> Tensor:
     """The frames (B, P, 3, H, W) before those of a batch, seen as these are: (B, P, 3, h, w), floats in 0–255."""
     alike = choice[torch.arange(len(past), device=past.device).repeat_interleave(past.shape[1])]
     grid = sampling_grid(past.shape[-2:], crop, alike)
-    return view(past.flatten(0, 1), grid, alike).unflatten(0, past.shape[:2])
+    return sample_images(past.flatten(0, 1), grid, alike).unflatten(0, past.shape[:2])
 
 
-def view(images: Tensor, grid: Tensor, choice: Choice) -> Tensor:
+def sample_images(images: Tensor, grid: Tensor, choice: AugmentParams) -> Tensor:
     """Images at the places of a grid, in other colours; what lies outside is grey."""
     # what F.grid_sample fills in is 0: shifted, so that it means grey
     grey = 114.0
@@ -106,7 +106,7 @@ def view(images: Tensor, grid: Tensor, choice: Choice) -> Tensor:
     return jitter_colours(views, choice)
 
 
-def sampling_grid(size: torch.Size, crop: tuple[int, int], choice: Choice) -> Tensor:
+def sampling_grid(size: torch.Size, crop: tuple[int, int], choice: AugmentParams) -> Tensor:
     """Where in its image, from -1 to 1, each pixel of a crop comes from: (B, h, w, 2)."""
     axes = []
     for axis, (length, cut) in enumerate(zip(reversed(size), reversed(crop), strict=True)):  # x, then y
@@ -120,7 +120,7 @@ def sampling_grid(size: torch.Size, crop: tuple[int, int], choice: Choice) -> Te
     return torch.stack([x[:, None, :].expand(-1, *crop), y[:, :, None].expand(-1, *crop)], dim=-1)
 
 
-def move(x: Tensor, motion: Tensor, back: bool = False) -> Tensor:
+def shift_camera(x: Tensor, motion: Tensor, back: bool = False) -> Tensor:
     """A map (B, C, h, w) after a motion of the camera (B, 3), or before it; beyond its border it goes on as there."""
     zoom, shift = motion[:, :1], motion[:, 1:]
     zoom, shift = (1 / zoom, -shift / zoom) if back else (zoom, shift)
@@ -129,7 +129,7 @@ def move(x: Tensor, motion: Tensor, back: bool = False) -> Tensor:
     return F.grid_sample(x, grid.to(x.dtype), mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def jitter_colours(images: Tensor, choice: Choice) -> Tensor:
+def jitter_colours(images: Tensor, choice: AugmentParams) -> Tensor:
     """Brightness, contrast and saturation by the factors that were drawn."""
     images = images * choice.brightness.view(-1, 1, 1, 1)
     mean = images.mean(dim=(1, 2, 3), keepdim=True)
@@ -139,7 +139,7 @@ def jitter_colours(images: Tensor, choice: Choice) -> Tensor:
     return (grey + (images - grey) * choice.saturation.view(-1, 1, 1, 1)).clamp(0, 255)
 
 
-def mix(images: Tensor, labels: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
+def mix(images: Tensor, labels: Tensor, choice: AugmentParams) -> tuple[Tensor, Tensor]:
     """Paste the pixels of some classes of each image's neighbour over it, labels with them (ClassMix).
 
     Cars, people and signs then stand in front of more than the few backgrounds of a small data set.

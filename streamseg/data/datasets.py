@@ -34,7 +34,7 @@ class Clip:
 
 
 @dataclass(frozen=True)
-class Still:
+class SequenceFrame:
     """A frame of a sequence."""
 
     image: Path
@@ -86,7 +86,7 @@ class Dataset:
             if place + 1 >= frames
         ]
 
-    def stills(self, before: int | None = None) -> list[tuple[Still, ...]]:
+    def stills(self, before: int | None = None) -> list[tuple[SequenceFrame, ...]]:
         """The sequences in order, of each the labelled frames and so many before each, or, without a number, all.
 
         Where frames are left out between two labelled ones, another sequence begins.
@@ -94,7 +94,7 @@ class Dataset:
         found = []
         for sequence, labels in self.labelled(before):
             stills = [
-                Still(image, labels.get(place), recording_and_number(image)[1] / self.rate)
+                SequenceFrame(image, labels.get(place), recording_and_number(image)[1] / self.rate)
                 for place, image in enumerate(sequence)
             ]
             wanted, left = [], -1
@@ -121,7 +121,7 @@ class Dataset:
                 )
             yield sequence, labels
 
-    def read_still(self, still: Still) -> tuple[Tensor, Tensor]:
+    def read_still(self, still: SequenceFrame) -> tuple[Tensor, Tensor]:
         """A frame of a sequence, and its labels; IGNORE everywhere where it has none."""
         frame = self.read_image(still.image)
         if still.labels is None:
@@ -154,15 +154,15 @@ def check_sizes(frame: Tensor, path: Path, other: Tensor, other_path: Path) -> N
 
 def cityscapes(data: str | Path, split: str) -> Dataset:
     """Cityscapes, finely labelled: 34 ids become the 19 classes of evaluation; sequences if they are there."""
-    return choose("cityscapes", data, split, list_splits("cityscapes", data))
+    return pick_split("cityscapes", data, split, list_splits("cityscapes", data))
 
 
 def camvid(data: str | Path, split: str) -> Dataset:
     """CamVid with 11 classes, from SegNet's copy or from the original; trainval is train and val."""
     splits = list_splits("camvid", data)
     if "train" in splits and "val" in splits:
-        splits["trainval"] = unite("trainval", [splits["train"], splits["val"]])
-    return choose("camvid", data, split, splits)
+        splits["trainval"] = join_splits("trainval", [splits["train"], splits["val"]])
+    return pick_split("camvid", data, split, splits)
 
 
 def coco_stuff(data: str | Path, split: str) -> Dataset:
@@ -170,12 +170,12 @@ def coco_stuff(data: str | Path, split: str) -> Dataset:
     splits = list_splits("coco-stuff", data)
     if "test" in splits:
         splits["val"] = replace(splits["test"], split="val")
-    return choose("coco-stuff", data, split, splits)
+    return pick_split("coco-stuff", data, split, splits)
 
 
 def ade20k(data: str | Path, split: str) -> Dataset:
     """ADE20K with the 150 classes of the scene parsing challenge."""
-    return choose("ade20k", data, split, list_splits("ade20k", data))
+    return pick_split("ade20k", data, split, list_splits("ade20k", data))
 
 
 def folder(data: str | Path, split: str) -> Dataset:
@@ -186,7 +186,7 @@ def folder(data: str | Path, split: str) -> Dataset:
     are labelled, or all.
     """
     splits = list_splits("folder", data)
-    return choose("folder", data, split, splits | {"all": unite("all", list(splits.values()))})
+    return pick_split("folder", data, split, splits | {"all": join_splits("all", list(splits.values()))})
 
 
 DATASETS = {"cityscapes": cityscapes, "camvid": camvid, "coco-stuff": coco_stuff, "ade20k": ade20k, "folder": folder}
@@ -222,7 +222,7 @@ def list_splits(name: str, data: str | Path) -> dict[str, Dataset]:
     return splits
 
 
-def choose(name: str, data: str | Path, split: str, splits: dict[str, Dataset]) -> Dataset:
+def pick_split(name: str, data: str | Path, split: str, splits: dict[str, Dataset]) -> Dataset:
     """One of the splits, if none of its files is missing."""
     remedy = " Add pictures, or train with --validate ''." if split == "val" else ""
     layout = f"the layout is {LAYOUTS[name][1]}.{remedy}"
@@ -246,7 +246,7 @@ def missing(pair: Pair) -> str:
     return ""
 
 
-def unite(split: str, parts: list[Dataset]) -> Dataset:
+def join_splits(split: str, parts: list[Dataset]) -> Dataset:
     """Several splits as one."""
     pairs = sorted((pair for part in parts for pair in part.pairs), key=lambda pair: (pair.image.name, pair.image))
     sequences = tuple(sequence for part in parts for sequence in part.sequences)

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from streamseg.classes import IGNORE
-from streamseg.io.images import look_up, read_colour_codes, read_ids
+from streamseg.io.images import lookup_labels, read_colour_codes, read_ids
 
 
-class ForeignIdsError(ValueError):
+class UnknownIdsError(ValueError):
     """A label file holds ids that stand for no class: all its ids, and the foreign ones among them."""
 
     def __init__(self, path: Path, ids: list[int], foreign: list[int], expected: list[int]) -> None:
         super().__init__(
-            f"{path} holds ids that stand for no class: {ranges(foreign)}; expected {ranges(expected)}: "
+            f"{path} holds ids that stand for no class: {format_ranges(foreign)}; expected {format_ranges(expected)}: "
             "streamseg check says the likely cause."
         )
         self.ids = ids
@@ -58,7 +58,7 @@ CAMVID_COLOURS = [
 
 def read_camvid_colours(path: Path) -> Tensor:
     """Labels of an original CamVid label file."""
-    labels, _ = look_up(read_colour_codes(path), camvid_table())
+    labels, _ = lookup_labels(read_colour_codes(path), camvid_table())
     return labels
 
 
@@ -76,13 +76,13 @@ def translate(ids: Tensor, label_of: dict[int, int], path: Path) -> Tensor:
     # the last entry is for all ids beyond
     table = torch.full((max(label_of) + 2,), -1, dtype=torch.int16)
     table[list(label_of)] = torch.tensor(list(label_of.values()), dtype=torch.int16)
-    labels, foreign = look_up(ids, table)
+    labels, foreign = lookup_labels(ids, table)
     if foreign:
-        raise ForeignIdsError(path, ids.unique().tolist(), foreign, list(label_of))
+        raise UnknownIdsError(path, ids.unique().tolist(), foreign, list(label_of))
     return labels
 
 
-def ranges(numbers: Iterable[int]) -> str:
+def format_ranges(numbers: Iterable[int]) -> str:
     """Numbers in words: "0–10, 255"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):

@@ -27,15 +27,15 @@ from streamseg.data.labels import translate
 from streamseg.data.layouts import Pair
 from streamseg.io.checksums import BLANK, check_bytes, damaged, take_checksum, write_checksum
 from streamseg.io.files import written_whole
-from streamseg.io.images import read_fetched, read_fetched_ids, write_labels
+from streamseg.io.images import read_downloaded, read_downloaded_ids, write_labels
 from streamseg.io.stores import read_range, read_text
-from streamseg.io.web import unfold
+from streamseg.io.web import restore_address
 
 MEGABYTES = 256
 """The size of a shard, which its last frame may exceed."""
 
 
-class Span(NamedTuple):
+class ByteRange(NamedTuple):
     """Where a file lies in a shard."""
 
     start: int
@@ -44,20 +44,20 @@ class Span(NamedTuple):
     """Of its bytes; older shards have none."""
 
 
-class Packed(NamedTuple):
+class PackedFrame(NamedTuple):
     """Where a frame and its labels lie."""
 
     shard: str
     stem: str
     suffix: str
     """Of the picture's name."""
-    image: Span
-    labels: Span
+    image: ByteRange
+    labels: ByteRange
 
 
 def open_dataset(name: str, data: Path, split: str) -> Dataset:
     """One split of a data set, from its own files, or from shards of them on a disk or a store."""
-    index = read_text(f"{unfold(data)}/{split}.json")
+    index = read_text(f"{restore_address(data)}/{split}.json")
     if index is None:
         return DATASETS[name](data, split)
     check_bytes(f"{data / split}.json", index.encode())
@@ -65,16 +65,18 @@ def open_dataset(name: str, data: Path, split: str) -> Dataset:
         entry = json.loads(index)
         take_checksum(f"{data / split}.json", entry)
         classes = Classes(tuple(entry["classes"]), tuple(map(tuple, entry["colours"])))
-        dataset, pairs, spans = entry["dataset"], [], dict[Path, Span]()
+        dataset, pairs, spans = entry["dataset"], [], dict[Path, ByteRange]()
         for number, (shard, stem, suffix, image, labels) in enumerate(entry["frames"]):
             folder = data / shard / f"{number:08}"
             pair = Pair(folder / f"{stem}.image{suffix}", folder / f"{stem}.labels.png")
-            spans |= {pair.image: to_span(image), pair.labels: to_span(labels)}
+            spans |= {pair.image: to_byte_range(image), pair.labels: to_byte_range(labels)}
             pairs.append(pair)
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{data / split}.json is no index of shards: pack the data set again.") from error
     if dataset != name:
-        raise ValueError(f"{unfold(data)} holds shards of {dataset}, and not of {name}: choose a recipe for {dataset}.")
+        raise ValueError(
+            f"{restore_address(data)} holds shards of {dataset}, and not of {name}: choose a recipe for {dataset}."
+        )
     return Dataset(
         name,
         split,
@@ -86,33 +88,33 @@ def open_dataset(name: str, data: Path, split: str) -> Dataset:
     )
 
 
-def to_span(numbers: list[int]) -> Span:
+def to_byte_range(numbers: list[int]) -> ByteRange:
     """A place in a shard, as an index has it."""
-    span = Span(*numbers)
+    span = ByteRange(*numbers)
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(f"{numbers} is no place in a shard.")
     return span
 
 
-def read_image(spans: Mapping[Path, Span], path: Path) -> Tensor:
+def read_image(spans: Mapping[Path, ByteRange], path: Path) -> Tensor:
     """The frame of a picture in a shard."""
-    return read_fetched(fetch(spans, path), unfold(path))[0]
+    return read_downloaded(fetch(spans, path), restore_address(path))[0]
 
 
-def read_labels(spans: Mapping[Path, Span], classes: int, path: Path) -> Tensor:
+def read_labels(spans: Mapping[Path, ByteRange], classes: int, path: Path) -> Tensor:
     """The labels of a file in a shard."""
     label_of = {label: label for label in (*range(classes), IGNORE)}
-    return translate(read_fetched_ids(fetch(spans, path), unfold(path)), label_of, path)
+    return translate(read_downloaded_ids(fetch(spans, path), restore_address(path)), label_of, path)
 
 
-def size_of(spans: Mapping[Path, Span], path: Path) -> int:
+def size_of(spans: Mapping[Path, ByteRange], path: Path) -> int:
     """The bytes of a file in a shard."""
     return spans[path].size
 
 
-def fetch(spans: Mapping[Path, Span], path: Path) -> io.BytesIO:
+def fetch(spans: Mapping[Path, ByteRange], path: Path) -> io.BytesIO:
     """A file in a shard, whose path is the shard's, a number and a name."""
-    shard, span = unfold(path.parents[1]), spans[path]
+    shard, span = restore_address(path.parents[1]), spans[path]
     data = read_range(shard, span.start, span.size)
     if span.crc32 not in (None, zlib.crc32(data)):
         raise damaged(shard)
@@ -153,7 +155,7 @@ def pack(
     return {dataset.split: len(dataset) for dataset in datasets}
 
 
-def pack_split(dataset: Dataset, out: Path, most: float, threads: int) -> Iterator[Packed]:
+def pack_split(dataset: Dataset, out: Path, most: float, threads: int) -> Iterator[PackedFrame]:
     """Write the shards of a split, each whole or not at all, and tell where its frames are."""
     encoded = in_parallel(partial(encode, dataset), range(len(dataset)), threads)
     tar, count = None, 0
@@ -167,7 +169,7 @@ def pack_split(dataset: Dataset, out: Path, most: float, threads: int) -> Iterat
             # WebDataset takes what follows the first dot for the kind of a file
             stem, suffix = pair.image.stem.replace(".", "_"), pair.image.suffix.lower()
             place = f"{number:08}/{stem}"
-            yield Packed(
+            yield PackedFrame(
                 shard,
                 stem,
                 suffix,
@@ -184,10 +186,10 @@ def encode(dataset: Dataset, i: int) -> tuple[bytes, bytes]:
     return dataset.pairs[i].image.read_bytes(), file.getvalue()
 
 
-def append(tar: tarfile.TarFile, name: str, data: bytes) -> Span:
+def append(tar: tarfile.TarFile, name: str, data: bytes) -> ByteRange:
     """Add a file to a shard."""
     entry = tarfile.TarInfo(name)
     entry.size = len(data)
     tar.addfile(entry, io.BytesIO(data))
     padded = -(-len(data) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-    return Span(tar.offset - padded, len(data), zlib.crc32(data))
+    return ByteRange(tar.offset - padded, len(data), zlib.crc32(data))

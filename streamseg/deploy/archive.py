@@ -22,24 +22,33 @@ from typing import Any
 import torch
 
 from streamseg.classes import Classes
-from streamseg.engine import fast, runtime
+from streamseg.engine.open import open_engine
 from streamseg.io.files import UNFINISHED
-from streamseg.io.outputs import Results
+from streamseg.io.outputs import OutputFiles
 from streamseg.io.sources import VIDEO_SUFFIXES, VideoFile, absolute, is_list, read_list
-from streamseg.io.stores import at_hand, delivered, fixed_part, is_on_disk, list_files, reach, read_text, write_text
-from streamseg.io.web import is_address, show
+from streamseg.io.stores import (
+    fixed_part,
+    is_on_disk,
+    list_files,
+    local_copy,
+    open_store,
+    read_text,
+    write_folder,
+    write_text,
+)
+from streamseg.io.web import is_address, redact
 from streamseg.models import checkpoint
 from streamseg.parallel import cluster
 from streamseg.stream.label_frames import Policy
 from streamseg.stream.latency import Meter
-from streamseg.stream.pipeline import Labeller, Pipeline, Style
+from streamseg.stream.pipeline import DrawStyle, LabelSettings, Pipeline
 
 STATISTICS, SETTINGS, REPORT, PROBLEM = "frames.parquet", "archive.json", "report.json", "problem.txt"
 """The files of an archive beside its videos: of each video, of all, of a job, and of a video that is damaged."""
 
 
 @dataclass(frozen=True)
-class Orders:
+class ArchiveSettings:
     """What becomes of each video, and how; plain values, which travel to other machines."""
 
     weights: Path | None
@@ -51,12 +60,12 @@ class Orders:
     overlay: bool = False
     labels: bool = True
     confidence: bool = False
-    style: Style = field(default_factory=Style)
+    style: DrawStyle = field(default_factory=DrawStyle)
     trust: bool = False
 
 
 @dataclass(frozen=True)
-class Recording:
+class ArchiveVideo:
     """A video of an archive."""
 
     address: str
@@ -82,10 +91,10 @@ class Report:
     """A sentence for each video that is damaged or could not be read, by its place."""
 
 
-class Segmenter:
+class ArchiveWorker:
     """Labels videos, one after the other."""
 
-    def __init__(self, orders: Orders, out: str, device: str):
+    def __init__(self, orders: ArchiveSettings, out: str, device: str):
         self.orders, self.out = orders, out
         self.labeller = open_labeller(orders, torch.device(device))
 
@@ -103,17 +112,16 @@ class Segmenter:
             return result | {"problem": str(error) or "There is not enough memory for frames of this size."}
 
 
-def open_labeller(orders: Orders, device: torch.device) -> Labeller:
+def open_labeller(orders: ArchiveSettings, device: torch.device) -> LabelSettings:
     """The network of a job, on a device."""
-    model, classes, _ = runtime.open_weights(orders.weights, device, trust=orders.trust)
-    engine = fast.engine_for(model, device, orders.precision)
-    return Labeller(engine, classes, orders.window, orders.cut, orders.size, confident=orders.confidence)
+    engine, classes, _ = open_engine(orders.weights, device, orders.precision, trust=orders.trust)
+    return LabelSettings(engine, classes, orders.window, orders.cut, orders.size, confident=orders.confidence)
 
 
 def segment_archive(
     names: Sequence[str],
     out: str,
-    orders: Orders,
+    orders: ArchiveSettings,
     address: str,
     *,
     gpus: bool = True,
@@ -130,8 +138,8 @@ def segment_archive(
     cluster.check_installed()
     out = out.rstrip("/") if is_address(out) else str(absolute(out))
     root, recordings = find_recordings(names, out)
-    settle(out, describe(orders, root))
-    finished, problems = look_through(out)
+    open_archive(out, describe_archive(orders, root))
+    finished, problems = find_finished(out)
     begun, left = time.monotonic(), {one.place: one for one in recordings if one.place not in finished}
     report = Report(len(recordings), len(recordings) - len(left))
     report.problems = {one.place: problems[one.place] for one in recordings if one.place in problems}
@@ -140,8 +148,8 @@ def segment_archive(
         whole = max(1, sum(one.size for one in left.values()))
         report.share = 0.0
         rows = [asdict(one) for one in sorted(left.values(), key=lambda one: -one.size)]
-        with cluster.connected(address):
-            for row in cluster.spread(Segmenter, (orders, out), rows, gpus=gpus):
+        with cluster.ray_cluster(address):
+            for row in cluster.map_on_cluster(ArchiveWorker, (orders, out), rows, gpus=gpus):
                 if row["stop"]:
                     raise OSError(f"{row['stop']} What is finished stays: the same command goes on from there.")
                 report.share += left.pop(row["place"]).size / whole
@@ -153,12 +161,12 @@ def segment_archive(
                 progress(report)
         for place in left:
             report.problems[place] = f"{place} was not finished: its worker failed, or died {cluster.TRIES} times."
-        sweep(out)
+        remove_unfinished(out)
         write_text(f"{out}/{REPORT}", json.dumps(asdict(report), indent=2) + "\n")
     return report
 
 
-def line(report: Report) -> str:
+def format_report(report: Report) -> str:
     """How a job stands, in a line."""
     done = report.finished_before + report.finished
     told = f"{done}/{report.videos} videos  {report.frames:,} frames"
@@ -170,7 +178,9 @@ def line(report: Report) -> str:
     return told + (f"  {len(report.problems)} with problems" if report.problems else "")
 
 
-def segment_video(address: str, out: str, place: str, labeller: Labeller, orders: Orders) -> dict[str, Any]:
+def segment_video(
+    address: str, out: str, place: str, labeller: LabelSettings, orders: ArchiveSettings
+) -> dict[str, Any]:
     """Label a video, unless it is finished already: how many frames, and what is wrong with it.
 
     An OSError says that results could not be written, a ValueError that there are none.
@@ -179,17 +189,17 @@ def segment_video(address: str, out: str, place: str, labeller: Labeller, orders
     if frames := count_frames(target):  # its worker died just afterwards
         return {"frames": frames}
     records = io.StringIO()
-    with at_hand(address) as path, delivered(target, last=STATISTICS) as folder:
-        results = Results(
+    with local_copy(address) as path, write_folder(target, last=STATISTICS) as folder:
+        results = OutputFiles(
             folder / "overlay.mp4" if orders.overlay else None,
             folder / "labels.mkv" if orders.labels else None,
             folder / "confidence.mkv" if orders.confidence else None,
         )
         source = VideoFile(PurePosixPath(place).stem, str(path))
         outcome = Pipeline([(source, results)], labeller, orders.style, Meter(), records=records).run()
-        problem = " ".join(outcome.problems).replace(str(path), show(address))
+        problem = " ".join(outcome.problems).replace(str(path), redact(address))
         if not outcome.frames:
-            raise ValueError(problem or f"Not one frame of {show(address)} can be read.")
+            raise ValueError(problem or f"Not one frame of {redact(address)} can be read.")
         if problem:
             (folder / PROBLEM).write_text(problem + "\n", encoding="utf-8")
         write_statistics(folder / STATISTICS, map(json.loads, records.getvalue().splitlines()), labeller.classes)
@@ -216,7 +226,7 @@ def count_frames(target: str) -> int:
     """How many frames a finished folder holds; 0 for one that is not there."""
     from pyarrow import parquet
 
-    store, path = reach(target)
+    store, path = open_store(target)
     if not store.exists(f"{path}/{STATISTICS}"):
         return 0
     try:
@@ -224,11 +234,11 @@ def count_frames(target: str) -> int:
             return parquet.ParquetFile(file).metadata.num_rows
     except (ValueError, OSError):  # pyarrow's errors are of these kinds
         raise ValueError(
-            f"{show(target)}/{STATISTICS} is damaged: remove it, and the video is labelled again."
+            f"{redact(target)}/{STATISTICS} is damaged: remove it, and the video is labelled again."
         ) from None
 
 
-def find_recordings(names: Sequence[str], out: str) -> tuple[str, list[Recording]]:
+def find_recordings(names: Sequence[str], out: str) -> tuple[str, list[ArchiveVideo]]:
     """The videos that names stand for, but for those in OUT, and the folder or address that all of them lie in.
 
     What a video's place is follows from the names alone: others that are added later change nothing about it.
@@ -237,19 +247,19 @@ def find_recordings(names: Sequence[str], out: str) -> tuple[str, list[Recording
     roots, stores = [], set()
     given = [entry for name in names for entry in (list_entries(name) if is_list(name) else [name])]
     for name in given:
-        store, path = reach(name)
+        store, path = open_store(name)
         stores.add(store)
         matching = list_files(store, path, VIDEO_SUFFIXES)
         if not matching:
-            raise FileNotFoundError(f"No video at {show(name)}: looked for {' '.join(VIDEO_SUFFIXES)}.")
+            raise FileNotFoundError(f"No video at {redact(name)}: looked for {' '.join(VIDEO_SUFFIXES)}.")
         found |= matching
         roots.append(fixed_part(store, path))
     if len(stores) > 1:
         raise ValueError("The videos lie on different disks or stores: give those of one at a time.")
-    _, results = reach(out)
+    _, results = open_store(out)
     root = os.path.commonpath(roots)
     return root, [
-        Recording(
+        ArchiveVideo(
             path if is_on_disk(store) else store.unstrip_protocol(path),
             PurePosixPath(path).relative_to(root).as_posix(),
             size,
@@ -264,27 +274,27 @@ def list_entries(name: str) -> list[str]:
     return [entry for entry, _ in read_list(Path(name))]
 
 
-def describe(orders: Orders, root: str) -> dict[str, Any]:
+def describe_archive(orders: ArchiveSettings, root: str) -> dict[str, Any]:
     """What must be the same whenever a job goes on."""
-    weights = (orders.weights or checkpoint.SHIPPED).read_bytes()
+    weights = (orders.weights or checkpoint.BUNDLED).read_bytes()
     settings = {**asdict(orders), "window": repr(orders.window), "weights": hashlib.sha256(weights).hexdigest()}
     del settings["trust"]
     return {"videos": root, **json.loads(json.dumps(settings))}
 
 
-def settle(out: str, settings: dict[str, Any]) -> None:
+def open_archive(out: str, settings: dict[str, Any]) -> None:
     """Begin an archive, or go on with one of the same settings; any other folder is left alone."""
-    store, path = reach(out)
+    store, path = open_store(out)
     if store.exists(f"{path}/{SETTINGS}"):
         theirs = read_settings(f"{out}/{SETTINGS}")
         if changed := [name for name in settings if settings[name] != theirs.get(name)]:
             raise ValueError(
-                f"The archive in {show(out)} was begun with other {', '.join(changed)}: give the same ones to go on, "
+                f"The archive in {redact(out)} was begun with other {', '.join(changed)}: give the same ones to go on, "
                 "or another folder to write to."
             )
         return
     if store.exists(path) and not (store.isdir(path) and not store.ls(path)):
-        raise ValueError(f"{show(out)} is there already, and no archive: give a new folder to write to.")
+        raise ValueError(f"{redact(out)} is there already, and no archive: give a new folder to write to.")
     write_text(f"{out}/{SETTINGS}", json.dumps(settings, indent=2) + "\n")
 
 
@@ -293,12 +303,12 @@ def read_settings(address: str) -> dict[str, Any]:
     try:
         return dict(json.loads(read_text(address) or ""))
     except (ValueError, TypeError, RecursionError):
-        raise ValueError(f"{show(address)} is damaged: restore it, or give another folder to write to.") from None
+        raise ValueError(f"{redact(address)} is damaged: restore it, or give another folder to write to.") from None
 
 
-def look_through(out: str) -> tuple[set[str], dict[str, str]]:
+def find_finished(out: str) -> tuple[set[str], dict[str, str]]:
     """The places of the finished videos of an archive, and what is wrong with those that are damaged."""
-    store, path = reach(out)
+    store, path = open_store(out)
     files = [PurePosixPath(file).relative_to(path) for file in store.find(path)]
     finished = {str(file.parent) for file in files if file.name == STATISTICS}
     damaged = [str(file.parent) for file in files if file.name == PROBLEM and str(file.parent) in finished]
@@ -307,9 +317,9 @@ def look_through(out: str) -> tuple[set[str], dict[str, str]]:
     }
 
 
-def sweep(out: str) -> None:
+def remove_unfinished(out: str) -> None:
     """Remove what killed workers left on a disk."""
-    store, path = reach(out)
+    store, path = open_store(out)
     if is_on_disk(store):
         for folder in list(Path(path).rglob(f"{UNFINISHED}*")):
             shutil.rmtree(folder, ignore_errors=True)

@@ -23,15 +23,24 @@ from torch.export import Dim, ExportedProgram
 from streamseg.checks import EXPORTED as KINDS, pick_kind
 from streamseg.classes import Classes
 from streamseg.deploy.onnx_int8 import names_of_int8, round_network
-from streamseg.engine.runtime import ENTRY, LEAST, MOST, Exported, Manifest, check_installed, open_exported, open_onnx
+from streamseg.engine.runtime import (
+    ENTRY,
+    MAX_SIDE,
+    MIN_SIDE,
+    ExportedEngine,
+    Manifest,
+    check_installed,
+    open_exported,
+    open_onnx,
+)
 from streamseg.engine.tiles import check_model
 from streamseg.evaluate import metrics
 from streamseg.io.checksums import write_checksum
 from streamseg.io.files import check_place, written_whole
 from streamseg.io.sources import read_frames
-from streamseg.io.tensors import brief
+from streamseg.io.tensors import short_error
 from streamseg.models.fanet import FANet
-from streamseg.stream.label_frames import check_size, fit, label_frame, label_frames
+from streamseg.stream.label_frames import check_size, label_frame, label_frames, resize_frames
 
 OPSET = 18
 """The oldest set of ONNX's operators that torch exports to: as many programs as possible read it."""
@@ -67,7 +76,7 @@ class Agreement:
     """The share of the pixels over a clip, with the state carried from frame to frame; None for a file without."""
 
 
-class Deployed(nn.Module):
+class ExportModule(nn.Module):
     """A FANet as it is exported, from bytes to bytes."""
 
     def __init__(self, network: FANet, confident: bool):
@@ -96,15 +105,15 @@ class Deployed(nn.Module):
         image = frame.to(self.network.mean.dtype).permute(0, 3, 1, 2)
         past = [part for part in (past1, past2, past3, past4) if part is not None]
         logits, context = self.network.step(image, past or None, 1.0 if weight is None else weight.view(1, 1, 1))
-        answers = [to_bytes(logits.argmax(dim=1))]
+        answers = [to_uint8(logits.argmax(dim=1))]
         if self.confident:
             # the softmax of the highest alone
             others = (logits - logits.amax(dim=1, keepdim=True)).exp().sum(dim=1)
-            answers.append(to_bytes((255 / others).round()))
+            answers.append(to_uint8((255 / others).round()))
         return (*answers, *(context if past else ()))
 
 
-def to_bytes(values: Tensor) -> Tensor:
+def to_uint8(values: Tensor) -> Tensor:
     return values.float().to(torch.uint8)
 
 
@@ -155,7 +164,7 @@ def export_model(
     if kind in ("onnx", "openvino") and model.mean.device.type != "cpu":
         raise ValueError("The network is on a GPU, but is exported from the CPU: call model.cpu() first.")
     check_libraries(kind)
-    frames = list(sized(read_pictures(pictures), size))
+    frames = list(resize_to_export(read_pictures(pictures), size))
     if not frames:
         raise ValueError(f"{pictures} holds no pictures to compare on: give some.")
     manifest = Manifest(
@@ -169,7 +178,7 @@ def export_model(
         source=source,
         device=model.mean.device.type if kind == "aotinductor" else "",
     )
-    with quietly(), TemporaryDirectory() as folder:
+    with quiet_exporters(), TemporaryDirectory() as folder:
         made = Path(folder) / f"model{KINDS[kind]}"
         program = trace(model, manifest)
         if int8:
@@ -202,7 +211,7 @@ def trace(model: FANet, manifest: Manifest) -> ExportedProgram:
     frame = torch.zeros(1, height, width, 3, dtype=torch.uint8, device=place)
     shapes = [shape for name, shape in manifest.inputs.items() if name != "frame"]
     carried = [torch.zeros([side or 1 for side in shape], device=place) for shape in shapes]
-    graph = Deployed(model, manifest.confidence).eval()
+    graph = ExportModule(model, manifest.confidence).eval()
     with torch.no_grad():
         program = torch.export.export(graph, (frame, *carried), dynamic_shapes=free_sides(manifest), strict=False)
     for node in program.graph.nodes:
@@ -214,7 +223,7 @@ def free_sides(manifest: Manifest) -> dict | None:
     """Which sides of what goes into Deployed may have any length; None if all are fixed."""
     if manifest.size:
         return None
-    sides = {1: Dim("height", min=LEAST, max=MOST), 2: Dim("width", min=LEAST, max=MOST)}
+    sides = {1: Dim("height", min=MIN_SIDE, max=MAX_SIDE), 2: Dim("width", min=MIN_SIDE, max=MAX_SIDE)}
     return {name: sides if name == "frame" else None for name in manifest.inputs}
 
 
@@ -265,7 +274,7 @@ def write_compiled(program: ExportedProgram, manifest: Manifest, path: Path) -> 
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
     except RuntimeError as error:
         raise ValueError(
-            f"AOTInductor could not compile the network ({brief(error)}): see that the C++ compiler works."
+            f"AOTInductor could not compile the network ({short_error(error)}): see that the C++ compiler works."
         ) from error
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(f"{path.stem}/extra/{ENTRY}.json", manifest.to_plain_json())
@@ -304,7 +313,7 @@ def write_int8(program: ExportedProgram, manifest: Manifest, path: Path, frames:
 class Calibration:
     """Hands out what a file is calibrated with, as onnxruntime asks for it."""
 
-    def __init__(self, file: Exported, frames: Sequence[Tensor]):
+    def __init__(self, file: ExportedEngine, frames: Sequence[Tensor]):
         self.left = calibration(file, frames)
 
     def get_next(self) -> dict | None:
@@ -312,7 +321,7 @@ class Calibration:
         return given and {name: tensor.numpy() for name, tensor in given.items()}
 
 
-def calibration(file: Exported, frames: Sequence[Tensor]) -> Iterator[dict[str, Tensor]]:
+def calibration(file: ExportedEngine, frames: Sequence[Tensor]) -> Iterator[dict[str, Tensor]]:
     """What goes into a file for each frame; for video also with a window full of it before it, which counts most."""
     for frame in frames:
         given = file.name_inputs(frame, torch.zeros(file.context_shape), 0.0)
@@ -324,7 +333,7 @@ def calibration(file: Exported, frames: Sequence[Tensor]) -> Iterator[dict[str, 
             yield file.name_inputs(frame, before * own, float(before))
 
 
-def compare(model: FANet, file: Exported, frames: Sequence[Tensor]) -> Agreement:
+def compare(model: FANet, file: ExportedEngine, frames: Sequence[Tensor]) -> Agreement:
     """How far the labels of a file are the network's own; a ValueError if they are not as much as they should be."""
     confusion = torch.zeros(model.classes, model.classes, dtype=torch.int64)
     for frame in frames:
@@ -351,7 +360,7 @@ def compare(model: FANet, file: Exported, frames: Sequence[Tensor]) -> Agreement
     return found
 
 
-def compare_clip(model: FANet, file: Exported, picture: Tensor) -> float:
+def compare_clip(model: FANet, file: ExportedEngine, picture: Tensor) -> float:
     """The share of the same labels over a clip, in which network and file each carry a state of their own."""
     size, window = file.manifest.size or CLIP_SIZE, max(2, file.manifest.window)
     truth = label_frames(model, pan(picture, size), window)
@@ -363,7 +372,7 @@ def compare_clip(model: FANet, file: Exported, picture: Tensor) -> float:
 def pan(picture: Tensor, size: tuple[int, int], frames: int = CLIP) -> Iterator[Tensor]:
     """Frames (3, H, W) of a camera that moves over a picture from the left to the right."""
     height, width = size
-    (wide,) = fit(picture[None], (height, width + width // 2))
+    (wide,) = resize_frames(picture[None], (height, width + width // 2))
     for i in range(frames):
         left = (width // 2) * i // (frames - 1)
         yield wide[:, :, left : left + width].contiguous()
@@ -383,14 +392,14 @@ def samples_folder() -> Path | None:
     return next((place for place in (package / "samples", package.parent / "samples") if place.is_dir()), None)
 
 
-def sized(frames: Iterator[Tensor], size: tuple[int, int] | None) -> Iterator[Tensor]:
+def resize_to_export(frames: Iterator[Tensor], size: tuple[int, int] | None) -> Iterator[Tensor]:
     """Frames (3, H, W) at the size that a file takes; where it takes any, at several."""
     for frame, place in zip(frames, cycle([size] if size else SIZES), strict=False):
-        yield fit(frame[None], place)[0]
+        yield resize_frames(frame[None], place)[0]
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def quiet_exporters() -> Iterator[None]:
     """Keep exporters from telling of what is no concern of the user's; errors come through."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -402,7 +411,7 @@ def quietly() -> Iterator[None]:
         logging.disable(before)
 
 
-def render(path: Path, agreement: Agreement) -> str:
+def format_agreement(path: Path, agreement: Agreement) -> str:
     """What was written, and how far it agrees with the network, for the terminal."""
     told = (
         f"{path}: {100 * agreement.pixels:.3f} % of the labels are the network's own on {agreement.pictures} pictures "

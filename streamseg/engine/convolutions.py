@@ -10,34 +10,34 @@ from torch.nn import functional as F
 
 from streamseg.engine import kernels
 from streamseg.engine.rounding import InputStatistics, round_weights
-from streamseg.engine.scratch import Packed, Scratch
+from streamseg.engine.scratch import PackedWeights, Scratch
 
 LARGE = 5e9
 """From so many products on, a convolution is cuDNN's."""
 
 
-class Bytes(NamedTuple):
+class Int8Map(NamedTuple):
     """A map that is nowhere below zero: bytes times a scale."""
 
     values: Tensor
     scale: float
 
 
-Map = Tensor | Bytes
+Map = Tensor | Int8Map
 
 
 def to_float(x: Map) -> Tensor:
     """A map's numbers."""
-    return x.values.float().mul_(x.scale) if isinstance(x, Bytes) else x
+    return x.values.float().mul_(x.scale) if isinstance(x, Int8Map) else x
 
 
-def to_bytes(x: Tensor, scale: float) -> Bytes:
+def quantise(x: Tensor, scale: float) -> Int8Map:
     """A map as bytes of a scale; what is below zero or beyond the largest byte becomes that."""
-    return Bytes((x * (1 / scale)).round_().clamp_(0, 255).to(torch.uint8), scale)
+    return Int8Map((x * (1 / scale)).round_().clamp_(0, 255).to(torch.uint8), scale)
 
 
 @cache
-def fuses() -> bool:
+def has_fused_convolutions() -> bool:
     """Whether this torch has oneDNN's convolutions with what follows them, which are no part of its documented API."""
     if not torch.backends.mkldnn.is_available():
         return False
@@ -55,7 +55,7 @@ def fuses() -> bool:
 
 
 @cache
-def has_bytes() -> bool:
+def has_int8() -> bool:
     """Whether this torch has oneDNN's convolutions of bytes, which are no part of its documented API."""
     ops, conv = torch.ops.onednn, ([1, 1], [0, 0], [1, 1], 1)
     with torch.device("cpu"):
@@ -70,13 +70,13 @@ def has_bytes() -> bool:
         return torch.allclose(found, torch.full((1, 4, 3, 3), 4.0))
 
 
-class Convolution:
+class FusedConv:
     """A convolution whose ReLU and shortcut are done with it, in one step of oneDNN's, where that is there."""
 
     def __init__(self, weight: Tensor, bias: Tensor, stride: int = 1, padding: int = 0):
         self.weight, self.bias = weight, bias
         self.stride, self.padding = [stride, stride], [padding, padding]
-        self.packed = Packed()
+        self.packed = PackedWeights()
         """The weights as oneDNN wants them for inputs of a shape."""
 
     def plain(self, x: Map) -> Tensor:
@@ -95,7 +95,7 @@ class Convolution:
         return self.fused(to_float(x), "relu", to_float(shortcut))
 
     def fused(self, x: Tensor, after: str, shortcut: Tensor | None = None) -> Tensor:
-        if not fuses():
+        if not has_fused_convolutions():
             y = F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
             y = y if shortcut is None else y.add_(shortcut)
             return y.relu_() if after == "relu" else y
@@ -106,7 +106,7 @@ class Convolution:
         return ops._convolution_pointwise.binary(x, shortcut, weight, self.bias, *conv, "add", 1.0, after, [], "")
 
 
-class GpuConvolution(Convolution):
+class GpuConv(FusedConv):
     """A convolution on a GPU: by our own kernel or, where that is faster, by cuDNN."""
 
     def __init__(self, weight: Tensor, bias: Tensor, stride: int = 1, padding: int = 0):
@@ -159,14 +159,14 @@ class GpuConvolution(Convolution):
         return torch.empty(len(x), tall, wide, len(self.weight), dtype=x.dtype, device=x.device).permute(0, 3, 1, 2)
 
 
-class Winograd(Convolution):
+class WinogradConv(FusedConv):
     """A 3x3 convolution of stride 1 that multiplies a quarter as often: by Winograd's F(4x4, 3x3), of fp32 on the CPU.
 
     Squares of 6x6 inputs and the weights are transformed, so that 36 products take the place of 144, and transformed
     back to squares of 4x4 outputs.
     """
 
-    def __init__(self, original: Convolution):
+    def __init__(self, original: FusedConv):
         super().__init__(original.weight, original.bias, 1, 1)
         weight = FOR_WEIGHTS @ (self.weight.double().permute(1, 0, 2, 3) @ FOR_WEIGHTS.T)
         self.transformed = weight.permute(2, 3, 0, 1).flatten(0, 1).float().contiguous()
@@ -253,10 +253,10 @@ SQUARES = 512
 """How many squares Winograd's convolution takes at a time, so that they stay near the processor."""
 
 
-class Measured(Convolution):
+class RangeObserver(FusedConv):
     """A convolution that notes the largest numbers that it takes and gives, and the statistics of its inputs."""
 
-    def __init__(self, original: Convolution):
+    def __init__(self, original: FusedConv):
         super().__init__(original.weight, original.bias, original.stride[0], original.padding[0])
         self.taken = self.given = 0.0
         self.inputs = InputStatistics(original.weight, original.stride[0], original.padding[0])
@@ -277,10 +277,10 @@ class Measured(Convolution):
         return given
 
 
-class ByteConvolution(Convolution):
+class Int8Conv(FusedConv):
     """A convolution of bytes: 7-bit weights with a scale for each output, sums in int32 (oneDNN)."""
 
-    def __init__(self, original: Convolution, taken: float, given: float | None):
+    def __init__(self, original: FusedConv, taken: float, given: float | None):
         """
         Args:
             original: One that is Measured has its weights rounded as its inputs need it.
@@ -288,7 +288,7 @@ class ByteConvolution(Convolution):
             given: The largest number that it gives; None for results that are no bytes.
         """
         super().__init__(original.weight, original.bias, original.stride[0], original.padding[0])
-        inputs = original.inputs if isinstance(original, Measured) else None
+        inputs = original.inputs if isinstance(original, RangeObserver) else None
         self.weight, self.scales, correction = round_weights(original.weight, inputs)
         self.bias = original.bias + correction
         self.zeros = torch.zeros(len(self.weight), dtype=torch.int64)
@@ -300,15 +300,15 @@ class ByteConvolution(Convolution):
 
     def relu(self, x: Map) -> Map:
         found = self.run(x, self.bias, "relu", self.given)
-        return found if self.given is None else Bytes(found, self.given)
+        return found if self.given is None else Int8Map(found, self.given)
 
     def add_relu(self, x: Map, shortcut: Map) -> Map:
         found = self.run(x, self.bias, "none", None).add_(to_float(shortcut)).relu_()
-        return found if self.given is None else to_bytes(found, self.given)
+        return found if self.given is None else quantise(found, self.given)
 
     def run(self, x: Map, bias: Tensor | None, after: str, scale: float | None) -> Tensor:
         """Bytes of a scale, or floats without one."""
-        values, taken = x if isinstance(x, Bytes) else to_bytes(x, self.taken)
+        values, taken = x if isinstance(x, Int8Map) else quantise(x, self.taken)
         conv = (self.stride, self.padding, [1, 1], 1)
         prepack, shape = torch.ops.onednn.qconv_prepack, values.shape
         packed = self.packed.get(

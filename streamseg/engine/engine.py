@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from streamseg.engine.tiles import check_model, labels_and_confidence, labels_of, take_frame
+from streamseg.engine.tiles import check_model, labels_and_confidence_from_scores, labels_from_scores, to_checked_frame
 from streamseg.io.images import Picture
-from streamseg.models.baselines import Peer
+from streamseg.models.baselines import Baseline
 from streamseg.models.checkpoint import Network
 from streamseg.models.fanet import FANet
-from streamseg.models.layers import check_image, kind
+from streamseg.models.layers import check_image, describe_type
 
 
-class Look(NamedTuple):
+class Prediction(NamedTuple):
     """What is seen in an image."""
 
     labels: Tensor
@@ -34,7 +34,7 @@ class Look(NamedTuple):
     """If labels are kept steady, those where the image was scored, (h, w), uint8."""
 
 
-class Views(NamedTuple):
+class FrameBatch(NamedTuple):
     """Images of as many streams, and what is wanted of them."""
 
     images: Tensor
@@ -71,11 +71,11 @@ class Engine(Protocol):
     def context_shape(self) -> tuple[int, int]:
         """D and C of a context; 0 and 0 for what sees each frame alone."""
 
-    def look(self, views: Views) -> tuple[list[Look], Tensor]:
+    def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
         """What is seen in each image, and the context (B, D, C), fp32, that it leaves to later ones."""
 
 
-class Plain:
+class EagerEngine:
     """A FANet as it is, operator by operator."""
 
     def __init__(self, model: FANet):
@@ -97,20 +97,20 @@ class Plain:
         """Labels of the next frame of a video, and the context that it leaves to later frames; see step_engine."""
         return step_engine(self, frame, past, weight)
 
-    def look(self, views: Views) -> tuple[list[Look], Tensor]:
-        model, past = self.model, views.past
+    def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
+        model, past = self.model, batch.past
         check_model(model)  # whose mode may have changed
-        model.check(views.images, None)
+        model.check(batch.images, None)
         # in the network's precision at once: each of its four stages would do it by itself
         parts = None if past is None else past.to(model.mean.dtype).split(self.widths, dim=2)
-        weights = model.mean.new_tensor(views.weights).view(-1, 1, 1)
-        maps, contexts = model.features(views.images.to(self.device), parts, weights)
-        looks = label_scores(model.score(maps), views)
+        weights = model.mean.new_tensor(batch.weights).view(-1, 1, 1)
+        maps, contexts = model.features(batch.images.to(self.device), parts, weights)
+        predictions = predict_from_scores(model.score(maps), batch)
         # in fp32, in which sums of many frames do not drift
-        return looks, torch.cat(contexts, dim=2).float()
+        return predictions, torch.cat(contexts, dim=2).float()
 
 
-class FrameByFrame:
+class ImageEngine:
     """A network that leaves nothing to later frames: one of FANet's rivals, or any other that gives scores.
 
     Args:
@@ -138,42 +138,44 @@ class FrameByFrame:
         """Labels, and the context (B, 0, 0), which is empty: each frame is seen alone."""
         return step_engine(self, frame, past, weight)
 
-    def look(self, views: Views) -> tuple[list[Look], Tensor]:
+    def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
         check_model(self.model)  # whose mode may have changed
-        images = views.images.to(self.device)
-        return label_scores(self.score(images), views), images.new_zeros(len(images), 0, 0, dtype=torch.float32)
+        images = batch.images.to(self.device)
+        return predict_from_scores(self.score(images), batch), images.new_zeros(len(images), 0, 0, dtype=torch.float32)
 
 
-def label_scores(scores: Tensor, views: Views) -> list[Look]:
+def predict_from_scores(scores: Tensor, batch: FrameBatch) -> list[Prediction]:
     """What scores (B, K, h, w) say of the images that they are of."""
-    scores, coarse = keep_steady(scores, views)
-    looks = []
-    for x, size, own in zip(scores, views.sizes, coarse, strict=True):
-        labels, confidence = labels_and_confidence(x, size) if views.confident else (labels_of(x, size), None)
-        looks.append(Look(labels, confidence, own))
-    return looks
+    scores, coarse = apply_hysteresis(scores, batch)
+    predictions = []
+    for x, size, own in zip(scores, batch.sizes, coarse, strict=True):
+        labels, confidence = (
+            labels_and_confidence_from_scores(x, size) if batch.confident else (labels_from_scores(x, size), None)
+        )
+        predictions.append(Prediction(labels, confidence, own))
+    return predictions
 
 
-def keep_steady(scores: Tensor, views: Views) -> tuple[Tensor, Sequence[Tensor | None]]:
+def apply_hysteresis(scores: Tensor, batch: FrameBatch) -> tuple[Tensor, Sequence[Tensor | None]]:
     """Scores (B, K, h, w) in which the classes of the frame before have an advantage, and the best class of each."""
-    if not views.steady:
+    if not batch.steady:
         return scores, [None] * len(scores)
     scores = scores.clone()
-    for x, before in zip(scores, views.before, strict=True):
+    for x, before in zip(scores, batch.before, strict=True):
         if before is not None and before.shape == x.shape[1:]:
             place = before[None].to(x.device, torch.int64).clamp(max=len(x) - 1)
-            x.scatter_add_(0, place, torch.full_like(place, views.steady, dtype=x.dtype))
+            x.scatter_add_(0, place, torch.full_like(place, batch.steady, dtype=x.dtype))
     return scores, [*scores.argmax(dim=1).to(torch.uint8)]
 
 
 def to_engine(model: "Network | Engine") -> Engine:
     """What labels frames by a network, or does so itself."""
-    if isinstance(model, Peer):
-        return FrameByFrame(model, partial(score_alone, model))
-    return model if hasattr(model, "look") else Plain(model)  # type: ignore[arg-type,return-value] # Plain checks it
+    if isinstance(model, Baseline):
+        return ImageEngine(model, partial(score_images, model))
+    return model if hasattr(model, "predict") else EagerEngine(model)  # type: ignore[arg-type,return-value] # Plain checks it
 
 
-def score_alone(model: Peer, images: Tensor) -> Tensor:
+def score_images(model: Baseline, images: Tensor) -> Tensor:
     """Scores (B, K, h, w) of images by a network that sees each frame alone."""
     scores, _ = model.outputs(images)
     return scores
@@ -190,21 +192,21 @@ def step_engine(
         past: The sum of the contexts of the earlier frames in each window (B, D, C); None for the first.
         weight: How many frames that sum is of, for a network that averages.
     """
-    frames, one = take_frames(frame, engine.device)
-    views = make_views(engine, frames, past, weight)
+    frames, one = to_frames(frame, engine.device)
+    batch = make_frame_batch(engine, frames, past, weight)
     with torch.no_grad():
-        looks, contexts = engine.look(views)
-    labels = torch.stack([look.labels for look in looks])
+        predictions, contexts = engine.predict(batch)
+    labels = torch.stack([prediction.labels for prediction in predictions])
     return labels[0] if one else labels, contexts
 
 
-def take_frames(given: Picture, device: torch.device) -> tuple[Tensor, bool]:
+def to_frames(given: Picture, device: torch.device) -> tuple[Tensor, bool]:
     """Frames (B, 3, H, W), bytes, on a device, and whether one frame was given, without a batch; see step_engine."""
     one = getattr(given, "ndim", 3) != 4
     each = [given] if one else list(given)  # type: ignore[arg-type] # a tensor or an array
     if not each:
         raise ValueError("The batch has no frames; expected one or more.")
-    taken = [take_frame(frame) for frame in each]
+    taken = [to_checked_frame(frame) for frame in each]
     if isinstance(given, Tensor):
         if given.device != device:
             raise ValueError(f"The frame is on {given.device}, and the network on {device}: move one of them.")
@@ -215,11 +217,13 @@ def take_frames(given: Picture, device: torch.device) -> tuple[Tensor, bool]:
     return frames, one
 
 
-def make_views(engine: Engine, frames: Tensor, past: Tensor | None, weight: float) -> Views:
+def make_frame_batch(engine: Engine, frames: Tensor, past: Tensor | None, weight: float) -> FrameBatch:
     """What is wanted of frames (B, 3, H, W) and their past; a ValueError if the past is none of this network."""
     if past is not None:
         if not isinstance(past, Tensor) or not past.is_floating_point():
-            raise ValueError(f"The past is a {kind(past)}; expected the context that step() gave, or a sum of such.")
+            raise ValueError(
+                f"The past is a {describe_type(past)}; expected the context that step() gave, or a sum of such."
+            )
         expected = (len(frames), *engine.context_shape)
         if tuple(past.shape) != expected:
             raise ValueError(
@@ -228,7 +232,7 @@ def make_views(engine: Engine, frames: Tensor, past: Tensor | None, weight: floa
             )
         past = past.to(engine.device)
     size = (frames.shape[2], frames.shape[3])
-    return Views(frames, past, [0.0 if past is None else weight] * len(frames), [size] * len(frames))
+    return FrameBatch(frames, past, [0.0 if past is None else weight] * len(frames), [size] * len(frames))
 
 
 def check_past(past: Tensor | None, shape: tuple[int, int]) -> None:
@@ -240,7 +244,7 @@ def check_past(past: Tensor | None, shape: tuple[int, int]) -> None:
         )
 
 
-def fit(images: Tensor, size: tuple[int, int]) -> Tensor:
+def resize_frames(images: Tensor, size: tuple[int, int]) -> Tensor:
     """Images (B, 3, H, W) at another size; each pixel of a smaller one is a mean over those that it stands for."""
     if tuple(images.shape[-2:]) == size:
         return images
@@ -249,6 +253,6 @@ def fit(images: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(images, size, mode="bilinear", antialias=True)
 
 
-def to_bytes(images: Tensor) -> Tensor:
+def to_uint8(images: Tensor) -> Tensor:
     """Images as bytes, which a GPU has resized as floats."""
     return images if images.dtype == torch.uint8 else images.round().clamp(0, 255).to(torch.uint8)

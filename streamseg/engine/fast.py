@@ -19,25 +19,25 @@ from torch import Tensor, nn
 
 from streamseg.checks import check_choice
 from streamseg.engine import kernels
-from streamseg.engine.convolutions import has_bytes
+from streamseg.engine.convolutions import has_int8
 from streamseg.engine.engine import (
+    EagerEngine,
     Engine,
-    FrameByFrame,
-    Look,
-    Plain,
-    Views,
-    keep_steady,
-    label_scores,
-    make_views,
+    FrameBatch,
+    ImageEngine,
+    Prediction,
+    apply_hysteresis,
+    make_frame_batch,
+    predict_from_scores,
     step_engine,
-    take_frames,
-    to_bytes,
     to_engine,
+    to_frames,
+    to_uint8,
 )
-from streamseg.engine.folded import Folded, FoldedToBytes
-from streamseg.engine.scratch import Turn
-from streamseg.engine.sizes import Sizes
-from streamseg.engine.tiles import check_model, take_frame
+from streamseg.engine.folded import Folded, FoldedInt8
+from streamseg.engine.scratch import DeviceLock
+from streamseg.engine.sizes import SizeCounter
+from streamseg.engine.tiles import check_model, to_checked_frame
 from streamseg.io.images import Picture
 from streamseg.models.attention import FastAttention
 from streamseg.models.checkpoint import Network
@@ -45,10 +45,10 @@ from streamseg.models.fanet import FANet
 
 SAY = logging.getLogger("streamseg")
 
-SIZES = 8
+MAX_GRAPHS = 8
 """How many sizes of frames are kept ready at a time."""
 
-LEARNED = 8
+CALIBRATION_FRAMES = 8
 """How many frames are seen in fp32 to learn the ranges of bytes, where none were given for it."""
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.uint8}
@@ -62,7 +62,7 @@ Size = tuple[torch.Size, bool]
 
 
 @dataclass(eq=False)
-class Ready:
+class GraphBuffers:
     """What a size of frames needs on a GPU: places for what goes in and comes out, and the graph between them."""
 
     given: Tensor
@@ -86,7 +86,7 @@ class Ready:
     has_past: bool = False
 
 
-class Fast:
+class FastEngine:
     """A FANet's fast form: a function from frames to labels, and an engine for streams.
 
     `labels = fast(frame)`: of a frame (3, H, W) or frames (B, 3, H, W), bytes on the network's device.
@@ -99,23 +99,23 @@ class Fast:
         self.device, self.classes, self.averages = model.mean.device, model.classes, model.averages
         self.widths = tuple(attend.context_shape[1] for attend in model.attends)
         self.context_shape = (model.key_channels, sum(self.widths))
-        self.ready: dict[Size, Ready] = {}
-        self.sizes: Sizes[Size] = Sizes(SIZES)
+        self.ready: dict[Size, GraphBuffers] = {}
+        self.sizes: SizeCounter[Size] = SizeCounter(MAX_GRAPHS)
         self.patient = False
         """Whether graphs are made by prepare_next alone, and not while frames wait for their labels."""
         in_bytes = precision == torch.uint8
-        frames = [take_frame(frame)[None] for frame in calibration] if in_bytes else []
+        frames = [to_checked_frame(frame)[None] for frame in calibration] if in_bytes else []
         with torch.inference_mode(False):  # or nothing that is made here could be changed outside of it
             self.folded = Folded(model, torch.float32 if in_bytes else precision)
             if frames:
-                self.folded = FoldedToBytes(self.folded, frames)
+                self.folded = FoldedInt8(self.folded, frames)
         self.learning, self.seen = in_bytes and not frames, list[Tensor]()
-        self.turn = Turn(self.device)
+        self.turn = DeviceLock(self.device)
 
     def __getstate__(self) -> dict[str, object]:
-        return vars(self) | {"ready": {}, "sizes": Sizes(SIZES)}  # a copy prepares for sizes by itself
+        return vars(self) | {"ready": {}, "sizes": SizeCounter(MAX_GRAPHS)}  # a copy prepares for sizes by itself
 
-    def __copy__(self) -> "Fast":
+    def __copy__(self) -> "FastEngine":
         return copy.deepcopy(self)
 
     def __call__(self, frame: Picture) -> Tensor:
@@ -138,19 +138,19 @@ class Fast:
             ready = self.see(frame, past, weight)
             return ready.answer.clone(), ready.context.clone()
 
-    def look(self, views: Views) -> tuple[list[Look], Tensor]:
-        views = views._replace(images=to_bytes(views.images))
+    def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
+        batch = batch._replace(images=to_uint8(batch.images))
         if self.device.type == "cuda":
             with self.turn:
-                return self.look_on_gpu(views)
+                return self.predict_on_gpu(batch)
         # a new thread computes with as many threads as torch was told to only once it has been asked
         torch.get_num_threads()
-        context = torch.empty(len(views.images), *self.context_shape, device=self.device)
-        past = torch.zeros_like(context) if views.past is None else views.past
-        scores = self.folded.scores(views.images, past, self.scale_of(views.weights), context)
+        context = torch.empty(len(batch.images), *self.context_shape, device=self.device)
+        past = torch.zeros_like(context) if batch.past is None else batch.past
+        scores = self.folded.scores(batch.images, past, self.scale_of(batch.weights), context)
         if self.learning:
-            self.learn(views.images)
-        return label_scores(scores, views), context
+            self.learn(batch.images)
+        return predict_from_scores(scores, batch), context
 
     def learn(self, images: Tensor) -> None:
         """Keep frames to learn the ranges of bytes from, and go over to bytes when there are enough."""
@@ -158,8 +158,8 @@ class Fast:
             if not self.learning:  # another thread has brought the last one
                 return
             self.seen.append(images.clone())  # the caller may put the next frame into its place
-            if sum(map(len, self.seen)) >= LEARNED:
-                self.folded = FoldedToBytes(self.folded, self.seen)
+            if sum(map(len, self.seen)) >= CALIBRATION_FRAMES:
+                self.folded = FoldedInt8(self.folded, self.seen)
                 self.learning, self.seen = False, []
 
     def scale_of(self, weights: Sequence[float]) -> Tensor:
@@ -167,7 +167,7 @@ class Fast:
 
     # on a GPU; whoever calls these has the turn
 
-    def see(self, frame: Picture, past: Tensor | None, weight: float) -> Ready:
+    def see(self, frame: Picture, past: Tensor | None, weight: float) -> GraphBuffers:
         """See frames; what is found is in the places of their size until the next call."""
         # what follows is waited for, so the host does as little as it can
         if isinstance(frame, Tensor):
@@ -180,27 +180,29 @@ class Fast:
                 self.remind(ready, past, ready.alone if past is None else (weight,) * len(ready.frame))
                 ready.graph.replay()
                 return ready
-        frames, one = take_frames(frame, self.device)
-        return self.replay(make_views(self, frames, past, weight), frames.shape[1:] if one else frames.shape, True)
+        frames, one = to_frames(frame, self.device)
+        return self.replay(
+            make_frame_batch(self, frames, past, weight), frames.shape[1:] if one else frames.shape, True
+        )
 
-    def look_on_gpu(self, views: Views) -> tuple[list[Look], Tensor]:
+    def predict_on_gpu(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
         """See look; steady labels, and those of another size than the frames', are made from the scores once more."""
-        ready = self.replay(views, views.images.shape)
+        ready = self.replay(batch, batch.images.shape)
         assert ready.scores is not None
-        scores, coarse = keep_steady(ready.scores, views)
-        looks: list[Look] = []
-        for i, size in enumerate(views.sizes):
-            if size == tuple(views.images.shape[2:]) and not views.steady:
+        scores, coarse = apply_hysteresis(ready.scores, batch)
+        predictions: list[Prediction] = []
+        for i, size in enumerate(batch.sizes):
+            if size == tuple(batch.images.shape[2:]) and not batch.steady:
                 confidence = None if ready.confidence is None else ready.confidence[i].clone()
-                looks.append(Look(ready.labels[i].clone(), confidence))
+                predictions.append(Prediction(ready.labels[i].clone(), confidence))
                 continue
             labels = torch.empty(1, *size, dtype=torch.uint8, device=self.device)
-            confidence = torch.empty_like(labels) if views.confident else None
+            confidence = torch.empty_like(labels) if batch.confident else None
             kernels.label(scores[i : i + 1], size, labels, confidence)
-            looks.append(Look(labels[0], None if confidence is None else confidence[0], coarse[i]))
-        return looks, ready.context.clone()
+            predictions.append(Prediction(labels[0], None if confidence is None else confidence[0], coarse[i]))
+        return predictions, ready.context.clone()
 
-    def replay(self, views: Views, shape: torch.Size, at_once: bool = False) -> Ready:
+    def replay(self, batch: FrameBatch, shape: torch.Size, at_once: bool = False) -> GraphBuffers:
         """See frames; what is found is in the places of their size.
 
         Args:
@@ -208,13 +210,13 @@ class Fast:
             at_once: Whether a graph is made for a size that comes for the first time; else, for the second. Neither
                 for a size that is rare among more sizes than are kept.
         """
-        key = (shape, views.confident)
+        key = (shape, batch.confident)
         self.sizes.note(key)
         again = key in self.ready
         ready = self.ready[key] if again else self.prepare(key)
         kept = again or self.keep(key, ready)
-        ready.frame.copy_(views.images, non_blocking=True)
-        self.remind(ready, views.past, tuple(views.weights))
+        ready.frame.copy_(batch.images, non_blocking=True)
+        self.remind(ready, batch.past, tuple(batch.weights))
         if ready.graph is None and kept and (at_once or again) and not self.patient:
             self.capture(ready)
         if ready.graph is None:
@@ -224,7 +226,7 @@ class Fast:
             ready.graph.replay()
         return ready
 
-    def remind(self, ready: Ready, past: Tensor | None, weights: tuple[float, ...]) -> None:
+    def remind(self, ready: GraphBuffers, past: Tensor | None, weights: tuple[float, ...]) -> None:
         """Put the past into its place."""
         if past is not None:
             ready.past.copy_(past.detach())
@@ -236,7 +238,7 @@ class Fast:
             ready.scale.copy_(self.scale_of(weights))
 
     @torch.inference_mode(False)
-    def prepare(self, key: Size) -> Ready:
+    def prepare(self, key: Size) -> GraphBuffers:
         """Places for a size of frames."""
         shape, confident = key
         batch, height, width = (shape[0] if len(shape) == 4 else 1), *shape[-2:]
@@ -244,7 +246,7 @@ class Fast:
         rows, columns = (height + 1) // 2 + 3, (width + 1) // 2 + 3
         given = torch.empty(shape, dtype=torch.uint8, device=device)
         labels = torch.empty(batch, height, width, dtype=torch.uint8, device=device)
-        return Ready(
+        return GraphBuffers(
             given=given,
             frame=given.view(batch, 3, height, width),
             past=torch.zeros(batch, *self.context_shape, device=device),
@@ -258,20 +260,20 @@ class Fast:
             weights=(0.0,) * batch,
         )
 
-    def keep(self, key: Size, ready: Ready) -> bool:
+    def keep(self, key: Size, ready: GraphBuffers) -> bool:
         """Keep the places of a size, for those of a rarer one if need be; False for a size that is rare itself."""
         if not self.sizes.admits(key, self.ready):
             return False
-        if len(self.ready) >= SIZES:
+        if len(self.ready) >= MAX_GRAPHS:
             self.turn.settle()  # they may still be in use, in another queue than the one that they were made in
             del self.ready[self.sizes.rarest(self.ready)]
         self.ready[key] = ready
         return True
 
-    def capture(self, ready: Ready) -> None:
+    def capture(self, ready: GraphBuffers) -> None:
         """Make the graph of a size."""
         SAY.info("Preparing for frames of %d x %d, which takes half a minute the first time.", *ready.given.shape[-2:])
-        ready.graph = record(partial(self.run, ready), self.device)
+        ready.graph = capture_graph(partial(self.run, ready), self.device)
 
     def prepare_next(self) -> bool:
         """Make the graph of the size that comes most often of those without one; False if no other is left."""
@@ -283,14 +285,14 @@ class Fast:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def run(self, ready: Ready) -> None:
+    def run(self, ready: GraphBuffers) -> None:
         """From a size's frame to its labels."""
         size = (ready.labels.shape[1], ready.labels.shape[2])
         ready.scores = self.folded.scores(ready.frame, ready.past, ready.scale, ready.context, ready.unfolded)
         kernels.label(ready.scores, size, ready.labels, ready.confidence)
 
 
-def record(run: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
+def capture_graph(run: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
     """All that a function does on a GPU as one graph, which does it again, in the same places."""
     with CAPTURE, torch.cuda.device(device), torch.backends.cudnn.flags(enabled=True, benchmark=True):
         stream = torch.cuda.Stream()
@@ -308,7 +310,7 @@ def record(run: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGr
 
 def accelerate(
     model: FANet, precision: str | None = None, calibration: Sequence[Picture] = ()
-) -> Fast | Plain | FrameByFrame:
+) -> FastEngine | EagerEngine | ImageEngine:
     """The fast form of a network, for whatever takes a network to label frames; the labels are the same.
 
     It is called as a function, `labels = fast(frame)`, from any number of threads. It keeps the weights of now: call
@@ -329,11 +331,11 @@ def accelerate(
         check_int8(model)
     check_choice("precision", known[0] if precision is None else precision, known)
     if has_fast_form(model):
-        return Fast(model, PRECISIONS[precision or known[0]], calibration)
+        return FastEngine(model, PRECISIONS[precision or known[0]], calibration)
     if precision and next(model.parameters()).dtype != PRECISIONS[precision]:
         model = copy.deepcopy(model).to(PRECISIONS[precision])
     engine = to_engine(model)
-    assert isinstance(engine, (Plain, FrameByFrame))
+    assert isinstance(engine, (EagerEngine, ImageEngine))
     return engine
 
 
@@ -353,7 +355,7 @@ def check_int8(model: nn.Module) -> None:
             attention = type(model.attend1)
             given = "this one has " + ("Conv-0 reduced" if attention is FastAttention else attention.__name__)
         raise ValueError(f"int8 needs a FANet with fast attention, and {given}: choose fp32.")
-    if not has_bytes():
+    if not has_int8():
         raise ValueError(f"int8 needs convolutions that torch {torch.__version__} does not have here: choose fp32.")
 
 
@@ -361,26 +363,26 @@ def fast_precisions(device: torch.device) -> tuple[str, ...]:
     """What a network's fast form can compute in on a device, the best first."""
     if device.type == "cuda":
         return ("fp16", "bf16")
-    return ("fp32", "int8") if has_bytes() else ("fp32",)
+    return ("fp32", "int8") if has_int8() else ("fp32",)
 
 
-def engine_for(model: Network | Engine, device: torch.device, precision: str = "", plain: bool = False) -> Engine:
+def pick_engine(model: Network | Engine, device: torch.device, precision: str = "", eager: bool = False) -> Engine:
     """What labels frames best on a device, in a precision or in the best one; an engine comes back as it is.
 
     Args:
         precision: fp32, fp16, bf16 or, on the CPU, int8.
-        plain: Whether the network itself is needed, as for tiles.
+        eager: Keep the network itself, as tiles need it.
     """
     check_choice("precision", precision, ("", *PRECISIONS))
     if not isinstance(model, nn.Module):
         return model
     network: Network = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
-    if isinstance(network, FANet) and not plain:
+    if isinstance(network, FANet) and not eager:
         if not precision:
             return accelerate(network)
         if has_fast_form(network) and precision in fast_precisions(device):
             return accelerate(network, precision)
-    if precision == "int8" and device.type != "cuda" and not plain:
+    if precision == "int8" and device.type != "cuda" and not eager:
         check_int8(network)
     precision = precision or ("fp16" if device.type == "cuda" else "fp32")
     if precision == "int8":

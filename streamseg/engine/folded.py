@@ -16,13 +16,13 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from streamseg.engine import kernels
 from streamseg.engine.convolutions import (
-    ByteConvolution,
-    Bytes,
-    Convolution,
-    GpuConvolution,
+    FusedConv,
+    GpuConv,
+    Int8Conv,
+    Int8Map,
     Map,
-    Measured,
-    Winograd,
+    RangeObserver,
+    WinogradConv,
     to_float,
 )
 from streamseg.engine.scratch import Scratch
@@ -39,9 +39,9 @@ STRIP = 32
 class Residual(NamedTuple):
     """A block of the encoder."""
 
-    first: Convolution
-    second: Convolution
-    shortcut: Convolution | None
+    first: FusedConv
+    second: FusedConv
+    shortcut: FusedConv | None
 
 
 class Attention(NamedTuple):
@@ -53,15 +53,15 @@ class Attention(NamedTuple):
     out_bias: Tensor
 
 
-class Side:
+class SideStream:
     """A second queue of a GPU's, for work beside what follows it; on the CPU all work is done in order."""
 
     def __init__(self, device: torch.device):
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def __reduce__(self) -> tuple[type["Side"], tuple[torch.device]]:
-        return Side, (self.device,)  # a copy has a queue of its own
+    def __reduce__(self) -> tuple[type["SideStream"], tuple[torch.device]]:
+        return SideStream, (self.device,)  # a copy has a queue of its own
 
     def run(self, work: Callable[[], T]) -> T:
         """Begin work now; it must not be used before it has been joined."""
@@ -87,9 +87,9 @@ class Folded:
             layout = torch.channels_last if x.ndim == 4 else torch.contiguous_format
             return x.detach().to(precision).contiguous(memory_format=layout)
 
-        make = GpuConvolution if model.mean.is_cuda else Convolution
+        make = GpuConv if model.mean.is_cuda else FusedConv
 
-        def fold(convolution: nn.Module, norm: nn.Module) -> Convolution:
+        def fold(convolution: nn.Module, norm: nn.Module) -> FusedConv:
             fused, bias = fuse(convolution, norm)
             return make(ready(fused.weight), ready(bias), fused.stride[0], int(fused.padding[0]))
 
@@ -116,7 +116,7 @@ class Folded:
         self.mean = model.mean.flatten().float()
         self.stem = make(ready(weight), ready(bias), 2)
         self.padded = Scratch()
-        self.square_stem = make(ready(over_squares(weight)), ready(bias))
+        self.square_stem = make(ready(stem_on_squares(weight)), ready(bias))
         self.pools = list(encoder.pool)[1:]
         stages = (encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4)
         self.stages = [[fold_block(block) for block in stage] for stage in stages]
@@ -125,13 +125,13 @@ class Folded:
         self.narrow2 = fold(*pair(model.narrow2))
         self.smooth3, self.smooth1 = fold(*pair(model.smooth3)), fold(*pair(model.smooth1))
         self.mix = fold(*pair(mix))
-        if make is Convolution and precision == torch.float32:  # two fifths of all products are here
-            self.mix = Winograd(self.mix)
+        if make is FusedConv and precision == torch.float32:  # two fifths of all products are here
+            self.mix = WinogradConv(self.mix)
         # tensor cores like channels in eights; the rest are scores of no class
         weight = F.pad(classify.weight, (0, 0, 0, 0, 0, 0, 0, -model.classes % 8))
         self.classes = model.classes
         self.classify = make(ready(weight), ready(weight.new_zeros(len(weight))))
-        self.side, self.attention_side = Side(model.mean.device), Side(model.mean.device)
+        self.side, self.attention_side = SideStream(model.mean.device), SideStream(model.mean.device)
 
     def scores(
         self, frame: Tensor, past: Tensor, scale: Tensor, context: Tensor, unfolded: Tensor | None = None
@@ -144,17 +144,17 @@ class Folded:
             context: (B, D, C), fp32: where the frames' own is written.
             unfolded: On a GPU, the place for the stem's input; see kernels.unfold_frame.
         """
-        maps = self.encode(self.look(frame, unfolded))
+        maps = self.encode(self.run_stem(frame, unfolded))
         return self.decode(self.attend(maps, past, scale, context))
 
-    def look(self, frame: Tensor, unfolded: Tensor | None) -> Map:
+    def run_stem(self, frame: Tensor, unfolded: Tensor | None) -> Map:
         """Conv-0 and the pooling after it."""
         if unfolded is not None:
             kernels.unfold_frame(frame, self.mean, unfolded)
-            return kernels.look(unfolded, self.square_stem.weight, self.square_stem.bias)
-        return self.look_in_strips(frame)
+            return kernels.stem_convolution(unfolded, self.square_stem.weight, self.square_stem.bias)
+        return self.stem_in_strips(frame)
 
-    def look_in_strips(self, frame: Tensor) -> Tensor:
+    def stem_in_strips(self, frame: Tensor) -> Tensor:
         """The same, a few rows at a time: the map before the pooling, the largest of all, stays near the processor."""
         batch, _, height, width = frame.shape
 
@@ -213,7 +213,7 @@ class Folded:
         return self.classify.plain(self.mix.relu(x))[:, : self.classes]
 
 
-class FoldedToBytes(Folded):
+class FoldedInt8(Folded):
     """The same with most convolutions in bytes.
 
     The maps between blocks stay floats, and are made bytes where a convolution takes them. The first block, which sees
@@ -227,15 +227,15 @@ class FoldedToBytes(Folded):
             frames: (B, 3, H, W) each: what tells the ranges of the numbers.
         """
         vars(self).update(vars(original))
-        measured = measure(original, frames)
+        measured = observe_ranges(original, frames)
 
-        def convert(part: Convolution, given: float | None = None) -> ByteConvolution:
-            assert isinstance(part, Measured)
-            return ByteConvolution(part, part.taken, given)
+        def convert(part: FusedConv, given: float | None = None) -> Int8Conv:
+            assert isinstance(part, RangeObserver)
+            return Int8Conv(part, part.taken, given)
 
         def convert_block(block: Residual) -> Residual:
             first, second, shortcut = block
-            assert isinstance(second, Measured)
+            assert isinstance(second, RangeObserver)
             return Residual(
                 convert(first, second.taken), convert(second), None if shortcut is None else convert(shortcut)
             )
@@ -247,10 +247,10 @@ class FoldedToBytes(Folded):
         # pixels come as they are, and the bias takes the mean off
         weight = stem.weight * stem.scales.view(-1, 1, 1, 1)
         stem.bias = stem.bias - weight.sum(dim=(2, 3)) @ self.mean
-        stem.weight, stem.stride = over_squares(stem.weight)[:, :12], [1, 1]
+        stem.weight, stem.stride = stem_on_squares(stem.weight)[:, :12], [1, 1]
         self.square_stem = stem
 
-    def look(self, frame: Tensor, unfolded: Tensor | None) -> Map:
+    def run_stem(self, frame: Tensor, unfolded: Tensor | None) -> Map:
         batch, _, height, width = frame.shape
         tall, wide = (height + 1) // 2, (width + 1) // 2
         # around the frame is the mean, as in floats, where the mean has been taken off
@@ -259,21 +259,21 @@ class FoldedToBytes(Folded):
         padded[:, :, 4 : 4 + height, 4 : 4 + width] = frame
         squares = kernels.squares(padded).contiguous(memory_format=torch.channels_last)
         return pool_in_strips(
-            tall, lambda begin, end: self.square_stem.relu(Bytes(squares[:, :, begin : end + 3], 1.0))
+            tall, lambda begin, end: self.square_stem.relu(Int8Map(squares[:, :, begin : end + 3], 1.0))
         )
 
 
-def measure(folded: Folded, frames: Sequence[Tensor]) -> Folded:
+def observe_ranges(folded: Folded, frames: Sequence[Tensor]) -> Folded:
     """A twin whose convolutions have noted the largest numbers that they take and give for frames (B, 3, H, W)."""
     twin = copy.copy(folded)
-    twin.stem, twin.mix = Measured(folded.stem), Measured(folded.mix)
-    twin.smooth3, twin.smooth1 = Measured(folded.smooth3), Measured(folded.smooth1)
+    twin.stem, twin.mix = RangeObserver(folded.stem), RangeObserver(folded.mix)
+    twin.smooth3, twin.smooth1 = RangeObserver(folded.smooth3), RangeObserver(folded.smooth1)
     twin.stages = [
         [
             Residual(
-                Measured(block.first),
-                Measured(block.second),
-                None if block.shortcut is None else Measured(block.shortcut),
+                RangeObserver(block.first),
+                RangeObserver(block.second),
+                None if block.shortcut is None else RangeObserver(block.shortcut),
             )
             for block in blocks
         ]
@@ -300,23 +300,23 @@ def fuse(convolution: nn.Module, norm: nn.Module) -> tuple[nn.Conv2d, Tensor]:
     return fused, fused.bias
 
 
-def over_squares(weight: Tensor) -> Tensor:
+def stem_on_squares(weight: Tensor) -> Tensor:
     """The weights (N, 3, 7, 7) of a convolution of stride 2 for squares of 2x2 pixels, (N, 16, 4, 4)."""
     weight = F.pad(weight, (1, 0, 1, 0)).unflatten(3, (4, 2)).unflatten(2, (4, 2))
     return F.pad(weight.permute(0, 3, 5, 1, 2, 4).flatten(1, 3), (0, 0, 0, 0, 0, 4))
 
 
-def pool_in_strips(tall: int, look: Callable[[int, int], Map]) -> Tensor:
+def pool_in_strips(tall: int, make_rows: Callable[[int, int], Map]) -> Tensor:
     """The largest of 3x3 pixels, every second one, of a map that is made a few rows at a time.
 
     Args:
         tall: How many rows the map has.
-        look: Makes the rows from one up to another.
+        make_rows: Makes the rows from one up to another.
     """
     parts = []
     for top in range(0, tall, STRIP):
         begin, end = max(0, top - 1), min(top + STRIP, tall)
-        found = to_float(look(begin, end))
+        found = to_float(make_rows(begin, end))
         if top and (end - begin) % 2 == 0:  # the last strip misses a row below
             found = F.pad(found, (0, 0, 0, 1))
         # the row above is there, but for the first strip

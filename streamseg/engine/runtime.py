@@ -22,17 +22,17 @@ from torch.nn import functional as F
 
 from streamseg.checks import check_choice, check_count, check_readable
 from streamseg.classes import Classes
-from streamseg.engine.engine import Look, Views, fit, to_bytes
+from streamseg.engine.engine import FrameBatch, Prediction, resize_frames, to_uint8
 from streamseg.io.checksums import BLANK, check_checksum, check_zip, take_checksum
-from streamseg.io.tensors import brief
+from streamseg.io.tensors import short_error
 from streamseg.models import checkpoint
 
 ENTRY = "streamseg"
 """Where a file says what it is: in ONNX's metadata, in OpenVINO's rt_info, in the folder extra of a .pt2."""
 
-LEAST = 65
+MIN_SIDE = 65
 """The least height and width of frames for a file that takes any size: Res-4's map is then more than one pixel."""
-MOST = 8192
+MAX_SIDE = 8192
 """The largest side of frames for such a file, so that a compiled one can count pixels in 32 bits."""
 
 COMPILED = "/data/aotinductor/"
@@ -123,7 +123,7 @@ def read_manifest(path: Path, text: str | None) -> Manifest:
         raise ValueError(f"{path} describes itself wrongly ({error!r:.200}): it cannot be used.") from None
 
 
-class Exported:
+class ExportedEngine:
     """An exported file as an engine: label_frames and all else that takes a network takes it too."""
 
     def __init__(self, path: Path, manifest: Manifest, run: Run, device: torch.device):
@@ -138,26 +138,26 @@ class Exported:
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError(f"{self.path} is open in this process alone and cannot be copied: open it again.")
 
-    def look(self, views: Views) -> tuple[list[Look], Tensor]:
+    def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
         """See Engine; labels of another size than the frames were seen at are taken from the nearest pixel."""
-        images, past, weights, sizes, confident, steady, _ = views
+        images, past, weights, sizes, confident, steady, _ = batch
         if confident and not self.manifest.confidence:
             raise ValueError(f"{self.path} gives no confidence: export it again with --confidence.")
         if steady:
             raise ValueError(
                 f"{self.path} gives labels, whose scores it does not tell: keep them steady with a network."
             )
-        height, width = (min(max(LEAST, side), MOST) for side in images.shape[-2:])
-        frames = to_bytes(fit(images, self.manifest.size or (height, width)))
+        height, width = (min(max(MIN_SIDE, side), MAX_SIDE) for side in images.shape[-2:])
+        frames = to_uint8(resize_frames(images, self.manifest.size or (height, width)))
         pasts = images.new_zeros(len(images), *self.context_shape, dtype=torch.float32) if past is None else past
-        looks, contexts = [], []
+        predictions, contexts = [], []
         for frame, before, weight, size in zip(frames, pasts.float(), weights, sizes, strict=True):
             found = self.run(self.name_inputs(frame, before, weight))
             confidence = resize_nearest(found["confidence"][0], size) if confident else None
-            looks.append(Look(resize_nearest(found["labels"][0], size), confidence))
+            predictions.append(Prediction(resize_nearest(found["labels"][0], size), confidence))
             context = [found[f"context{stage}"] for stage in range(1, len(self.manifest.state) + 1)]
             contexts.append(torch.cat(context, dim=2) if context else pasts.new_zeros(1, 0, 0))
-        return looks, torch.cat(contexts)
+        return predictions, torch.cat(contexts)
 
     def name_inputs(self, frame: Tensor, past: Tensor, weight: float) -> dict[str, Tensor]:
         """What goes into the file for a frame (3, H, W) and its past (D, C)."""
@@ -176,7 +176,7 @@ def resize_nearest(values: Tensor, size: tuple[int, int]) -> Tensor:
 
 def open_weights(
     path: Path | None, device: torch.device, *, trust: bool = False
-) -> tuple["checkpoint.Network | Exported", Classes, int]:
+) -> tuple["checkpoint.Network | ExportedEngine", Classes, int]:
     """The network in a checkpoint, or an exported file; its classes; and how many frames it was trained to look at.
 
     Args:
@@ -185,13 +185,13 @@ def open_weights(
         trust: Whether a program in the file may run.
     """
     if path is None or path.suffix.lower() not in OPENERS:
-        model, description = checkpoint.read(path or checkpoint.SHIPPED)
+        model, description = checkpoint.read(path or checkpoint.BUNDLED)
         return model, description.classes, description.window
     file = open_exported(path, device, trust=trust)
     return file, file.manifest.classes, file.manifest.window
 
 
-def open_exported(path: str | Path, device: str | torch.device = "cpu", *, trust: bool = False) -> Exported:
+def open_exported(path: str | Path, device: str | torch.device = "cpu", *, trust: bool = False) -> ExportedEngine:
     """A file that export wrote, ready to label frames; see open_weights."""
     path = Path(path)
     check_readable(path)
@@ -204,7 +204,7 @@ def open_exported(path: str | Path, device: str | torch.device = "cpu", *, trust
     return OPENERS[path.suffix.lower()](path, torch.device(device))
 
 
-def open_onnx(path: Path, device: torch.device) -> Exported:
+def open_onnx(path: Path, device: torch.device) -> ExportedEngine:
     """An ONNX file, in ONNX Runtime."""
     check_installed("ONNX files", "onnxruntime")
     import onnxruntime
@@ -216,21 +216,21 @@ def open_onnx(path: Path, device: torch.device) -> Exported:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4  # what goes wrong is told in a sentence
-    with explaining(f"{path} is no ONNX file, or is cut short or damaged"):
+    with readable_errors(f"{path} is no ONNX file, or is cut short or damaged"):
         session = onnxruntime.InferenceSession(str(path), options, [*gpu, "CPUExecutionProvider"])
     manifest = read_manifest(path, session.get_modelmeta().custom_metadata_map.get(ENTRY))
-    ports = {port.name: to_port(port.shape) for port in session.get_inputs()}
-    check_ports(path, manifest, ports, [port.name for port in session.get_outputs()])
+    ports = {port.name: to_shape(port.shape) for port in session.get_inputs()}
+    check_shapes(path, manifest, ports, [port.name for port in session.get_outputs()])
 
     def run(given: dict[str, Tensor]) -> dict[str, Tensor]:
-        with explaining(f"{path} failed on a frame"):
+        with readable_errors(f"{path} failed on a frame"):
             found = session.run(manifest.outputs, {name: tensor.numpy() for name, tensor in given.items()})
         return {name: torch.from_numpy(values) for name, values in zip(manifest.outputs, found, strict=True)}
 
-    return Exported(path, manifest, run, torch.device("cpu"))
+    return ExportedEngine(path, manifest, run, torch.device("cpu"))
 
 
-def open_openvino(path: Path, device: torch.device) -> Exported:
+def open_openvino(path: Path, device: torch.device) -> ExportedEngine:
     """An OpenVINO IR, whose weights lie beside it as .bin."""
     check_installed("OpenVINO files", "openvino")
     import openvino
@@ -243,31 +243,31 @@ def open_openvino(path: Path, device: torch.device) -> Exported:
     core = openvino.Core()
     # fp32 even where the processor has a faster format, so that labels are those of the network
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-    with explaining(f"{path} is no OpenVINO file, or is cut short or damaged"):
+    with readable_errors(f"{path} is no OpenVINO file, or is cut short or damaged"):
         network = core.read_model(path, weights)
         text = network.get_rt_info([ENTRY]).astype(str) if network.has_rt_info([ENTRY]) else None
     manifest = read_manifest(path, text)
     ports = {
-        port.any_name: to_port(side.get_length() if side.is_static else None for side in port.partial_shape)
+        port.any_name: to_shape(side.get_length() if side.is_static else None for side in port.partial_shape)
         for port in network.inputs
     }
-    check_ports(path, manifest, ports, [port.any_name for port in network.outputs])
-    with explaining(f"{path} cannot be run here"):
+    check_shapes(path, manifest, ports, [port.any_name for port in network.outputs])
+    with readable_errors(f"{path} cannot be run here"):
         compiled = core.compile_model(network, "CPU", settings)
     turn = threading.Lock()  # a compiled model computes one thing at a time, and fails if it is asked for two
 
     def run(given: dict[str, Tensor]) -> dict[str, Tensor]:
-        with turn, explaining(f"{path} failed on a frame"):
+        with turn, readable_errors(f"{path} failed on a frame"):
             found = compiled({name: tensor.numpy() for name, tensor in given.items()})
         return {name: torch.from_numpy(found[name]) for name in manifest.outputs}
 
-    return Exported(path, manifest, run, torch.device("cpu"))
+    return ExportedEngine(path, manifest, run, torch.device("cpu"))
 
 
-def open_program(path: Path, device: torch.device) -> Exported:
+def open_program(path: Path, device: torch.device) -> ExportedEngine:
     """A .pt2 file: a torch.export program, or an AOTInductor package. What is in it is run."""
     check_zip(path)
-    with explaining(f"{path} is no .pt2 file, or is cut short"), zipfile.ZipFile(path) as archive:
+    with readable_errors(f"{path} is no .pt2 file, or is cut short"), zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         found = [name for name in names if name.partition("/")[2] == f"extra/{ENTRY}.json"]
         text = archive.read(found[0]).decode() if found else None
@@ -278,15 +278,15 @@ def open_program(path: Path, device: torch.device) -> Exported:
             f"{path} was compiled for {manifest.device or 'nothing'}, and not for {device.type}: give --device, or "
             "export it anew."
         )
-    with explaining(f"{path} cannot be loaded by this version of torch, on this machine"):
+    with readable_errors(f"{path} cannot be loaded by this version of torch, on this machine"):
         program = load_compiled(path, device) if compiled else load_program(path, device)
 
     def run(given: dict[str, Tensor]) -> dict[str, Tensor]:
-        with explaining(f"{path} failed on a frame"), torch.no_grad():
+        with readable_errors(f"{path} failed on a frame"), torch.no_grad():
             values = program(*given.values())
         return dict(zip(manifest.outputs, values, strict=True))
 
-    return Exported(path, manifest, run, device)
+    return ExportedEngine(path, manifest, run, device)
 
 
 def load_program(path: Path, device: torch.device) -> Callable[..., tuple[Tensor, ...]]:
@@ -302,7 +302,7 @@ def load_compiled(path: Path, device: torch.device) -> Callable[..., tuple[Tenso
     return torch._inductor.aoti_load_package(str(path), device_index=-1 if device.index is None else device.index)
 
 
-def usual_device(path: Path | None) -> str:
+def default_device(path: Path | None) -> str:
     """The device that weights run on unless told otherwise; empty for the best that there is."""
     return "cpu" if path is not None and path.suffix.lower() in (".onnx", ".xml") else ""
 
@@ -311,12 +311,12 @@ OPENERS = {".onnx": open_onnx, ".xml": open_openvino, ".pt2": open_program}
 """What opens an exported file, by its suffix."""
 
 
-def to_port(sides: Iterator[int | str | None] | Sequence[int | str | None]) -> Port:
+def to_shape(sides: Iterator[int | str | None] | Sequence[int | str | None]) -> Port:
     """A shape with None for what any size will do for."""
     return tuple(side if isinstance(side, int) else None for side in sides)
 
 
-def check_ports(path: Path, manifest: Manifest, inputs: Mapping[str, Port], outputs: Sequence[str]) -> None:
+def check_shapes(path: Path, manifest: Manifest, inputs: Mapping[str, Port], outputs: Sequence[str]) -> None:
     """Raise a ValueError unless what goes in and out of a file is what it says."""
     if inputs != manifest.inputs or set(outputs) != set(manifest.outputs):
         raise ValueError(f"{path} describes itself wrongly (it takes {inputs!s:.200}): it cannot be used.")
@@ -330,11 +330,11 @@ def check_installed(what: str, *modules: str) -> None:
 
 
 @contextmanager
-def explaining(what: str) -> Iterator[None]:
+def readable_errors(what: str) -> Iterator[None]:
     """Tell of whatever a runtime fails with in a sentence; each has errors of its own kinds."""
     try:
         yield
     except Exception as error:
         if isinstance(error, MemoryError) or "memory" in str(error).lower():
             raise MemoryError(f"{what}: there is not enough memory.") from error
-        raise ValueError(f"{what} ({brief(error)}): get a whole copy of it, or export it again.") from error
+        raise ValueError(f"{what} ({short_error(error)}): get a whole copy of it, or export it again.") from error

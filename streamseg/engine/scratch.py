@@ -50,15 +50,15 @@ class Scratch:
                 del self.idle[: max(0, len(self.idle) + self.borrowed - self.most)]
 
 
-class Packed:
+class PackedWeights:
     """Weights in the layout that a library wants for inputs of a shape; made once, and never changed."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.known: dict[Hashable, Tensor] = {}
 
-    def __reduce__(self) -> tuple[type["Packed"], tuple[()]]:
-        return Packed, ()
+    def __reduce__(self) -> tuple[type["PackedWeights"], tuple[()]]:
+        return PackedWeights, ()
 
     def get(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """The weights for a key: a shape, and whatever else they depend on."""
@@ -73,7 +73,7 @@ class Packed:
         return found
 
 
-class Turn:
+class DeviceLock:
     """One call at a time, whatever threads the calls are in and, on a GPU, whatever queues (CUDA streams).
 
     A call that comes in another queue than the one before waits there for the end of that one; the host does not.
@@ -86,8 +86,8 @@ class Turn:
             self.stream, self.done = torch.cuda.current_stream(device), torch.cuda.Event()
             self.done.record(self.stream)
 
-    def __reduce__(self) -> tuple[type["Turn"], tuple[torch.device]]:
-        return Turn, (self.device,)
+    def __reduce__(self) -> tuple[type["DeviceLock"], tuple[torch.device]]:
+        return DeviceLock, (self.device,)
 
     def __enter__(self) -> None:
         self.lock.acquire()

@@ -8,12 +8,12 @@ Key = TypeVar("Key", bound=Hashable)
 
 RECENT = 512
 """How many of the last frames count."""
-MORE = 3
+RATIO = 3
 """How many times as often a size must come as the rarest of those that are kept, to take its place: where more sizes
 come than are kept, and all of them alike, none is prepared again and again."""
 
 
-class Sizes(Generic[Key]):
+class SizeCounter(Generic[Key]):
     """Counts the sizes of the last frames.
 
     Args:
@@ -37,7 +37,7 @@ class Sizes(Generic[Key]):
 
     def admits(self, key: Key, kept: Collection[Key]) -> bool:
         """Whether a size is worth a place among those that are kept."""
-        return len(kept) < self.room or self.counts[key] > MORE * self.counts[self.rarest(kept)] + 1
+        return len(kept) < self.room or self.counts[key] > RATIO * self.counts[self.rarest(kept)] + 1
 
     def rarest(self, kept: Collection[Key]) -> Key:
         """The size that came least often; of several, the first."""

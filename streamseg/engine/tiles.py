@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from streamseg.io.images import Picture, is_picture, to_frame
 from streamseg.models.attention import ChannelAttention, SelfAttention
-from streamseg.models.fanet import Context, FANet, kind
+from streamseg.models.fanet import Context, FANet, describe_type
 
 GRID = 64
 """Pixels of an image to one of Res-4's map: the maps of tiles that begin at its multiples lie on one grid."""
@@ -55,7 +55,7 @@ def label_tiled(
             scenes, FANet-18); from 576 on all are (FANet-34: 1024).
     """
     check_model(model)
-    frame = take_frame(frame)
+    frame = to_checked_frame(frame)
     check_tiles(model, tile, margin)
     device = model.mean.device
     labels = torch.empty(frame.shape[1:], dtype=torch.uint8, device=frame.device)
@@ -64,8 +64,8 @@ def label_tiled(
         scale = 1 / (1 + weight) if model.averages else 1.0
         total = context if past is None else [scale * (own + x.to(own)) for own, x in zip(context, past, strict=True)]
         for rows, columns in tiles(frame, tile, margin):
-            scores = score_tile(model, look(frame, rows, columns).to(device), total)
-            seen = labels_of(scores, (length(rows.seen), length(columns.seen)))
+            scores = score_tile(model, cut_tile(frame, rows, columns).to(device), total)
+            seen = labels_from_scores(scores, (slice_length(rows.seen), slice_length(columns.seen)))
             place = labels[rows.own, columns.own]  # which ends where the frame does
             place.copy_(crop(seen, rows, columns)[: place.shape[0], : place.shape[1]])
     return labels, context
@@ -76,12 +76,12 @@ def gather_context(model: FANet, frame: Tensor, tile: tuple[int, int], margin: i
     precision = torch.promote_types(model.mean.dtype, torch.float32)
     total = [model.mean.new_zeros(1, *attend.context_shape, dtype=precision) for attend in model.attends]
     places = list(tiles(frame, tile, margin))
-    pixels = sum(length(rows.own) * length(columns.own) for rows, columns in places)
+    pixels = sum(slice_length(rows.own) * slice_length(columns.own) for rows, columns in places)
     for rows, columns in places:
-        x1, x2, x3, x4 = model.encode(look(frame, rows, columns).to(model.mean.device))
+        x1, x2, x3, x4 = model.encode(cut_tile(frame, rows, columns).to(model.mean.device))
         own = (crop(x1, rows, columns), crop(x2, rows, columns), crop(x3, rows, columns), crop(x4, rows, columns))
         _, context = model.attend(own)
-        share = length(rows.own) * length(columns.own) / pixels
+        share = slice_length(rows.own) * slice_length(columns.own) / pixels
         for matrix, part in zip(total, context, strict=True):
             matrix.add_(part, alpha=share)
     x1, x2, x3, x4 = total
@@ -111,12 +111,12 @@ def spans(side: int, tile: int, margin: int) -> Iterator[Span]:
         yield Span(slice(start, end), slice(max(start - margin, 0), min(end + margin, side)))
 
 
-def length(part: slice) -> int:
+def slice_length(part: slice) -> int:
     """How many pixels a slice has."""
     return part.stop - part.start
 
 
-def look(frame: Tensor, rows: Span, columns: Span) -> Tensor:
+def cut_tile(frame: Tensor, rows: Span, columns: Span) -> Tensor:
     """What is seen for a tile, (1, 3, H, W); beyond the frame, its last row and column go on."""
     y = torch.arange(rows.seen.start, rows.seen.stop, device=frame.device).clamp(max=frame.shape[1] - 1)
     x = torch.arange(columns.seen.start, columns.seen.stop, device=frame.device).clamp(max=frame.shape[2] - 1)
@@ -126,14 +126,14 @@ def look(frame: Tensor, rows: Span, columns: Span) -> Tensor:
 def crop(x: Tensor, rows: Span, columns: Span) -> Tensor:
     """A tile's own part of a map (…, h, w) of all that is seen for it."""
     top, bottom, left, right = (
-        (edge - span.seen.start) * size // length(span.seen)
+        (edge - span.seen.start) * size // slice_length(span.seen)
         for span, size in zip((rows, columns), x.shape[-2:], strict=True)
         for edge in (span.own.start, span.own.stop)
     )
     return x[..., top:bottom, left:right]
 
 
-def labels_of(scores: Tensor, size: tuple[int, int]) -> Tensor:
+def labels_from_scores(scores: Tensor, size: tuple[int, int]) -> Tensor:
     """Labels, uint8, of a height and width: the highest of the scores (K, h, w), resized bilinearly."""
     labels = torch.empty(size, dtype=torch.uint8, device=scores.device)
     for band in bands(scores, size):
@@ -150,7 +150,7 @@ def labels_of(scores: Tensor, size: tuple[int, int]) -> Tensor:
     return labels
 
 
-def labels_and_confidence(scores: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def labels_and_confidence_from_scores(scores: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Labels as labels_of gives them, and the probability of each, uint8: 255 is 1."""
     labels, confidence = (torch.empty(size, dtype=torch.uint8, device=scores.device) for _ in range(2))
     for band in bands(scores, size):
@@ -211,12 +211,14 @@ def bands(scores: Tensor, size: tuple[int, int]) -> Iterator[Band]:
 def check_model(model: nn.Module) -> None:
     """Raise a ValueError if a network is none, or is not ready for use."""
     if not isinstance(model, nn.Module):
-        raise ValueError(f"The model is a {kind(model)}; expected the network: model, classes = streamseg.load(PATH).")
+        raise ValueError(
+            f"The model is a {describe_type(model)}; expected the network: model, classes = streamseg.load(PATH)."
+        )
     if model.training:
         raise ValueError("The network is in training mode, in which frames would change it: call model.eval() first.")
 
 
-def take_frame(given: Picture) -> Tensor:
+def to_checked_frame(given: Picture) -> Tensor:
     """A frame (3, H, W), bytes, of a picture of any kind; a ValueError if something is none."""
     if is_picture(given):
         return to_frame(given)
@@ -229,11 +231,11 @@ def check_frame(frame: object) -> None:
     """Raise a ValueError if something is no frame."""
     if isinstance(frame, Tensor) and frame.is_floating_point():
         raise ValueError(
-            f"The frame is a {kind(frame)}; expected RGB bytes, a tensor of torch.uint8: give (255 * frame).byte() of "
-            "values from 0 to 1, or frame.byte() of values from 0 to 255."
+            f"The frame is a {describe_type(frame)}; expected RGB bytes, a tensor of torch.uint8: give "
+            "(255 * frame).byte() of values from 0 to 1, or frame.byte() of values from 0 to 255."
         )
     if not isinstance(frame, Tensor) or frame.dtype != torch.uint8:
-        raise ValueError(f"The frame is a {kind(frame)}; expected RGB bytes, a tensor of torch.uint8.")
+        raise ValueError(f"The frame is a {describe_type(frame)}; expected RGB bytes, a tensor of torch.uint8.")
     if frame.ndim != 3 or frame.shape[0] != 3 or 0 in frame.shape:
         hint = ": give frame.permute(2, 0, 1)" if frame.ndim == 3 and frame.shape[2] == 3 else ""
         raise ValueError(f"The frame's shape is {tuple(frame.shape)}; expected RGB, channels first: (3, H, W){hint}.")

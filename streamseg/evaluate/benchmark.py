@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from streamseg.engine import kernels
-from streamseg.engine.fast import PRECISIONS, Fast, accelerate, fast_precisions, record
-from streamseg.engine.runtime import OPENERS, Exported, open_exported
-from streamseg.engine.tiles import labels_of
+from streamseg.engine.fast import PRECISIONS, FastEngine, accelerate, capture_graph, fast_precisions
+from streamseg.engine.runtime import OPENERS, ExportedEngine, open_exported
+from streamseg.engine.tiles import labels_from_scores
 from streamseg.evaluate import paper, plot
 from streamseg.models import checkpoint
-from streamseg.models.baselines import PEERS
+from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import FANETS, Network
 from streamseg.models.fanet import FANet
-from streamseg.stream.label_frames import Views
+from streamseg.stream.label_frames import FrameBatch
 
 CLASSES = 19
 """Of networks that are given by name: Cityscapes'."""
@@ -82,10 +82,10 @@ def open_network(name: str) -> Network:
     """A network by its name, with random weights, or from a checkpoint."""
     if name in FANETS:
         return FANETS[name](CLASSES).eval()
-    if name in PEERS:
-        return PEERS[name](CLASSES).eval()
+    if name in BASELINES:
+        return BASELINES[name](CLASSES).eval()
     if not Path(name).is_file():
-        raise ValueError(f"{name!r:.80} is neither a file nor one of the networks {', '.join((*FANETS, *PEERS))}.")
+        raise ValueError(f"{name!r:.80} is neither a file nor one of the networks {', '.join((*FANETS, *BASELINES))}.")
     network, _ = checkpoint.load(name)
     return network
 
@@ -123,12 +123,12 @@ def measure(
         raise ValueError(f"precision is {kind!r:.80}; on this device choose one of: {', '.join(known)}.")
     with torch.no_grad():
         quick = make_fast(network, frames, kind)
-        timings = time_ways(ways(network, quick, frames, kind, compiled), device, batch, seconds, before)
-        stages = share_out(quick, frames, device, seconds / 3) if quick else {}
+        timings = time_paths(label_paths(network, quick, frames, kind, compiled), device, batch, seconds, before)
+        stages = stage_shares(quick, frames, device, seconds / 3) if quick else {}
     return Cost(network.name, parameters, macs / 1e9, timings, stages, paper_fps(network.name, size))
 
 
-def measure_file(file: Exported, size: tuple[int, int], batch: int, seconds: float) -> Cost:
+def measure_file(file: ExportedEngine, size: tuple[int, int], batch: int, seconds: float) -> Cost:
     """Measure an exported file's way from frames to labels, which it sees one by one."""
     fixed = file.manifest.size
     if fixed not in (None, size):
@@ -136,9 +136,9 @@ def measure_file(file: Exported, size: tuple[int, int], batch: int, seconds: flo
             f"{file.path} takes frames of {fixed[0]} x {fixed[1]} alone: give --size {fixed[0]}x{fixed[1]}."
         )
     frames = torch.randint(0, 256, (batch, 3, *size), dtype=torch.uint8, device=file.device)
-    views = Views(frames, None, [0.0] * batch, [size] * batch)
+    frame_batch = FrameBatch(frames, None, [0.0] * batch, [size] * batch)
     way = f"{RUNTIMES[file.path.suffix.lower()]}, {file.manifest.precision}"
-    timings = time_ways({way: lambda: partial(file.look, views)}, file.device, batch, seconds)
+    timings = time_paths({way: lambda: partial(file.predict, frame_batch)}, file.device, batch, seconds)
     return Cost(str(file.path), None, None, timings)
 
 
@@ -147,7 +147,7 @@ def is_exported(name: str) -> bool:
     return Path(name).suffix.lower() in OPENERS
 
 
-def time_ways(
+def time_paths(
     prepared: dict[str, Callable[[], Call]], device: torch.device, batch: int, seconds: float, before: int = 0
 ) -> tuple[Timing, ...]:
     """How long each of several ways takes, in turn, and the memory that it needs.
@@ -168,7 +168,7 @@ def time_ways(
         most = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
         memory[way] = None if most is None else (most - others) / 1e6
     times = time_in_turn(calls, device, seconds)
-    return tuple(summarise(way, times[way], batch, memory[way]) for way in calls)
+    return tuple(summarise_times(way, times[way], batch, memory[way]) for way in calls)
 
 
 def allocated(device: torch.device) -> int:
@@ -176,16 +176,16 @@ def allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
-def make_fast(network: Network, frames: Tensor, precision: str) -> Fast | None:
+def make_fast(network: Network, frames: Tensor, precision: str) -> FastEngine | None:
     """The fast form of a network, if it has one."""
     if not isinstance(network, FANet):
         return None
     quick = accelerate(network, precision, list(frames) if precision == "int8" else ())
-    return quick if isinstance(quick, Fast) else None
+    return quick if isinstance(quick, FastEngine) else None
 
 
-def ways(
-    network: Network, quick: Fast | None, frames: Tensor, precision: str, compiled: bool = False
+def label_paths(
+    network: Network, quick: FastEngine | None, frames: Tensor, precision: str, compiled: bool = False
 ) -> dict[str, Callable[[], Call]]:
     """The ways from frames to labels, and what makes each ready to be called."""
     device = frames.device
@@ -196,15 +196,15 @@ def ways(
         found[f"fast, {precision}"] = lambda: partial(quick, frames)
         found[f"fast, {precision}, video"] = lambda: next_frame(quick, frames)
     elif device.type == "cuda":
-        found[f"CUDA graph, {precision}"] = lambda: graphed(partial(label, half, frames), device)
+        found[f"CUDA graph, {precision}"] = lambda: as_graph(partial(label, half, frames), device)
     if compiled:
-        found["torch.compile"] = lambda: graphed(partial(torch.compile(label_whole), half, frames), device)
+        found["torch.compile"] = lambda: as_graph(partial(torch.compile(label_whole), half, frames), device)
     found["plain"] = lambda: partial(label, half, frames)
     found["network alone, fp32"] = lambda: partial(network.outputs, frames.float())
     return found
 
 
-def next_frame(quick: Fast, frames: Tensor) -> Call:
+def next_frame(quick: FastEngine, frames: Tensor) -> Call:
     """The step from a video's frame to the next, with the context of the one before."""
     _, past = quick.step(frames)
     past = past.clone()
@@ -219,7 +219,7 @@ def label(network: Network, frames: Tensor) -> Tensor:
         labels = torch.empty(len(frames), *size, dtype=torch.uint8, device=frames.device)
         kernels.label(scores, size, labels)
         return labels
-    return torch.stack([labels_of(x, size) for x in scores])
+    return torch.stack([labels_from_scores(x, size) for x in scores])
 
 
 def label_whole(network: Network, frames: Tensor) -> Tensor:
@@ -227,9 +227,9 @@ def label_whole(network: Network, frames: Tensor) -> Tensor:
     return network(frames).argmax(dim=1).to(torch.uint8)
 
 
-def graphed(call: Call, device: torch.device) -> Call:
+def as_graph(call: Call, device: torch.device) -> Call:
     """What a call does on a GPU as one graph; on the CPU the call itself."""
-    return record(call, device).replay if device.type == "cuda" else call
+    return capture_graph(call, device).replay if device.type == "cuda" else call
 
 
 def time_in_turn(calls: dict[str, Call], device: torch.device, seconds: float) -> dict[str, list[float]]:
@@ -263,32 +263,32 @@ def time_call(call: Call, device: torch.device) -> float:
     return begun.elapsed_time(done)
 
 
-def summarise(way: str, times: Sequence[float], batch: int, memory: float | None) -> Timing:
+def summarise_times(way: str, times: Sequence[float], batch: int, memory: float | None) -> Timing:
     ranks = quantiles(times, n=100, method="inclusive")
     middle = median(times)
     return Timing(way, middle, ranks[94], ranks[98], 1000 * batch / middle, memory, len(times))
 
 
-def share_out(quick: Fast, frames: Tensor, device: torch.device, seconds: float) -> dict[str, float]:
+def stage_shares(quick: FastEngine, frames: Tensor, device: torch.device, seconds: float) -> dict[str, float]:
     """The share of each stage in the time from frames to labels, from the times of ever longer beginnings of it."""
     ready, folded = quick.prepare((frames.shape, False)), quick.folded
     ready.frame.copy_(frames)
     unfolded = ready.unfolded if device.type == "cuda" else None
 
     def encode() -> list[Tensor]:
-        return list(folded.encode(folded.look(ready.frame, unfolded)))
+        return list(folded.encode(folded.run_stem(ready.frame, unfolded)))
 
     def attend() -> list[Tensor]:
         return folded.attend(encode(), ready.past, ready.scale, ready.context)
 
     beginnings: dict[str, Call] = {
-        "stem": lambda: folded.look(ready.frame, unfolded),
+        "stem": lambda: folded.run_stem(ready.frame, unfolded),
         "encoder": encode,
         "attention": attend,
         "decoder": lambda: folded.decode(attend()),
         "labels": partial(quick.run, ready) if unfolded is not None else partial(quick, frames),
     }
-    calls = {name: graphed(call, device) for name, call in beginnings.items()}
+    calls = {name: as_graph(call, device) for name, call in beginnings.items()}
     medians = {name: median(times) for name, times in time_in_turn(calls, device, seconds).items()}
     alone, before = {}, 0.0
     for name, taken in medians.items():
@@ -314,7 +314,7 @@ def profile(name: str, size: tuple[int, int], device: torch.device, precision: s
     kinds = [torch.profiler.ProfilerActivity.CUDA if cuda else torch.profiler.ProfilerActivity.CPU]
     kind = precision or fast_precisions(device)[0]
     with torch.no_grad():
-        prepare, *_ = ways(network, make_fast(network, frames, kind), frames, kind).values()
+        prepare, *_ = label_paths(network, make_fast(network, frames, kind), frames, kind).values()
         call = prepare()
         call()
         with torch.profiler.profile(activities=kinds) as profiled:
@@ -345,7 +345,7 @@ def describe_machine(device: torch.device) -> dict[str, str]:
     return found
 
 
-def render(costs: Sequence[Cost], size: tuple[int, int], batch: int, machine: dict[str, str]) -> str:
+def format_costs(costs: Sequence[Cost], size: tuple[int, int], batch: int, machine: dict[str, str]) -> str:
     """The figures of several networks as a table."""
     about = ", ".join(f"{name} {value}" for name, value in machine.items() if name != "device")
     lines = [f"{machine['device']}: frames of {size[0]} x {size[1]}, batches of {batch}", f"({about})", ""]
@@ -366,7 +366,7 @@ def render(costs: Sequence[Cost], size: tuple[int, int], batch: int, machine: di
     return "\n".join(lines).rstrip()
 
 
-def draw(path: Path, costs: Sequence[Cost], size: tuple[int, int], machine: dict[str, str]) -> None:
+def plot_costs(path: Path, costs: Sequence[Cost], size: tuple[int, int], machine: dict[str, str]) -> None:
     """Draw the median times of several networks as bars."""
     ways_ = list(dict.fromkeys(timing.way for cost in costs for timing in cost.timings))
     figure = plot.new_figure(8, 1.2 + 0.28 * len(costs) * len(ways_))
@@ -383,4 +383,4 @@ def draw(path: Path, costs: Sequence[Cost], size: tuple[int, int], machine: dict
     axes.set_xlabel("milliseconds from frame to labels (median)")
     axes.set_title(f"{machine['device']}, {size[0]} x {size[1]}", fontsize=10)
     figure.legend(loc="outside lower center", ncols=len(ways_), frameon=False, fontsize=8)
-    plot.save(figure, path)
+    plot.save_figure(figure, path)

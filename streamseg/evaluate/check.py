@@ -18,12 +18,12 @@ from torch import Tensor
 from streamseg.checks import check_suffix
 from streamseg.classes import IGNORE, Classes
 from streamseg.data.datasets import Dataset, in_parallel, list_splits, missing
-from streamseg.data.labels import ForeignIdsError, ranges
+from streamseg.data.labels import UnknownIdsError, format_ranges
 from streamseg.draw import overlay
 from streamseg.io import images
 from streamseg.io.files import written_whole
 from streamseg.machine import available_cores
-from streamseg.models.fanet import SMALLEST
+from streamseg.models.fanet import MIN_SIDE
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Report:
     """Up to twelve frames that are whole, from first to last, by their place in their split."""
 
 
-class ForeignIds(NamedTuple):
+class UnknownIds(NamedTuple):
     """The ids of a label file with some that stand for no class; an error would keep whole frames by its traceback."""
 
     ids: tuple[int, ...]
@@ -63,7 +63,7 @@ class Finding:
     pixels: Tensor | None = None
     """(256): pixels of each label, if the frame is whole."""
     problem: str = ""
-    foreign: ForeignIds | None = None
+    foreign: UnknownIds | None = None
 
 
 def check(name: str, data: Path) -> Report:
@@ -72,21 +72,21 @@ def check(name: str, data: Path) -> Report:
     classes = next(iter(splits.values())).classes
     pixels = {split: torch.zeros(IGNORE + 1, dtype=torch.int64) for split in splits}
     problems: dict[str, list[tuple[str, Path]]] = defaultdict(list)
-    foreign: list[ForeignIds] = []
+    foreign: list[UnknownIds] = []
     places: dict[bytes, dict[str, Path]] = defaultdict(dict)
     whole: list[tuple[Dataset, int]] = []
     labels_in: dict[Path, tuple[int, ...]] = {}
     for split, dataset in splits.items():
         if not dataset.pairs:
             problems[split].append((f"The split {split} is empty.", data))
-        findings = in_parallel(partial(examine, dataset), range(len(dataset)), available_cores())
+        findings = in_parallel(partial(check_frame, dataset), range(len(dataset)), available_cores())
         for i, (pair, found) in enumerate(zip(dataset.pairs, findings, strict=True)):
             if found.digest:
                 places[found.digest].setdefault(split, pair.image)
             if found.foreign:
                 foreign.append(found.foreign)
             elif found.problem:
-                problems[kind(found.problem, pair.image, pair.labels)].append((found.problem, pair.image))
+                problems[problem_kind(found.problem, pair.image, pair.labels)].append((found.problem, pair.image))
             elif found.pixels is not None:
                 pixels[split] += found.pixels
                 labels_in[pair.labels] = tuple(found.pixels.nonzero().flatten().tolist())
@@ -119,7 +119,7 @@ def check(name: str, data: Path) -> Report:
     )
 
 
-def examine(dataset: Dataset, i: int) -> Finding:
+def check_frame(dataset: Dataset, i: int) -> Finding:
     """Read one labelled frame."""
     pair = dataset.pairs[i]
     digest = b""
@@ -129,20 +129,20 @@ def examine(dataset: Dataset, i: int) -> Finding:
         if problem := missing(pair):
             return Finding(digest, problem=problem)
         frame, labels = dataset[i]
-    except ForeignIdsError as error:
-        return Finding(digest, foreign=ForeignIds(tuple(error.ids), tuple(error.foreign), pair.labels))
+    except UnknownIdsError as error:
+        return Finding(digest, foreign=UnknownIds(tuple(error.ids), tuple(error.foreign), pair.labels))
     except (ValueError, OSError) as error:
         return Finding(digest, problem=str(error))
     height, width = frame.shape[1:]
-    if min(height, width) < SMALLEST:
+    if min(height, width) < MIN_SIDE:
         problem = (
-            f"{pair.image} is {width} x {height} pixels; the least is {SMALLEST} x {SMALLEST}: remove or enlarge it."
+            f"{pair.image} is {width} x {height} pixels; the least is {MIN_SIDE} x {MIN_SIDE}: remove or enlarge it."
         )
         return Finding(digest, problem=problem)
     return Finding(digest, labels.flatten().bincount(minlength=IGNORE + 1))
 
 
-def kind(problem: str, *paths: Path) -> str:
+def problem_kind(problem: str, *paths: Path) -> str:
     """What like problems have in common: the sentence without paths, numbers and details in brackets."""
     for path in paths:
         problem = problem.replace(str(path), "")
@@ -157,7 +157,7 @@ def also(paths: list[Path]) -> str:
     return f" (and {len(paths)} more: {names}{', …' if len(paths) > 3 else ''})"
 
 
-def describe_foreign(name: str, foreign: list[ForeignIds], classes: int, zero: bool) -> str:
+def describe_foreign(name: str, foreign: list[UnknownIds], classes: int, zero: bool) -> str:
     """A sentence on ids that stand for no class: which, where and the likely cause.
 
     Args:
@@ -167,7 +167,7 @@ def describe_foreign(name: str, foreign: list[ForeignIds], classes: int, zero: b
     strangers = {id for found in foreign for id in found.foreign}
     paths = [found.path for found in foreign]
     return (
-        f"Label ids {ranges(strangers)} stand for no class, in {paths[0]}{also(paths[1:])}; likely cause: "
+        f"Label ids {format_ranges(strangers)} stand for no class, in {paths[0]}{also(paths[1:])}; likely cause: "
         f"{likely_cause(name, ids, strangers, classes, zero or 0 in ids, paths[0])}."
     )
 
@@ -253,7 +253,7 @@ def rare_classes(total: Tensor, pixels: dict[str, Tensor], classes: Classes) -> 
     return warnings
 
 
-def render(report: Report) -> str:
+def format_report(report: Report) -> str:
     """A report as text: the splits, how often each class occurs, errors and warnings."""
     names = [*report.classes.names, "(ignored)"]
     counts = {split: [*found, report.ignored[split]] for split, found in report.pixels.items()}

@@ -17,12 +17,12 @@ from torch.nn import functional as F
 
 from streamseg.data.datasets import Dataset, read_pairs
 from streamseg.engine import runtime
-from streamseg.engine.fast import LEARNED, Fast, accelerate
+from streamseg.engine.fast import CALIBRATION_FRAMES, FastEngine, accelerate
 from streamseg.evaluate import metrics, plot
 from streamseg.models.checkpoint import Network
 from streamseg.models.fanet import FANet
 from streamseg.parallel import cluster, distributed
-from streamseg.stream.label_frames import Engine, FrameByFrame, label_frame, to_engine
+from streamseg.stream.label_frames import Engine, ImageEngine, label_frame, to_engine
 
 WORST = 6
 """How many of the worst frames an evaluation names."""
@@ -106,10 +106,10 @@ def evaluate(
     """
     engine = to_engine(model)
     check_dataset(engine, dataset)
-    return examine(engine, dataset, range(len(dataset)), threads, progress).result(dataset)
+    return tally_frames(engine, dataset, range(len(dataset)), threads, progress).result(dataset)
 
 
-def examine(
+def tally_frames(
     engine: Engine,
     dataset: Dataset,
     indices: Sequence[int],
@@ -125,7 +125,7 @@ def examine(
     return tally
 
 
-class Examiner:
+class EvaluationWorker:
     """Measures a network on frames of a data set, in a process of its own."""
 
     def __init__(
@@ -141,13 +141,13 @@ class Examiner:
         self.dataset = dataset
         place = torch.device(device)
         model, _, _ = runtime.open_weights(weights, place, trust=trust)
-        self.engine = engine_of(model, place, dataset, precision=precision, scales=scales, flip=flip)
+        self.engine = make_evaluation_engine(model, place, dataset, precision=precision, scales=scales, flip=flip)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         """What is found on the frames from a first one up to an end; or a problem."""
         try:
             frames = range(row["first"], row["end"])
-            tally = examine(self.engine, self.dataset, frames, torch.get_num_threads())
+            tally = tally_frames(self.engine, self.dataset, frames, torch.get_num_threads())
         except (ValueError, OSError) as error:
             return {"tally": b"", "problem": str(error)}
         return {"tally": pickle.dumps(tally), "problem": ""}
@@ -174,9 +174,9 @@ def evaluate_on_cluster(
     total = Tally(len(dataset.classes), torch.device("cpu"))
     firsts = range(0, len(dataset), SHARD)
     rows = [{"first": first, "end": min(first + SHARD, len(dataset))} for first in firsts]
-    with cluster.connected(address):
+    with cluster.ray_cluster(address):
         given = (dataset, weights, precision, scales, flip, trust)
-        for row in cluster.spread(Examiner, given, rows, gpus=gpus):
+        for row in cluster.map_on_cluster(EvaluationWorker, given, rows, gpus=gpus):
             if row["problem"]:
                 raise ValueError(row["problem"])
             total.add_all(pickle.loads(row["tally"]))
@@ -200,7 +200,7 @@ def validate(model: Network | Engine, dataset: Dataset, *, threads: int = 2, sha
     confusion = torch.zeros(classes, classes, dtype=torch.int64, device=engine.device)
     for labels, predicted in predictions(engine, dataset, mine, threads):
         confusion += metrics.confusion_matrix(labels, predicted, classes)
-    return to_score(distributed.total(confusion).cpu(), dataset)
+    return to_score(distributed.all_reduce_sum(confusion).cpu(), dataset)
 
 
 def predictions(
@@ -239,8 +239,8 @@ def to_score(confusion: Tensor, dataset: Dataset) -> Score:
     return Score(100 * metrics.miou(confusion), iou)
 
 
-def engine_of(
-    model: Network | runtime.Exported,
+def make_evaluation_engine(
+    model: Network | runtime.ExportedEngine,
     device: torch.device,
     dataset: Dataset,
     *,
@@ -256,7 +256,7 @@ def engine_of(
         flip: Whether it sees each frame mirrored as well.
     """
     averaged = flip or tuple(scales) != (1.0,)
-    if isinstance(model, runtime.Exported):
+    if isinstance(model, runtime.ExportedEngine):
         if averaged:
             raise ValueError(f"{model.path} gives labels, and no shares to average: leave out --scales and --flip.")
         return model
@@ -272,8 +272,8 @@ def engine_of(
 def fast_form(model: Network, precision: str, dataset: Dataset) -> Engine:
     """A network's fast form; the ranges of bytes are learned from frames all over a data set."""
     if isinstance(model, FANet):
-        engine = accelerate(model, precision, sample_frames(dataset, LEARNED) if precision == "int8" else ())
-        if isinstance(engine, Fast):
+        engine = accelerate(model, precision, sample_frames(dataset, CALIBRATION_FRAMES) if precision == "int8" else ())
+        if isinstance(engine, FastEngine):
             return engine
     raise ValueError(f"This {model.name} has no fast form: leave out --precision.")
 
@@ -286,10 +286,10 @@ def averaging(model: Network, scales: Sequence[float] = (1.0,), flip: bool = Fal
         flip: Whether it sees each frame mirrored as well.
     """
     check_scales(scales)
-    return FrameByFrame(model, partial(predict, model, scales=scales, flip=flip))
+    return ImageEngine(model, partial(average_scores, model, scales=scales, flip=flip))
 
 
-def predict(model: nn.Module, frames: Tensor, scales: Sequence[float] = (1.0,), flip: bool = False) -> Tensor:
+def average_scores(model: nn.Module, frames: Tensor, scales: Sequence[float] = (1.0,), flip: bool = False) -> Tensor:
     """Scores (B, K, H, W) of frames (B, 3, H, W), the highest being the class; at several sizes, the mean probability.
 
     Of one size and no flip they are the network's own logits, so that the labels are exactly its own.
@@ -332,12 +332,12 @@ def to_json(evaluation: Evaluation) -> dict:
     }
 
 
-def render(evaluation: Evaluation) -> str:
+def format_evaluation(evaluation: Evaluation) -> str:
     """An evaluation as a table for the terminal: the IoU of each class with a bar, the mean IoU last."""
-    return render_shares(evaluation, {})
+    return format_shares(evaluation, {})
 
 
-def render_shares(evaluation: Evaluation, more: dict[str, float]) -> str:
+def format_shares(evaluation: Evaluation, more: dict[str, float]) -> str:
     """An evaluation as a table for the terminal, with more shares before the mean IoU."""
     summary = {
         "pixel accuracy": percent(evaluation.pixel_accuracy),

@@ -61,7 +61,7 @@ def boundary_counts(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
     tolerance = math.ceil(0.0075 * math.hypot(*labels.shape))
     true = boundaries(labels)
     ours = boundaries(torch.where(labels == IGNORE, IGNORE, predicted.to(torch.uint8)))
-    rows = torch.stack([near(ours, true, tolerance), ours, near(true, ours, tolerance), true])
+    rows = torch.stack([match_nearby(ours, true, tolerance), ours, match_nearby(true, ours, tolerance), true])
     # one count for all four, 256 bins each
     bins = rows.long() + 256 * torch.arange(4, device=rows.device).view(4, 1, 1)
     return bins.flatten().bincount(minlength=4 * 256).view(4, 256)[:, :classes]
@@ -92,7 +92,7 @@ def boundaries(labels: Tensor) -> Tensor:
     return torch.where(touches, labels, IGNORE)
 
 
-def near(labels: Tensor, others: Tensor, tolerance: int) -> Tensor:
+def match_nearby(labels: Tensor, others: Tensor, tolerance: int) -> Tensor:
     """Those labels (H, W) that another map has too at most so many rows and columns away; all others become IGNORE."""
     height, width = labels.shape
     # shifted maps are compared for all classes at once: ten times as fast as a max-pooling for each of eleven classes
@@ -105,7 +105,7 @@ def near(labels: Tensor, others: Tensor, tolerance: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Runs:
+class PixelRuns:
     """How long each pixel of a video has stayed as it is in the last frame: maps (H, W) of frames, the last among them.
 
     They are all that a window of any length needs, so that no frame before the last has to be kept.
@@ -123,7 +123,7 @@ class Runs:
     """How many the video has had so far."""
 
 
-def extend(runs: Runs | None, labels: Tensor, predicted: Tensor) -> Runs:
+def extend_runs(runs: PixelRuns | None, labels: Tensor, predicted: Tensor) -> PixelRuns:
     """What a video's next frame makes of its runs; None before the first.
 
     Args:
@@ -132,8 +132,8 @@ def extend(runs: Runs | None, labels: Tensor, predicted: Tensor) -> Runs:
     """
     has_class, right = labels != IGNORE, labels == predicted
     if runs is None:
-        return Runs(labels, predicted, has_class.int(), torch.ones_like(labels, dtype=torch.int32), right.int(), 1)
-    return Runs(
+        return PixelRuns(labels, predicted, has_class.int(), torch.ones_like(labels, dtype=torch.int32), right.int(), 1)
+    return PixelRuns(
         labels,
         predicted,
         true=torch.where(labels == runs.labels, runs.true + 1, 1) * has_class,
@@ -143,7 +143,7 @@ def extend(runs: Runs | None, labels: Tensor, predicted: Tensor) -> Runs:
     )
 
 
-def consistency(runs: Runs, window: int) -> Tensor:
+def consistency(runs: PixelRuns, window: int) -> Tensor:
     """Of the pixels whose true label is the same in all of a video's last frames, the share (2,), from 0 to 1, whose
     predicted label is the same in all of them, and the share where it is right in all of them; NaN if there are none.
 
@@ -166,7 +166,7 @@ def mvc(videos: Sequence[Sequence[Tensor]]) -> Tensor:
     return torch.stack(means).nanmean(dim=0) if means else torch.full((2,), torch.nan)
 
 
-def flip_counts(runs: Runs) -> Tensor:
+def flip_counts(runs: PixelRuns) -> Tensor:
     """What flip rates are made of (4,): pixels whose predicted label is another than in the frame before, and all
     pixels; the same of the pixels whose true label is that of the frame before. All 0 in a video's first frame.
     """

@@ -44,7 +44,7 @@ def confusion_plot(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
             share = percent[row, column].item()
             colour = "white" if share > 60 else "black"
             axes.text(column, row, f"{share:.0f}", ha="center", va="center", color=colour, fontsize=8)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def curves_plot(path: Path, series: dict[str, list[tuple[int, float]]]) -> None:
@@ -65,7 +65,7 @@ def curves_plot(path: Path, series: dict[str, list[tuple[int, float]]]) -> None:
         axes.set_xlabel("iteration", fontsize=9)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.3)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def lines_plot(path: Path, series: dict[str, list[tuple[float, float]]], across: str, up: str) -> None:
@@ -88,7 +88,7 @@ def lines_plot(path: Path, series: dict[str, list[tuple[float, float]]], across:
     axes.set_ylabel(up)
     axes.grid(alpha=0.3)
     axes.legend()
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def scatter_plot(path: Path, panels: dict[str, list[tuple[str, float, float]]], up: str) -> None:
@@ -122,7 +122,7 @@ def scatter_plot(path: Path, panels: dict[str, list[tuple[str, float, float]]], 
                 color=colour_of(name),
                 parse_math=False,
             )
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def colour_of(name: str) -> str:
@@ -172,7 +172,7 @@ def dots_plot(path: Path, panels: dict[str, list[tuple[str, float | None, float 
         axes.set_title(title, fontsize=11, parse_math=False)
         axes.grid(alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def write_worst(path: Path, frames: Sequence[tuple[Tensor, Tensor, Tensor, str]], classes: Classes) -> None:
@@ -215,7 +215,7 @@ def write_worst(path: Path, frames: Sequence[tuple[Tensor, Tensor, Tensor, str]]
     key = axes.legend(loc="center", ncols=columns, frameon=False, fontsize=10)
     for text in key.get_texts():
         text.set_parse_math(False)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def new_figure(width: float, height: float) -> "Figure":
@@ -227,6 +227,6 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height))
 
 
-def save(figure: "Figure", path: Path) -> None:
+def save_figure(figure: "Figure", path: Path) -> None:
     with written_whole(path) as temporary:
         figure.savefig(temporary, dpi=120)

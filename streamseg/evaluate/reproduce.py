@@ -19,9 +19,9 @@ from torch import nn
 
 from streamseg.classes import Classes
 from streamseg.data.datasets import Dataset
-from streamseg.engine.fast import Fast, accelerate
+from streamseg.engine.fast import FastEngine, accelerate
 from streamseg.evaluate import plot
-from streamseg.evaluate.benchmark import Call, allocated, count_macs, graphed, label, label_whole, time_call
+from streamseg.evaluate.benchmark import Call, allocated, as_graph, count_macs, label, label_whole, time_call
 from streamseg.evaluate.images import validate
 from streamseg.evaluate.paper import NAMES, Row, Table
 from streamseg.evaluate.video import evaluate_video
@@ -60,7 +60,7 @@ class Run:
     """What its training was, as far as it is known."""
 
 
-class Judge:
+class RunEvaluator:
     """Measures runs on a data set, each of them once."""
 
     def __init__(self, runs: Iterable[Run], dataset: Dataset, device: torch.device, threads: int):
@@ -77,7 +77,7 @@ class Judge:
 
     def judge(self, row: Row) -> dict[str, float]:
         """The mean accuracy of the runs that are of a row's network, if there are any, and its spread over several."""
-        mious = [self.measure(run, row.window) for run in self.runs if fits(row, run.description)]
+        mious = [self.measure(run, row.window) for run in self.runs if matches_row(row, run.description)]
         if not mious:
             return {}
         spread = {"spread": stdev(mious), "runs": len(mious)} if len(mious) > 1 else {}
@@ -107,7 +107,7 @@ def find_runs(folder: Path) -> list[Run]:
     runs = []
     for weights in sorted(folder.glob("*/weights.safetensors")):
         told = weights.with_name("run.json")
-        runs.append(Run(weights, checkpoint.describe(weights), read_words(told) if told.exists() else ""))
+        runs.append(Run(weights, checkpoint.describe(weights), read_run_summary(told) if told.exists() else ""))
     if not runs:
         raise FileNotFoundError(
             f"No trained networks in {folder}: expected RUN/weights.safetensors there, as streamseg train writes it."
@@ -115,7 +115,7 @@ def find_runs(folder: Path) -> list[Run]:
     return runs
 
 
-def read_words(path: Path) -> str:
+def read_run_summary(path: Path) -> str:
     """What a run.json tells of a training, in short."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))["config"]
@@ -125,7 +125,7 @@ def read_words(path: Path) -> str:
         raise ValueError(f"{path} is not what streamseg train writes, or is damaged: remove it, or its run.") from None
 
 
-def fits(row: Row, description: checkpoint.Description) -> bool:
+def matches_row(row: Row, description: checkpoint.Description) -> bool:
     """Whether a trained network is the one that a row is of; a window of any length is one for video."""
     variant = description.variant
     if row.network != description.network or (row.window > 1) != (description.window > 1):
@@ -144,7 +144,7 @@ def reproduce(
     *,
     timed: bool = False,
     compiled: bool = False,
-    judge: Judge | None = None,
+    judge: RunEvaluator | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Result]:
     """Every row of a table with what can be measured for it here.
@@ -161,13 +161,13 @@ def reproduce(
     rows = [*table.rows, *more_rows(table, judge)]
     results = []
     for number, row in enumerate(rows, start=1):
-        results.append(measure(row, table.classes, device, timed, compiled, judge))
+        results.append(measure_row(row, table.classes, device, timed, compiled, judge))
         if progress is not None:
             progress(number, len(rows))
     return results
 
 
-def more_rows(table: Table, judge: Judge | None) -> list[Row]:
+def more_rows(table: Table, judge: RunEvaluator | None) -> list[Row]:
     """Rows for rivals that the paper does not have in a comparison, but that are trained here."""
     if judge is None or not table.dataset:
         return []
@@ -176,12 +176,14 @@ def more_rows(table: Table, judge: Judge | None) -> list[Row]:
     return [Row(NAMES.get(network, network), {}, network, size=table.rows[-1].size) for network in trained]
 
 
-def measure(row: Row, classes: int, device: torch.device, timed: bool, compiled: bool, judge: Judge | None) -> Result:
+def measure_row(
+    row: Row, classes: int, device: torch.device, timed: bool, compiled: bool, judge: RunEvaluator | None
+) -> Result:
     """What can be found out about a row."""
     if not (row.network or row.channels):
         return Result(row, {})
     with torch.device("meta"):
-        network = build(row, classes)
+        network = build_row(row, classes)
     gmacs = count_macs(network, (1, row.channels or 3, *row.size)) / 1e9
     found = {
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
@@ -195,7 +197,7 @@ def measure(row: Row, classes: int, device: torch.device, timed: bool, compiled:
     return Result(row, found)
 
 
-def build(row: Row, classes: int) -> nn.Module:
+def build_row(row: Row, classes: int) -> nn.Module:
     """What a row is of, untrained."""
     if row.channels:
         return ATTENTIONS[row.attention](row.channels, row.key_channels).eval()
@@ -207,7 +209,7 @@ def build(row: Row, classes: int) -> nn.Module:
 def time_row(row: Row, classes: int, device: torch.device, compiled: bool) -> dict[str, float]:
     """How fast a row's network is, one image at a time; nothing where it does not fit into the memory of a GPU."""
     before = allocated(device)
-    network = build(row, classes).to(device)
+    network = build_row(row, classes).to(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     found: dict[str, float] = {}
@@ -246,14 +248,14 @@ def labels_call(network: Any, row: Row, device: torch.device, compiled: bool) ->
     call = partial(torch.compile(label_whole) if compiled else label, network, frame)
     if compiled:
         call()  # compiles, which is no part of its speed
-    return graphed(call, device)
+    return as_graph(call, device)
 
 
 def fast_call(network: Any, row: Row, device: torch.device) -> Call | None:
     """The same way in the fast form, for the two networks themselves: variants would be compiled anew."""
     own = checkpoint.Variant("FastAttention", 32, "Res-1", "stride")
     quick = accelerate(network) if row.network in checkpoint.FANETS and variant_of(row) == own else None
-    if not isinstance(quick, Fast):
+    if not isinstance(quick, FastEngine):
         return None
     frame = torch.randint(0, 256, (3, *row.size), dtype=torch.uint8, device=device)
     quick(frame)  # compiles its kernels, where they were not yet: no part of its speed
@@ -296,7 +298,7 @@ ONLY_AS_PRINTED = ("per_mpx", "avg_ms", "max_ms")
 """What is of interest only where the paper prints it."""
 
 
-def render(table: Table, results: Sequence[Result], words: Sequence[str]) -> str:
+def format_table(table: Table, results: Sequence[Result], words: Sequence[str]) -> str:
     """A table as Markdown, with its notes below.
 
     Args:
@@ -312,7 +314,7 @@ def render(table: Table, results: Sequence[Result], words: Sequence[str]) -> str
         line = [result.row.name, "x".join(map(str, result.row.size)) if result.found else "–"]
         for _, source, name in columns:
             numbers = result.row.printed if source == "paper" else result.found
-            text = show(numbers[name]) if name in numbers else "–"
+            text = format_number(numbers[name]) if name in numbers else "–"
             if source == "paper" and name in result.row.notes:
                 text += f" [{notes.setdefault(result.row.notes[name], len(notes) + 1)}]"
             line.append(text)
@@ -322,7 +324,7 @@ def render(table: Table, results: Sequence[Result], words: Sequence[str]) -> str
     return text + "".join(f"- {sentence}\n" for sentence in (*words, *table.notes))
 
 
-def show(number: float) -> str:
+def format_number(number: float) -> str:
     """A number with as many digits as it deserves."""
     if isinstance(number, int) or number >= 1000:
         return f"{number:,.0f}"
@@ -348,22 +350,22 @@ def to_json(table: Table, results: Sequence[Result], words: Sequence[str]) -> di
     return {"table": table.name, "title": table.title, "rows": rows, "notes": [*words, *table.notes]}
 
 
-def write(folder: Path, table: Table, results: Sequence[Result], words: Sequence[str]) -> list[Path]:
+def write_table(folder: Path, table: Table, results: Sequence[Result], words: Sequence[str]) -> list[Path]:
     """Write a table into a folder, as Markdown, as JSON and as a plot; returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
-        folder / f"{table.name}.md": render(table, results, words),
+        folder / f"{table.name}.md": format_table(table, results, words),
         folder / f"{table.name}.json": json.dumps(to_json(table, results, words), indent=2) + "\n",
     }
     for path, text in texts.items():
         with written_whole(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     picture = folder / f"{table.name}.png"
-    draw(picture, table, results)
+    plot_table(picture, table, results)
     return [*texts, picture]
 
 
-def draw(path: Path, table: Table, results: Sequence[Result]) -> None:
+def plot_table(path: Path, table: Table, results: Sequence[Result]) -> None:
     """Draw a table as the paper would: by channels, speed against accuracy, or row by row."""
     if table.name == "I":
         series: dict[str, list[tuple[float, float]]] = {}

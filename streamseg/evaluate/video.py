@@ -13,10 +13,10 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from streamseg.data.datasets import Dataset, Still, check_sizes, in_parallel
+from streamseg.data.datasets import Dataset, SequenceFrame, check_sizes, in_parallel
 from streamseg.data.layouts import VIDEOS
 from streamseg.evaluate import metrics
-from streamseg.evaluate.images import Evaluation, Tally, check_dataset, draw_plots, render_shares, to_json
+from streamseg.evaluate.images import Evaluation, Tally, check_dataset, draw_plots, format_shares, to_json
 from streamseg.models.checkpoint import Network
 from streamseg.stream.label_frames import Engine, LastFrames, Policy, check_window, label_frame, to_engine, to_policy
 
@@ -48,10 +48,10 @@ class VideoEvaluation(Evaluation):
 
 
 @dataclass(frozen=True)
-class Step:
+class LabelledFrame:
     """A frame of a sequence, and what the network made of it; labels (H, W) on the device."""
 
-    still: Still
+    still: SequenceFrame
     first: bool
     """Whether a sequence begins."""
     labels: Tensor
@@ -89,7 +89,7 @@ def evaluate_video(
     times = []
     runs = None
     for step in run_sequences(engine, dataset, sequences, window, threads):
-        runs = metrics.extend(None if step.first else runs, step.labels, step.predicted)
+        runs = metrics.extend_runs(None if step.first else runs, step.labels, step.predicted)
         for frames, videos in consistent.items():
             if step.first:
                 videos.append([])
@@ -118,9 +118,9 @@ def evaluate_video(
     )
 
 
-def list_sequences(dataset: Dataset, window: int | Policy) -> list[tuple[Still, ...]]:
+def list_sequences(dataset: Dataset, window: int | Policy) -> list[tuple[SequenceFrame, ...]]:
     """The sequences of a data set with what comes before labelled frames; a ValueError says if they are none."""
-    sequences = dataset.stills(reach(window))
+    sequences = dataset.stills(frames_before(window))
     needed = VIDEOS.get(dataset.name, "a data set of videos")
     if all(len(sequence) == 1 for sequence in sequences):
         raise ValueError(
@@ -133,7 +133,7 @@ def list_sequences(dataset: Dataset, window: int | Policy) -> list[tuple[Still, 
     return sequences
 
 
-def reach(window: int | Policy) -> int | None:
+def frames_before(window: int | Policy) -> int | None:
     """How many frames are seen before a labelled one, if there are so many; None for all."""
     policy = to_policy(window)
     # one more than it looks back to: the frame that it is compared with has a whole window too
@@ -143,10 +143,10 @@ def reach(window: int | Policy) -> int | None:
 def run_sequences(
     engine: Engine,
     dataset: Dataset,
-    sequences: Sequence[Sequence[Still]],
+    sequences: Sequence[Sequence[SequenceFrame]],
     window: int | Policy,
     threads: int,
-) -> Iterator[Step]:
+) -> Iterator[LabelledFrame]:
     """Every frame of the sequences with its labels; each sequence begins without a past."""
     device = engine.device
     warm: set[tuple[int, int]] = set()
@@ -169,11 +169,11 @@ def run_sequences(
                 seconds = perf_counter() - start
             except ValueError as error:
                 raise ValueError(f"{still.image}: {error}") from error
-            yield Step(still, first, labels.to(device), predicted, 1000 * seconds)
+            yield LabelledFrame(still, first, labels.to(device), predicted, 1000 * seconds)
 
 
 def read_in_groups(
-    dataset: Dataset, stills: Iterator[Still], count: int, threads: int
+    dataset: Dataset, stills: Iterator[SequenceFrame], count: int, threads: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Frames and labels, so many decoded at a time and then none until these are used: what is timed has no rival."""
     while group := list(islice(stills, count)):
@@ -206,7 +206,7 @@ def video_to_json(evaluation: VideoEvaluation) -> dict:
     }
 
 
-def render_video(evaluation: VideoEvaluation) -> str:
+def format_video_evaluation(evaluation: VideoEvaluation) -> str:
     """An evaluation on sequences as a table for the terminal, with its times below."""
     shares = {
         "mVC8": evaluation.mvc8,
@@ -217,7 +217,7 @@ def render_video(evaluation: VideoEvaluation) -> str:
         "flip rate, still": evaluation.flip_rate_still,
     }
     return (
-        f"{render_shares(evaluation, shares)}\n\nAvg RT {evaluation.avg_rt_ms:.1f} ms, "
+        f"{format_shares(evaluation, shares)}\n\nAvg RT {evaluation.avg_rt_ms:.1f} ms, "
         f"MaxLatency {evaluation.max_latency_ms:.1f} ms a frame on {evaluation.device}"
     )
 
@@ -229,7 +229,7 @@ def write_video_plots(
 
     def predict_again(index: int) -> Tensor:
         alone = replace(dataset, pairs=(dataset.pairs[index],))
-        *_, last = run_sequences(to_engine(model), alone, alone.stills(reach(window)), window, threads=1)
+        *_, last = run_sequences(to_engine(model), alone, alone.stills(frames_before(window)), window, threads=1)
         return last.predicted
 
     draw_plots(folder, evaluation, dataset, predict_again)

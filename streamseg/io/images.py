@@ -29,7 +29,7 @@ Picture = str | Path | Image.Image | numpy.ndarray | Tensor
 MOST_PIXELS = 2**30
 """What allow_large_pictures allows: 4 GB in memory."""
 
-SENT = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+UPLOAD_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """The kinds of pictures that are taken from strangers: none of their decoders starts another program."""
 
 OPENING = threading.Lock()
@@ -39,7 +39,7 @@ SIGNATURE = "streamseg"
 BMP_SIGNATURE = (6, b"sseg")
 """The same in a BMP, which has no EXIF: in the bytes of its header that are for the program that writes it."""
 
-QUICK = 1
+FAST_COMPRESSION = 1
 """How hard PNGs of photographs are compressed: an overlay of 720 x 1280 takes 47 to 61 ms instead of 212 to 299, for a
 file that is 7 to 10 % larger. Of labels, which take 5 ms, it would be two thirds larger."""
 
@@ -79,7 +79,7 @@ def read_first(path: str | Path) -> tuple[Tensor, bool]:
     return decode(Path(path), to_first)
 
 
-def read_fetched(file: BinaryIO, name: str) -> tuple[Tensor, bool]:
+def read_downloaded(file: BinaryIO, name: str) -> tuple[Tensor, bool]:
     """What read_first gives, of a picture that came from elsewhere; errors call it by the name."""
     return decode_file(file, name, to_first)
 
@@ -92,12 +92,12 @@ class TooLargeError(ValueError):
     """A picture has more pixels than are allowed."""
 
 
-def read_sent(data: bytes, most: int) -> Tensor:
+def decode_upload(data: bytes, most: int) -> Tensor:
     """The frame of a picture that a stranger sent, unless it has too many pixels; those are not decoded."""
     try:
         with OPENING, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=SENT) as picture:
+            with Image.open(io.BytesIO(data), formats=UPLOAD_FORMATS) as picture:
                 pixels = picture.width * picture.height
     except UnidentifiedImageError:
         raise UnknownKindError("What was sent is no picture: send a PNG, JPEG, WebP, GIF, BMP or TIFF.") from None
@@ -107,7 +107,7 @@ def read_sent(data: bytes, most: int) -> Tensor:
         raise ValueError(f"The picture is damaged ({error!s:.80}): send a whole copy.") from error
     if pixels > most:
         raise TooLargeError(f"The picture has more than {most:,} pixels: make it smaller first.")
-    return decode_file(io.BytesIO(data), "The picture", to_first, SENT)[0]
+    return decode_file(io.BytesIO(data), "The picture", to_first, UPLOAD_FORMATS)[0]
 
 
 def to_first(picture: Image.Image) -> tuple[Tensor, bool]:
@@ -175,7 +175,7 @@ def read_ids(path: Path) -> Tensor:
     return to_ids(decode(path, Image.Image.copy), str(path))
 
 
-def read_fetched_ids(file: BinaryIO, name: str) -> Tensor:
+def read_downloaded_ids(file: BinaryIO, name: str) -> Tensor:
     """What read_ids gives, of a label file that came from elsewhere; errors call it by the name."""
     return to_ids(decode_file(file, name, Image.Image.copy), name)
 
@@ -199,7 +199,7 @@ def read_colour_codes(path: Path) -> Tensor:
     return torch.from_numpy(red << 16 | green << 8 | blue)
 
 
-def look_up(ids: Tensor, table: Tensor) -> tuple[Tensor, list[int]]:
+def lookup_labels(ids: Tensor, table: Tensor) -> tuple[Tensor, list[int]]:
     """Labels (H, W), uint8, of ids (H, W), int32, by a table of each id's label; and the ids whose label is below 0.
 
     Ids outside of the table, those below 0 too, get its last entry.
@@ -284,7 +284,7 @@ def write_image(path: Path, frame: Tensor) -> None:
             f"A picture of {height} x {width} pixels is too large for {path.suffix}, which holds up to {limit} a side: "
             "write a .png."
         )
-    Image.fromarray(frame.permute(1, 2, 0).cpu().numpy()).save(path, exif=signature(), compress_level=QUICK)
+    Image.fromarray(frame.permute(1, 2, 0).cpu().numpy()).save(path, exif=signature(), compress_level=FAST_COMPRESSION)
     if path.suffix.lower() == ".bmp":
         place, mark = BMP_SIGNATURE
         with path.open("r+b") as file:
@@ -295,7 +295,7 @@ def write_image(path: Path, frame: Tensor) -> None:
 def write_grey(path: Path, values: Tensor) -> None:
     """Write values (H, W), uint8, as a grey PNG."""
     picture = Image.fromarray(values.cpu().numpy())
-    picture.save(path, format="PNG", exif=signature(), compress_level=QUICK)
+    picture.save(path, format="PNG", exif=signature(), compress_level=FAST_COMPRESSION)
 
 
 def to_jpeg(frame: Tensor) -> bytes:

@@ -23,7 +23,7 @@ FOLDER = "segmented"
 
 
 @dataclass(frozen=True)
-class Drawn:
+class FrameOutput:
     """What there is of a frame to write; None where it was not asked for."""
 
     capture: Capture
@@ -33,7 +33,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Results:
+class OutputFiles:
     """The files of a source: overlay, labels and confidence, None where one is not wanted.
 
     Videos, or pictures: then {name} in a file's name stands for the picture that was read, and %05d for the number of
@@ -52,11 +52,11 @@ class Results:
     def are_pictures(self) -> bool:
         return all(path.suffix.lower() in PICTURE_SUFFIXES for path in self.paths)
 
-    def of(self, capture: Capture) -> "Results":
+    def of(self, capture: Capture) -> "OutputFiles":
         """The files of one frame."""
         return self.named(capture.name, capture.index)
 
-    def named(self, name: str, number: int) -> "Results":
+    def named(self, name: str, number: int) -> "OutputFiles":
         """The files of the frame of a name and number."""
         files = {}
         for field in fields(self):
@@ -64,10 +64,10 @@ class Results:
             if path is not None:
                 path = path.with_name(numbered(path.name, number).replace("{name}", name))
             files[field.name] = path
-        return Results(**files)
+        return OutputFiles(**files)
 
 
-def plan(
+def plan_outputs(
     sources: Sequence[Source],
     out: str,
     *,
@@ -75,7 +75,7 @@ def plan(
     labels: bool = False,
     confidence: bool = False,
     missing: int = 0,
-) -> list[Results]:
+) -> list[OutputFiles]:
     """The files that each source is to become; a sentence if they cannot be written, or would destroy something.
 
     Args:
@@ -89,7 +89,7 @@ def plan(
             raise ValueError(f"The labels of {wanted} sources cannot share standard output: give a folder.")
         if labels or confidence:
             raise ValueError("Standard output gets raw labels alone: leave out --labels and --confidence.")
-        return [Results()]
+        return [OutputFiles()]
     several = wanted > 1 or any(isinstance(source, Pictures) and len(source.pictures) > 1 for source in sources)
     path = Path(out or (FOLDER if several else "."))
     new = not path.exists() and (not path.suffix or out.endswith("/"))
@@ -109,7 +109,7 @@ def plan(
             name = name.with_name(name.name.replace("{name}", source.name))
         beside = name.stem.removesuffix("-overlay")
         suffix = ".png" if name.suffix.lower() in PICTURE_SUFFIXES else ".mkv"
-        results = Results(
+        results = OutputFiles(
             name if overlay else None,
             name.with_name(f"{beside}-labels{suffix}") if labels else None,
             name.with_name(f"{beside}-confidence{suffix}") if confidence else None,
@@ -131,7 +131,7 @@ def check_kind(source: Source, path: Path) -> None:
         raise ValueError(f"{path} is one picture, and {source.name} has many: give a video, or {path.stem}_%05d.png.")
 
 
-def check_targets(results: Results, source: Source, sources: Sequence[Source]) -> None:
+def check_targets(results: OutputFiles, source: Source, sources: Sequence[Source]) -> None:
     """Raise an error if a file cannot be written, is being read, or was not written by streamseg."""
     read = {path.resolve() for other in sources for path in other.paths}
     for path in files_of(results, source):
@@ -146,25 +146,25 @@ def check_targets(results: Results, source: Source, sources: Sequence[Source]) -
                 )
 
 
-def check_records(path: Path, sources: Sequence[Source], planned: Sequence[Results]) -> None:
+def check_json_lines(path: Path, sources: Sequence[Source], planned: Sequence[OutputFiles]) -> None:
     """Raise an error if the lines of JSON about frames cannot be written to a file, or would destroy something."""
     check_place(path)
     used = [file for source in sources for file in source.paths]
     used += [file for pair in zip(planned, sources, strict=True) for file in files_of(*pair)]
     if path.resolve() in {file.resolve() for file in used}:
         raise ValueError(f"{path} is read or written already: give another name for --json.")
-    if path.exists() and not holds_records(path):
+    if path.exists() and not is_json_lines(path):
         raise ValueError(f"{path} is there, and was not written by streamseg: give another name for --json.")
 
 
-def files_of(results: Results, source: Source) -> list[Path]:
+def files_of(results: OutputFiles, source: Source) -> list[Path]:
     """The files that a source is to become; numbered pictures under the one name that stands for them."""
     if isinstance(source, Pictures):
         return [path for i, picture in enumerate(source.pictures) for path in results.named(picture.name, i).paths]
     return results.paths
 
 
-def holds_records(path: Path) -> bool:
+def is_json_lines(path: Path) -> bool:
     """Whether a file holds the lines of JSON about the frames of a run, or nothing."""
     with path.open("rb") as file:
         line = file.readline(2**16)
@@ -185,7 +185,7 @@ def made_by_streamseg(path: Path) -> bool:
 
 
 @contextmanager
-def writing(results: Results, source: Source, classes: Classes) -> Iterator[Callable[[Drawn], None]]:
+def open_writer(results: OutputFiles, source: Source, classes: Classes) -> Iterator[Callable[[FrameOutput], None]]:
     """A function that writes the frames of a source, one after the other.
 
     Pictures appear one by one, each whole; a video appears at the end, and not at all after an error.
@@ -193,7 +193,7 @@ def writing(results: Results, source: Source, classes: Classes) -> Iterator[Call
     from streamseg.io import images
     from streamseg.io.video import write_label_video, write_video
 
-    def write_pictures(drawn: Drawn) -> None:
+    def write_pictures(drawn: FrameOutput) -> None:
         files = results.of(drawn.capture)
         make_folder(files)
         with ExitStack() as whole:  # those of one frame appear together
@@ -210,10 +210,10 @@ def writing(results: Results, source: Source, classes: Classes) -> Iterator[Call
 
     # all videos are finished before the first gets its name
     with ExitStack() as whole, ExitStack() as videos:
-        writers: list[tuple[Callable[[Tensor, float], None], Callable[[Drawn], Tensor | None]]] = []
+        writers: list[tuple[Callable[[Tensor, float], None], Callable[[FrameOutput], Tensor | None]]] = []
         start = 0.0
 
-        def begin(drawn: Drawn) -> None:
+        def begin(drawn: FrameOutput) -> None:
             nonlocal start
             # of a live source the first frames may have been dropped
             start = drawn.capture.seconds
@@ -234,7 +234,7 @@ def writing(results: Results, source: Source, classes: Classes) -> Iterator[Call
                 writer = write_label_video(temporary, size, rate)
                 writers.append((videos.enter_context(writer).write, lambda drawn: drawn.confidence))
 
-        def write_frame(drawn: Drawn) -> None:
+        def write_frame(drawn: FrameOutput) -> None:
             if not writers:  # only the first frame tells the size
                 begin(drawn)
             for write, part in writers:
@@ -245,7 +245,7 @@ def writing(results: Results, source: Source, classes: Classes) -> Iterator[Call
         yield write_frame
 
 
-def make_folder(results: Results) -> None:
+def make_folder(results: OutputFiles) -> None:
     """Make the folder of files, if it is not there."""
     for folder in {path.parent for path in results.paths}:
         try:

@@ -27,7 +27,7 @@ from streamseg import checks
 from streamseg.checks import CutShort, check_rate
 from streamseg.io import web
 from streamseg.io.files import UNFINISHED
-from streamseg.io.web import is_address, show
+from streamseg.io.web import is_address, redact
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,12 +78,12 @@ class Picture:
         """Its frame, and a note if its file holds more of them."""
         from streamseg.io import images
 
-        with in_a_sentence(self.address):
+        with readable_errors(self.address):
             if is_address(self.address):
-                frame, more = images.read_fetched(io.BytesIO(web.fetch(self.address)), show(self.address))
+                frame, more = images.read_downloaded(io.BytesIO(web.fetch(self.address)), redact(self.address))
             else:
                 frame, more = images.read_first(self.address)
-        return frame, f"{show(self.address)} holds several pictures: its first is taken." if more else ""
+        return frame, f"{redact(self.address)} holds several pictures: its first is taken." if more else ""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class VideoFile:
     moving: ClassVar[bool] = True
 
     @cached_property
-    def copy(self) -> web.Copy | None:
+    def copy(self) -> web.TemporaryCopy | None:
         """Itself on this machine, if it cannot be read where it is."""
         return web.copy_if_needed(self.address) if is_address(self.address) else None
 
@@ -188,8 +188,8 @@ class VideoFile:
         """Each frame; CutShort after the last of a file that is damaged."""
         from streamseg.io.video import open_video
 
-        with in_a_sentence(self.address), open_video(self.place, name=show(self.address)) as video:
-            note = f"{show(self.address)} was downloaded first: its index comes last, and its server gives no parts."
+        with readable_errors(self.address), open_video(self.place, name=redact(self.address)) as video:
+            note = f"{redact(self.address)} was downloaded first: its index comes last, and its server gives no parts."
             for i, (frame, seconds) in enumerate(video):
                 told = note if self.copy and i == 0 else ""
                 yield Capture(frame, self.name, i, seconds, time.monotonic(), told, video.length)
@@ -213,14 +213,14 @@ class Live:
         index, attempt, began, lost, latest = 0, 0, 0.0, 0.0, 0.0
         while True:
             try:
-                with in_a_sentence(self.address), self.open(self.address) as video:
+                with readable_errors(self.address), self.open(self.address) as video:
                     shift, note = None, ""
                     for frame, seconds in video:
                         now = time.monotonic()
                         if index == 0:
                             began = now
                         elif shift is None:
-                            note = f"{show(self.address)} went away and came back after {now - lost:.1f} s."
+                            note = f"{redact(self.address)} went away and came back after {now - lost:.1f} s."
                         if shift is None:
                             # a stream begins again at 0; what arrived in a burst may be ahead of the clock
                             shift = (max(now - began, latest + float(1 / RATE)) if index else 0.0) - seconds
@@ -231,12 +231,12 @@ class Live:
                 if index == 0:
                     raise
             if index == 0:
-                raise ValueError(f"Not one frame came from {show(self.address)}.")
+                raise ValueError(f"Not one frame came from {redact(self.address)}.")
             if attempt == 0:
                 lost = time.monotonic()
             if attempt == len(WAITS):
                 raise CutShort(
-                    f"{show(self.address)} went away after {count(index, 'frame')} and did not come back within "
+                    f"{redact(self.address)} went away after {count(index, 'frame')} and did not come back within "
                     f"{time.monotonic() - lost:.0f} s."
                 )
             time.sleep(WAITS[attempt])
@@ -267,7 +267,7 @@ class RawFrames:
         pixels = torch.frombuffer(buffer, dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)
         with io.FileIO(sys.stdin.fileno(), closefd=False) as file:
             index = 0
-            while (filled := fill(file, buffer)) == len(buffer):
+            while (filled := read_into(file, buffer)) == len(buffer):
                 frame = pixels.clone(memory_format=torch.contiguous_format)
                 yield Capture(frame, self.name, index, float(index / self.rate), time.monotonic())
                 index += 1
@@ -280,7 +280,7 @@ class RawFrames:
             raise ValueError(f"Standard input was empty: expected raw RGB frames of {height} x {width} pixels.")
 
 
-def fill(file: io.FileIO, buffer: bytearray) -> int:
+def read_into(file: io.FileIO, buffer: bytearray) -> int:
     """Read into a buffer until it is full or the file ends, and give the number of bytes read."""
     view, filled = memoryview(buffer), 0
     while filled < len(view) and (got := file.readinto(view[filled:])):
@@ -345,13 +345,13 @@ def find_sources(
         raw_size: Height and width of raw frames.
         rate: Frames a second of raw frames and of numbered pictures; 25 if not given.
     """
-    sources, problems = search(names, raw_size=raw_size, rate=rate)
+    sources, problems = resolve_sources(names, raw_size=raw_size, rate=rate)
     if problems:
         raise problems[0]
     return sources
 
 
-def search(
+def resolve_sources(
     names: Sequence[str], *, raw_size: tuple[int, int] | None = None, rate: float | None = None
 ) -> tuple[list[Source], list[OSError | ValueError]]:
     """The sources that names stand for, as find_sources gives them, and what is wrong with the other names."""
@@ -365,20 +365,20 @@ def search(
     problems: list[OSError | ValueError] = []
     for name in names:
         try:
-            with in_a_sentence(name):
+            with readable_errors(name):
                 entries = read_list(Path(name)) if is_list(name) else [(name, "")]
         except (OSError, ValueError) as problem:
             problems.append(problem)
             continue
         for entry, opening in entries:
             try:
-                with in_a_sentence(entry, opening):
-                    items = find(entry, raw_size, Fraction(rate or RATE).limit_denominator(100_000))
+                with readable_errors(entry, opening):
+                    items = resolve_name(entry, raw_size, Fraction(rate or RATE).limit_denominator(100_000))
             except (OSError, ValueError) as problem:
                 problems.append(problem)
             else:
                 found.update((identity(item), item) for item in items if identity(item) not in found)
-    return named_apart(found.values()), problems
+    return with_unique_names(found.values()), problems
 
 
 def identity(item: Found) -> str:
@@ -414,7 +414,7 @@ def read_list(path: Path) -> list[tuple[str, str]]:
     return entries
 
 
-def find(name: str, raw_size: tuple[int, int] | None, rate: Fraction) -> list[Found]:
+def resolve_name(name: str, raw_size: tuple[int, int] | None, rate: Fraction) -> list[Found]:
     """What a name stands for; a list is read before."""
     path = Path(name)
     if is_list(name):
@@ -504,10 +504,10 @@ def find_by_suffix(paths: Iterable[Path]) -> list[Found]:
         and not path.name.startswith(UNFINISHED)
         and path.is_file()
     ]
-    return [find_file(path) for path in sorted(wanted, key=counting)]
+    return [find_file(path) for path in sorted(wanted, key=natural_key)]
 
 
-def counting(path: Path) -> tuple[list[list[str | int]], str]:
+def natural_key(path: Path) -> tuple[list[list[str | int]], str]:
     """A key that sorts frame2 before frame10."""
     # text and numbers alternate, so that only like is compared with like
     parts = [[int(p) if p.isdecimal() else p.lower() for p in re.split(r"(\d+)", part)] for part in path.parts]
@@ -565,7 +565,7 @@ def find_address(address: str) -> Found:
     address, suffix = web.join(parts), place.suffix.lower()
     if suffix in PICTURE_SUFFIXES:
         return Picture(place.stem, address)
-    with web.answer(address) as response:
+    with web.open_address(address) as response:
         kind = web.content_type(response)
         if suffix == ".m3u8" or "mpegurl" in kind:
             return VideoFile(name, address) if web.has_end(response, address) else Live(name, address, open_stream)
@@ -573,7 +573,7 @@ def find_address(address: str) -> Found:
             return Picture(place.stem or name, address)
         if kind.startswith(("audio/", "text/html")):
             what = "sound" if kind.startswith("audio/") else "a web page"
-            raise ValueError(f"{show(address)} is {what}, not a video.")
+            raise ValueError(f"{redact(address)} is {what}, not a video.")
         has_end = "Content-Length" in response.headers or suffix in WHOLE
     from streamseg.io.video import tells_its_length
 
@@ -583,7 +583,7 @@ def find_address(address: str) -> Found:
 
 
 @contextmanager
-def in_a_sentence(address: str, opening: str = "") -> Iterator[None]:
+def readable_errors(address: str, opening: str = "") -> Iterator[None]:
     """See to it that errors are whole sentences that begin as told and show no password."""
     kinds = (CutShort, FileNotFoundError, IsADirectoryError, PermissionError, OSError, ValueError)
     try:
@@ -592,13 +592,13 @@ def in_a_sentence(address: str, opening: str = "") -> Iterator[None]:
         told = str(error)
         if isinstance(error, OSError) and error.strerror:  # what the system says is no sentence
             told = f"{address} cannot be read: {error.strerror}."
-        sentence = opening + web.hide(told.replace(address, show(address)))
+        sentence = opening + web.redact_text(told.replace(address, redact(address)))
         if sentence == str(error):
             raise
         raise next(kind for kind in kinds if isinstance(error, kind))(sentence) from None
 
 
-def named_apart(items: Iterable[Found]) -> list[Source]:
+def with_unique_names(items: Iterable[Found]) -> list[Source]:
     """Sources in order, the pictures among the items as one of them, all under names that differ."""
     items = list(items)
     pictures = [item for item in items if isinstance(item, Picture)]
@@ -607,12 +607,12 @@ def named_apart(items: Iterable[Found]) -> list[Source]:
         if not isinstance(item, Picture):
             sources.append(item)
         elif item is pictures[0]:
-            sources.append(gather(pictures))
+            sources.append(group_pictures(pictures))
     names = distinct([place_of(source) for source in sources])
     return [replace(source, name=name) for source, name in zip(sources, names, strict=True)]
 
 
-def gather(pictures: Sequence[Picture]) -> Pictures:
+def group_pictures(pictures: Sequence[Picture]) -> Pictures:
     """Pictures as one source."""
     names = distinct([place_of(picture) for picture in pictures])
     named = tuple(replace(picture, name=name) for picture, name in zip(pictures, names, strict=True))
@@ -638,15 +638,16 @@ def distinct(places: Sequence[tuple[str, ...]]) -> list[str]:
     """A name for each place, fit for files: its own, with the suffix or with as many folders as it takes to differ."""
     alike = defaultdict(list)
     for i, place in enumerate(places):
-        alike[clean(place[-2]).lower()].append(i)
-    names = [clean(place[-2]) for place in places]
+        alike[safe_file_name(place[-2]).lower()].append(i)
+    names = [safe_file_name(place[-2]) for place in places]
     for group in alike.values():
         if len(group) == 1:
             continue
         deepest = max(len(places[i]) for i in group) - 1
         for depth, suffixed in ((depth, suffixed) for depth in range(deepest) for suffixed in (False, True)):
             longer = [
-                clean("_".join(places[i][-2 - depth : -1]) + suffixed * places[i][-1].replace(".", "_")) for i in group
+                safe_file_name("_".join(places[i][-2 - depth : -1]) + suffixed * places[i][-1].replace(".", "_"))
+                for i in group
             ]
             if len({name.lower() for name in longer}) == len(group):
                 for i, name in zip(group, longer, strict=True):
@@ -662,7 +663,7 @@ def distinct(places: Sequence[tuple[str, ...]]) -> list[str]:
     return names
 
 
-def clean(name: str) -> str:
+def safe_file_name(name: str) -> str:
     """A name that every file system takes, with room for an ending."""
     fit = re.sub(r'[\x00-\x1f<>:"/\\|?*]', "_", name.encode(errors="replace").decode())
     return fit.encode()[:200].decode(errors="ignore").strip(" .") or "_"

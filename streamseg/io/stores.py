@@ -15,27 +15,27 @@ from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING
 
 from streamseg.io.files import UNFINISHED, written_whole
-from streamseg.io.tensors import brief
-from streamseg.io.web import is_address, show
+from streamseg.io.tensors import short_error
+from streamseg.io.web import is_address, redact
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 
-def reach(address: str) -> tuple["AbstractFileSystem", str]:
+def open_store(address: str) -> tuple["AbstractFileSystem", str]:
     """The disk or store of an address, and the path in it."""
     try:
         from fsspec.core import url_to_fs
         from fsspec.registry import known_implementations
     except ImportError:
-        raise ImportError(f"{show(address)} needs fsspec: pip install 'streamseg[stores]'") from None
+        raise ImportError(f"{redact(address)} needs fsspec: pip install 'streamseg[stores]'") from None
     try:
         store, path = url_to_fs(address)
     except ImportError as error:
         library = known_implementations[address.partition("://")[0].lower()]["class"].partition(".")[0]
-        raise ImportError(f"{show(address)} needs {library}: pip install {library}") from error
+        raise ImportError(f"{redact(address)} needs {library}: pip install {library}") from error
     except ValueError as error:
-        raise ValueError(f"{show(address)} cannot be reached: {error}.") from None
+        raise ValueError(f"{redact(address)} cannot be reached: {error}.") from None
     return store, path.rstrip("/")
 
 
@@ -54,7 +54,7 @@ def list_files(store: "AbstractFileSystem", path: str, suffixes: tuple[str, ...]
         else:
             entries = store.ls(path, detail=True)
     except Exception as error:  # each kind of store has its own
-        raise OSError(f"{path} cannot be listed ({brief(error)}).") from error
+        raise OSError(f"{path} cannot be listed ({short_error(error)}).") from error
     return {
         entry["name"]: entry["size"] or 0
         for entry in sorted(entries, key=lambda entry: entry["name"])
@@ -74,7 +74,7 @@ def fixed_part(store: "AbstractFileSystem", path: str) -> str:
 
 
 @contextmanager
-def at_hand(address: str) -> Iterator[Path]:
+def local_copy(address: str) -> Iterator[Path]:
     """A file on this machine: the one at an address, or a copy of it that is removed afterwards.
 
     A ValueError says why there is none.
@@ -82,20 +82,20 @@ def at_hand(address: str) -> Iterator[Path]:
     if not is_address(address):
         yield Path(address)
         return
-    store, path = reach(address)
+    store, path = open_store(address)
     with TemporaryDirectory(prefix=UNFINISHED) as folder:
         copy = Path(folder) / PurePosixPath(path).name
         try:
             store.get_file(path, str(copy))
         except Exception as error:  # each kind of store has its own
             if getattr(error, "errno", None) == errno.ENOSPC:
-                raise OSError(f"There is no room for a copy of {show(address)} in {folder}.") from error
-            raise ValueError(f"{show(address)} cannot be fetched ({brief(error)}).") from error
+                raise OSError(f"There is no room for a copy of {redact(address)} in {folder}.") from error
+            raise ValueError(f"{redact(address)} cannot be fetched ({short_error(error)}).") from error
         yield copy
 
 
 @contextmanager
-def delivered(target: str, last: str) -> Iterator[Path]:
+def write_folder(target: str, last: str) -> Iterator[Path]:
     """Give a folder to fill; at the end it lies in its place, and after an error there is nothing.
 
     On a disk all of it appears in one step; elsewhere file by file.
@@ -103,7 +103,7 @@ def delivered(target: str, last: str) -> Iterator[Path]:
     Args:
         last: The name of the file that comes last.
     """
-    store, path = reach(target)
+    store, path = open_store(target)
     on_disk = is_on_disk(store)
     beside = Path(path).parent if on_disk else Path(gettempdir())
     folder = beside / f"{UNFINISHED}{uuid.uuid4().hex}"
@@ -115,8 +115,8 @@ def delivered(target: str, last: str) -> Iterator[Path]:
         else:
             upload(folder, store, path, last)
     except OSError as error:
-        told = f"{error.strerror}." if error.strerror else str(error).replace(str(folder), show(target))
-        raise OSError(told if show(target) in told else f"Could not write {show(target)}: {told}") from error
+        told = f"{error.strerror}." if error.strerror else str(error).replace(str(folder), redact(target))
+        raise OSError(told if redact(target) in told else f"Could not write {redact(target)}: {told}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -127,7 +127,7 @@ def upload(folder: Path, store: "AbstractFileSystem", path: str, last: str) -> N
         for file in sorted(folder.iterdir(), key=lambda file: file.name == last):
             store.put_file(str(file), f"{path}/{file.name}")
     except Exception as error:  # each kind of store has its own
-        raise OSError(f"{brief(error)}.") from error
+        raise OSError(f"{short_error(error)}.") from error
 
 
 def read_text(address: str) -> str | None:
@@ -136,10 +136,12 @@ def read_text(address: str) -> str | None:
         if not is_address(address):
             file = Path(address)
             return file.read_text(encoding="utf-8") if file.is_file() else None
-        store, path = reach(address)
+        store, path = open_store(address)
         return store.cat_file(path).decode() if store.isfile(path) else None
     except UnicodeDecodeError:
-        raise ValueError(f"{show(address)} is damaged, for it is not text in UTF-8: get a whole copy of it.") from None
+        raise ValueError(
+            f"{redact(address)} is damaged, for it is not text in UTF-8: get a whole copy of it."
+        ) from None
 
 
 def read_range(address: str, start: int, size: int) -> bytes:
@@ -149,17 +151,17 @@ def read_range(address: str, start: int, size: int) -> bytes:
             with Path(address).open("rb") as file:
                 file.seek(start)
                 return file.read(size)
-        store, path = reach(address)
+        store, path = open_store(address)
         return store.cat_file(path, start, start + size)
     except ImportError:
         raise
     except Exception as error:  # each kind of store has its own
-        raise OSError(f"{show(address)} cannot be read ({brief(error)}).") from error
+        raise OSError(f"{redact(address)} cannot be read ({short_error(error)}).") from error
 
 
 def write_text(address: str, text: str) -> None:
     """Write a text, whole or not at all; its folder is made."""
-    store, path = (None, address) if not is_address(address) else reach(address)
+    store, path = (None, address) if not is_address(address) else open_store(address)
     if store is None or is_on_disk(store):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with written_whole(Path(path)) as temporary:

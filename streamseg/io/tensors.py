@@ -20,7 +20,7 @@ def open_tensors(path: Path) -> safe_open:
         file = safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise ValueError(
-            f"{path} is no safetensors file, or is cut short ({brief(error)}): get a whole copy of it."
+            f"{path} is no safetensors file, or is cut short ({short_error(error)}): get a whole copy of it."
         ) from None
     check_checksum(path)
     return file
@@ -31,7 +31,7 @@ def take_tensors(path: Path, file: safe_open) -> dict[str, Tensor]:
     try:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except SafetensorError as error:  # a kind of number that torch lacks
-        raise ValueError(f"{path} holds tensors that cannot be read ({brief(error)}).") from None
+        raise ValueError(f"{path} holds tensors that cannot be read ({short_error(error)}).") from None
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -45,7 +45,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile file can fail in any way
         raise ValueError(
-            f"{path} is no torch file of plain tensors, or is cut short ({brief(error)}): get a whole copy of it."
+            f"{path} is no torch file of plain tensors, or is cut short ({short_error(error)}): get a whole copy of it."
         ) from None
     if not isinstance(tensors, dict) or not all(isinstance(x, str) and is_dense(t) for x, t in tensors.items()):
         raise ValueError(f"{path} does not hold dense tensors by their names: save a model's state_dict().")
@@ -60,7 +60,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
             if any(BLANK in text for text in metadata.values()):
                 write_checksum(temporary)
     except SafetensorError as error:  # its word for a full disk
-        raise OSError(f"Could not write {path}: {brief(error)}.") from error
+        raise OSError(f"Could not write {path}: {short_error(error)}.") from error
 
 
 def check_weights(where: str, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
@@ -83,7 +83,7 @@ def is_dense(tensor: object) -> bool:
     return isinstance(tensor, Tensor) and tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_meta)
 
 
-def brief(error: Exception) -> str:
+def short_error(error: Exception) -> str:
     """An error's first words; a hostile file can put anything into them."""
     line = str(error).strip().partition("\n")[0] or type(error).__name__
     return "".join(letter if letter.isprintable() else "?" for letter in line[:120])

@@ -27,7 +27,7 @@ from streamseg.io.checksums import damaged
 from streamseg.io.containers import is_cut, matroska_is_damaged
 from streamseg.io.files import written_whole
 from streamseg.io.images import Picture, to_frame
-from streamseg.io.web import is_address, show
+from streamseg.io.web import is_address, redact
 
 if TYPE_CHECKING:
     from av import AudioStream, Packet, VideoFrame, VideoStream
@@ -57,7 +57,7 @@ ATTACHED_PICTURE = 0x400
 
 
 @dataclass(frozen=True)
-class Kind:
+class VideoFormat:
     """How a video is written."""
 
     container: str
@@ -66,15 +66,15 @@ class Kind:
     audio_codec: str
 
 
-KINDS = {
-    ".mp4": Kind("mp4", ("libx264", "mpeg4"), "aac"),
-    ".mov": Kind("mov", ("libx264", "mpeg4"), "aac"),
-    ".mkv": Kind("matroska", ("libx264", "mpeg4"), "aac"),
-    ".webm": Kind("webm", ("libvpx-vp9",), "libopus"),
+VIDEO_FORMATS = {
+    ".mp4": VideoFormat("mp4", ("libx264", "mpeg4"), "aac"),
+    ".mov": VideoFormat("mov", ("libx264", "mpeg4"), "aac"),
+    ".mkv": VideoFormat("matroska", ("libx264", "mpeg4"), "aac"),
+    ".webm": VideoFormat("webm", ("libvpx-vp9",), "libopus"),
 }
 """By the suffix of the name to write to."""
 
-LABELS = Kind("matroska", ("ffv1",), "")
+LABELS = VideoFormat("matroska", ("ffv1",), "")
 
 OPTIONS = {
     # without B-frames packets are in the order of their times: every player starts at 0, and uneven times end where
@@ -111,7 +111,7 @@ class Video:
             raise explain(self.fault, name) if self.fault else ValueError(f"Not one frame of {name} can be read.")
         self.decoded = itertools.chain([first], decoded)
         self.stored_size = (first.height, first.width)
-        self.turn = find_turn(first)
+        self.turn = find_orientation(first)
         self.size = self.stored_size[::-1] if self.turn.transposed else self.stored_size
         """Height and width of each frame."""
 
@@ -134,7 +134,7 @@ class Video:
 
     def timed(self) -> Iterator[tuple["VideoFrame", float]]:
         """The frames as they are stored, and their times; then CutShort, if there should have been more."""
-        clock, count, faulty, begun = Clock(self.rate, time_base(self.stream)), 0, 0, False
+        clock, count, faulty, begun = FrameClock(self.rate, time_base(self.stream)), 0, 0, False
         for stored in self.decoded:
             yield stored, clock.tell(stored.pts)
             count += 1
@@ -215,7 +215,7 @@ class Video:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Orientation:
     """How a stored picture becomes upright: rows and columns swapped, then taken forwards (1) or backwards (-1)."""
 
     transposed: bool = False
@@ -223,21 +223,21 @@ class Turn:
     columns: int = 1
 
 
-def find_turn(frame: "VideoFrame") -> Turn:
+def find_orientation(frame: "VideoFrame") -> Orientation:
     """What the matrix that comes with a frame makes of it: quarter turns and mirrors; other angles are ignored."""
     data = frame.side_data.get("DISPLAYMATRIX")
     if data is None:
-        return Turn()
+        return Orientation()
     # a pixel at (x, y) is shown at (a x + c y, b x + d y), in units of 1 / 65536
     a, b, _, c, d, *_ = (round(part / 65536) for part in struct.unpack("=9i", bytes(cast("Buffer", data))))
     if a == d == 0 and b and c:
-        return Turn(True, 1 if b > 0 else -1, 1 if c > 0 else -1)
+        return Orientation(True, 1 if b > 0 else -1, 1 if c > 0 else -1)
     if b == c == 0 and a and d:
-        return Turn(False, 1 if d > 0 else -1, 1 if a > 0 else -1)
-    return Turn()
+        return Orientation(False, 1 if d > 0 else -1, 1 if a > 0 else -1)
+    return Orientation()
 
 
-def to_tensor(frame: "VideoFrame", turn: Turn) -> Tensor:
+def to_tensor(frame: "VideoFrame", turn: Orientation) -> Tensor:
     """The pixels of a frame as channels (C, H, W)."""
     channels = CHANNELS[frame.format.name]
     size = (frame.width, frame.height) if turn.transposed else (frame.height, frame.width)
@@ -259,7 +259,7 @@ def planes(frame: "VideoFrame") -> Iterator[Tensor]:
         yield from rows[:height, : several * width].unflatten(1, (width, several)).unbind(2)
 
 
-class Clock:
+class FrameClock:
     """Times from timestamps, which strictly increase, whatever the timestamps do."""
 
     def __init__(self, rate: Fraction, tick: Fraction) -> None:
@@ -295,7 +295,7 @@ def open_video(address: str | Path, *, name: str = "", timeout: float = 10.0) ->
         name: What errors call it, if not by its address.
         timeout: Seconds within which a server must answer.
     """
-    return start_reading(open_container(str(address), timeout), name or show(str(address)), "AUTO")
+    return start_reading(open_container(str(address), timeout), name or redact(str(address)), "AUTO")
 
 
 def open_stream(address: str, *, timeout: float = 10.0) -> Video:
@@ -308,7 +308,7 @@ def open_stream(address: str, *, timeout: float = 10.0) -> Video:
     options = {"analyzeduration": "1000000"}
     if address.lower().startswith("rtsp"):
         options["rtsp_transport"] = "tcp"
-    return start_reading(open_container(address, timeout, options), show(address), "SLICE")
+    return start_reading(open_container(address, timeout, options), redact(address), "SLICE")
 
 
 def open_camera(name: str, *, timeout: float = 10.0) -> Video:
@@ -352,7 +352,7 @@ def read_label_video(path: str | Path) -> Iterator[tuple[Tensor, float]]:
                 raise ValueError(
                     f"{path} is no video of labels: it holds {codec} of {stored.format.name}, not of gray."
                 )
-            yield to_tensor(stored, Turn())[0], seconds
+            yield to_tensor(stored, Orientation())[0], seconds
 
 
 def tells_its_length(address: str) -> bool:
@@ -397,8 +397,8 @@ def open_container(address: str, timeout: float, options: dict[str, str] | None 
     except av.error.FFmpegError as error:
         # some protocols make something else of it
         if time.monotonic() - began >= timeout:
-            raise TimeoutError(f"{show(address)} did not answer in time.") from None
-        raise explain(error, show(address)) from None
+            raise TimeoutError(f"{redact(address)} did not answer in time.") from None
+        raise explain(error, redact(address)) from None
 
 
 def start_reading(container: "InputContainer", name: str, threads: str) -> Video:
@@ -484,11 +484,11 @@ class VideoWriter:
     def __init__(
         self,
         path: Path,
-        kind: Kind,
+        kind: VideoFormat,
         size: tuple[int, int],
         rate: Fraction,
         pixels: str,
-        add_audio: "Callable[[OutputContainer, Kind], Iterator[Sound]] | None" = None,
+        add_audio: "Callable[[OutputContainer, VideoFormat], Iterator[AudioPacket]] | None" = None,
     ) -> None:
         check_av()
         self.path, self.size, self.pixels = path, size, pixels
@@ -499,7 +499,7 @@ class VideoWriter:
         self.tick = -1
         self.seconds = 0.0
         self.reformat = reformatter()
-        self.audio: Iterator[Sound] = iter(())
+        self.audio: Iterator[AudioPacket] = iter(())
         self.closed = False
         with self.telling():
             # without a random number, so that the same frames make the same file
@@ -516,7 +516,7 @@ class VideoWriter:
                 self.container.start_encoding()
         self.sound = self.next_sound()
 
-    def add_stream(self, kind: Kind, rate: Fraction) -> "VideoStream":
+    def add_stream(self, kind: VideoFormat, rate: Fraction) -> "VideoStream":
         """The stream of frames, with its codec."""
         codec = next((codec for codec in kind.codecs if codec in av.codecs_available), None)
         if codec is None:
@@ -609,7 +609,7 @@ class VideoWriter:
                 self.audio = iter(())
             self.sound = self.next_sound()
 
-    def next_sound(self) -> "Sound | None":
+    def next_sound(self) -> "AudioPacket | None":
         try:
             return next(self.audio, None)
         except (av.error.FFmpegError, ValueError):
@@ -636,7 +636,7 @@ def write_video(
     """
     check_av()
     check_video_suffix(path)
-    kind = KINDS[path.suffix.lower()]
+    kind = VIDEO_FORMATS[path.suffix.lower()]
     if audio_from is not None:
         # sound that is missing, damaged or of a rare kind costs the sound, not the video
         with suppress(OSError, ValueError):
@@ -675,7 +675,7 @@ def write_label_video(path: Path, size: tuple[int, int], rate: Fraction) -> Vide
 
 
 @dataclass(frozen=True)
-class Sound:
+class AudioPacket:
     """A packet of audio, and the time at which it ends."""
 
     packet: "Packet"
@@ -683,8 +683,8 @@ class Sound:
 
 
 def copy_audio(
-    source: "InputContainer", stream: "AudioStream", output: "OutputContainer", kind: Kind
-) -> Iterator[Sound]:
+    source: "InputContainer", stream: "AudioStream", output: "OutputContainer", kind: VideoFormat
+) -> Iterator[AudioPacket]:
     """The sound of a source as it is; a ValueError if the output does not take it."""
     if kind.container == "mp4" and stream.codec_context.name.startswith("pcm"):
         raise ValueError("Few players take raw samples in MP4.")
@@ -699,8 +699,8 @@ def copy_audio(
 
 
 def encode_audio(
-    source: "InputContainer", stream: "AudioStream", output: "OutputContainer", kind: Kind
-) -> Iterator[Sound]:
+    source: "InputContainer", stream: "AudioStream", output: "OutputContainer", kind: VideoFormat
+) -> Iterator[AudioPacket]:
     """The sound of a source, encoded anew."""
     track = cast("AudioStream", output.add_stream(kind.audio_codec, rate=48000, bit_rate=160_000))
 
@@ -718,11 +718,11 @@ def open_audio(address: str) -> "tuple[InputContainer, AudioStream]":
     with closed_on_error(source):
         stream = source.streams.best("audio")
         if not isinstance(stream, av.AudioStream) or stream.codec_context is None:
-            raise ValueError(f"{show(address)} has no sound that can be decoded.")
+            raise ValueError(f"{redact(address)} has no sound that can be decoded.")
         return source, stream
 
 
-def time_sounds(source: "InputContainer", packets: "Iterator[Packet]") -> Iterator[Sound]:
+def time_sounds(source: "InputContainer", packets: "Iterator[Packet]") -> Iterator[AudioPacket]:
     """Packets on the clock of the source's video, from its first frame on; those out of order are left out."""
     video = source.streams.best("video")
     start = (video.start_time or 0) * time_base(video) if video else Fraction(0)
@@ -735,4 +735,4 @@ def time_sounds(source: "InputContainer", packets: "Iterator[Packet]") -> Iterat
             packet.pts, packet.dts = packet.pts - ticks, packet.dts - ticks
             if packet.pts >= 0 and packet.dts > latest:
                 latest = packet.dts
-                yield Sound(packet, float((packet.pts + (packet.duration or 0)) * packet.time_base))
+                yield AudioPacket(packet, float((packet.pts + (packet.duration or 0)) * packet.time_base))

@@ -42,27 +42,27 @@ def is_address(name: str) -> bool:
     return SCHEME.match(name) is not None
 
 
-def unfold(path: Path) -> str:
+def restore_address(path: Path) -> str:
     """An address that was taken for a path, which makes one slash of two."""
     return re.sub(r"^([A-Za-z][\w+.-]+:)/+(?=[^/])", r"\1//", path.as_posix())
 
 
-def show(address: str) -> str:
+def redact(address: str) -> str:
     """An address as it may be shown: without user and password, and without its query, where some put theirs."""
     if not is_address(address):
         return address
-    before, mark, _ = hide(address).partition("?")
+    before, mark, _ = redact_text(address).partition("?")
     return f"{before}?…" if mark else before
 
 
-def hide(text: str) -> str:
+def redact_text(text: str) -> str:
     """A text without the users and passwords of the addresses in it."""
     return SECRETS.sub("", text)
 
 
 def split(address: str) -> SplitResult:
     """The parts of an address; a ValueError if it is none that can be read."""
-    scheme, shown = address.partition("://")[0].lower(), show(address)
+    scheme, shown = address.partition("://")[0].lower(), redact(address)
     if scheme not in SCHEMES:
         raise ValueError(
             f"{shown} is no address that can be read: expected rtsp://, rtsps://, http://, https:// or a file's name."
@@ -87,7 +87,7 @@ def join(parts: SplitResult) -> str:
 
 
 @contextmanager
-def answer(address: str, part: str = "") -> Iterator[HTTPResponse]:
+def open_address(address: str, part: str = "") -> Iterator[HTTPResponse]:
     """What a web server answers, if asked for a part of a file perhaps; what goes wrong is told in a sentence."""
     parts = urlsplit(address)
     bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
@@ -114,10 +114,10 @@ def refusal(address: str, error: Exception) -> OSError:
         login = " Is it the right user and password, as in http://user:password@host/path?"
         # not in the server's own words, which may be anything
         told = f"answered {error.code} {responses.get(error.code, '')}".rstrip()
-        return OSError(f"{show(address)} {told}.{login if error.code == 401 else ''}")
+        return OSError(f"{redact(address)} {told}.{login if error.code == 401 else ''}")
     reason = error.reason if isinstance(error, URLError) else error
     words = (reason.strerror if isinstance(reason, OSError) else None) or str(reason) or type(reason).__name__
-    return OSError(f"{show(address)} cannot be read: {words}.")
+    return OSError(f"{redact(address)} cannot be read: {words}.")
 
 
 def content_type(response: HTTPResponse) -> str:
@@ -127,9 +127,9 @@ def content_type(response: HTTPResponse) -> str:
 
 def fetch(address: str) -> bytes:
     """A picture from a web server."""
-    with answer(address) as response:
+    with open_address(address) as response:
         if content_type(response).startswith("multipart/"):
-            raise ValueError(f"{show(address)} is a stream without an end, though it is called like a picture.")
+            raise ValueError(f"{redact(address)} is a stream without an end, though it is called like a picture.")
         return read_all(response, address)
 
 
@@ -142,7 +142,7 @@ def has_end(response: HTTPResponse, address: str) -> bool:
     for choice in lines:
         if choice and not choice.startswith("#"):
             # split refuses what else a server might lead to, such as files of this machine
-            with answer(join(split(urljoin(address, choice)))) as chosen:
+            with open_address(join(split(urljoin(address, choice)))) as chosen:
                 return b"#EXT-X-ENDLIST" in read_all(chosen, address)
     return False
 
@@ -154,14 +154,14 @@ def read_all(response: HTTPResponse, address: str) -> bytes:
         data += part
         if len(data) > FETCH_BYTES:
             raise ValueError(
-                f"{show(address)} is larger than {FETCH_BYTES:,} bytes: too large for a picture or a playlist."
+                f"{redact(address)} is larger than {FETCH_BYTES:,} bytes: too large for a picture or a playlist."
             )
         if time.monotonic() > deadline:
-            raise ValueError(f"{show(address)} did not arrive within {FETCH_SECONDS:.0f} s.")
+            raise ValueError(f"{redact(address)} did not arrive within {FETCH_SECONDS:.0f} s.")
     return bytes(data)
 
 
-class Copy:
+class TemporaryCopy:
     """A temporary file, which is there for as long as this is, and never longer than the process."""
 
     def __init__(self) -> None:
@@ -171,12 +171,12 @@ class Copy:
         self.remove = weakref.finalize(self, self.path.unlink, missing_ok=True)
 
 
-def copy_if_needed(address: str) -> Copy | None:
+def copy_if_needed(address: str) -> TemporaryCopy | None:
     """A copy of a video that can be read in no other way; None of others.
 
     That is an MP4 with its index behind its frames, on a server that gives no parts of files.
     """
-    with answer(address, "bytes=0-") as response:
+    with open_address(address, "bytes=0-") as response:
         if response.status == HTTPStatus.PARTIAL_CONTENT:
             return None
         head = response.read(4096)
@@ -194,9 +194,9 @@ def index_is_last(head: bytes) -> bool:
     return False
 
 
-def download(response: HTTPResponse, head: bytes, address: str) -> Copy:
+def download(response: HTTPResponse, head: bytes, address: str) -> TemporaryCopy:
     """All that a server sends; head is what was read of it already."""
-    copy, part = Copy(), head
+    copy, part = TemporaryCopy(), head
     try:
         room = shutil.disk_usage(copy.path.parent).free - ROOM
         with copy.path.open("wb") as file:
@@ -204,13 +204,13 @@ def download(response: HTTPResponse, head: bytes, address: str) -> Copy:
                 size = file.tell() + len(part) + (response.length or 0)
                 if size > room:
                     raise ValueError(
-                        f"{show(address)} has to be downloaded first, and its {size / 1e6:,.0f} MB have no room in "
+                        f"{redact(address)} has to be downloaded first, and its {size / 1e6:,.0f} MB have no room in "
                         f"{copy.path.parent}: set TMPDIR to a folder with more."
                     )
                 file.write(part)
                 part = response.read(2**20)
         if response.length:
-            raise ValueError(f"{show(address)} is cut short: {response.length:,} bytes of it did not come.")
+            raise ValueError(f"{redact(address)} is cut short: {response.length:,} bytes of it did not come.")
     except BaseException:
         copy.remove()
         raise

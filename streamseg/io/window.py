@@ -46,7 +46,7 @@ class Window:
         if self.closed:
             return
         room = (int(ROOM * self.root.winfo_screenheight()), int(ROOM * self.root.winfo_screenwidth()))
-        frame = fit(frame.cpu(), room)
+        frame = shrink_to_fit(frame.cpu(), room)
         _, height, width = frame.shape
         pixels = frame.permute(1, 2, 0).contiguous().numpy().tobytes()
         self.picture.configure(data=b"P6 %d %d 255\n" % (width, height) + pixels, format="PPM")
@@ -72,7 +72,7 @@ class Window:
             self.root.destroy()
 
 
-def fit(frame: Tensor, room: tuple[int, int]) -> Tensor:
+def shrink_to_fit(frame: Tensor, room: tuple[int, int]) -> Tensor:
     """A frame (3, H, W), made smaller where it is larger than a height and width."""
     _, height, width = frame.shape
     scale = min(room[0] / height, room[1] / width)

@@ -15,20 +15,20 @@ from streamseg.classes import Classes
 from streamseg.io.checksums import BLANK, check_pinned, take_checksum
 from streamseg.io.tensors import check_weights, open_tensors, take_tensors, write_tensors
 from streamseg.models.attention import ATTENTIONS
-from streamseg.models.baselines import PEERS, Peer
+from streamseg.models.baselines import BASELINES, Baseline
 from streamseg.models.encoder import ReduceBy, Reduction, ResNet
 from streamseg.models.fanet import FANet, fanet18, fanet34
 
-Network = FANet | Peer
+Network = FANet | Baseline
 
 FANETS = {"fanet18": fanet18, "fanet34": fanet34}
 
-SHIPPED = Path(__file__).parents[1] / "weights" / "camvid-18.safetensors"
+BUNDLED = Path(__file__).parents[1] / "weights" / "camvid-18.safetensors"
 """FANet-18, trained on CamVid: the weights that ship with streamseg."""
 
 # they were written before files had checksums; a copy of them is known by its source
-SHIPPED_SHA256 = "18baf69349f317e0451aef4a84ca47374a0d09fb8deefbe4a9c487eeb40e80a5"
-SHIPPED_SOURCE = "trained on camvid trainval, 10000 iterations on images and 1000 on clips, by streamseg"
+BUNDLED_SHA256 = "18baf69349f317e0451aef4a84ca47374a0d09fb8deefbe4a9c487eeb40e80a5"
+BUNDLED_SOURCE = "trained on camvid trainval, 10000 iterations on images and 1000 on clips, by streamseg"
 
 # in the file's metadata beside "format", which other readers of safetensors look for
 ENTRY = "streamseg"
@@ -70,8 +70,8 @@ class Description:
     """Where the weights came from, in words."""
 
     def __post_init__(self) -> None:
-        check_choice("network", self.network, (*FANETS, *PEERS))
-        if (self.variant is None) != (self.network in PEERS):
+        check_choice("network", self.network, (*FANETS, *BASELINES))
+        if (self.variant is None) != (self.network in BASELINES):
             raise ValueError(f"The options of a FANet are there, or not, but the network is {self.network}.")
         check_small_count("window", self.window)
         if not (isinstance(self.source, str) and self.source.isprintable()):
@@ -135,7 +135,7 @@ def load(path: str | Path | None) -> tuple[Network, Classes]: ...
 
 def load(path: str | Path | None = None) -> tuple[Network, Classes]:
     """The network in a checkpoint, in fp32 and ready for use, and its classes; without a path, the one that ships."""
-    model, description = read(SHIPPED if path is None else Path(path))
+    model, description = read(BUNDLED if path is None else Path(path))
     return model, description.classes
 
 
@@ -163,8 +163,8 @@ def read_description(path: Path, metadata: dict[str, str] | None) -> Description
         description = Description(**{**entry, "variant": variant, "classes": Classes(**entry["classes"])})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} describes itself wrongly ({error!r:.200}): it cannot be used.") from None
-    if not has_checksum and (description.source == SHIPPED_SOURCE or path == SHIPPED):
-        check_pinned(path, SHIPPED_SHA256)
+    if not has_checksum and (description.source == BUNDLED_SOURCE or path == BUNDLED):
+        check_pinned(path, BUNDLED_SHA256)
     return description
 
 
@@ -185,7 +185,7 @@ def build(description: Description) -> Network:
     """The network that a description speaks of, untrained."""
     classes, variant = len(description.classes), description.variant
     if variant is None:
-        return PEERS[description.network](classes)
+        return BASELINES[description.network](classes)
     return FANETS[description.network](
         classes=classes,
         attention=ATTENTIONS[variant.attention],
@@ -196,7 +196,7 @@ def build(description: Description) -> Network:
     )
 
 
-def only_fanet(model: Network, use: str) -> FANet:
+def require_fanet(model: Network, use: str) -> FANet:
     """A network, if it is a FANet; a ValueError says what use needs one."""
     if not isinstance(model, FANet):
         raise ValueError(f"{use} needs a FANet, but these weights are of {model.name}: give weights of a FANet.")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from streamseg.checks import check_choice
-from streamseg.io.tensors import brief, check_weights, read_tensors
+from streamseg.io.tensors import check_weights, read_tensors, short_error
 
 Reduction = Literal["None", "Conv-0", "Res-1", "Res-2", "Res-3", "Res-4"]
 """Where the extra spatial reduction is (paper Sec. III-C), in the paper's words."""
@@ -155,7 +155,7 @@ def download_imagenet(depth: int) -> Path:
     # no network; an unusable cache; an answer that is not HTTP; a file that does not match its hash
     except (OSError, HTTPException, RuntimeError) as error:
         raise OSError(
-            f"Could not download ImageNet weights ({PUBLISHED_AT}{name}: {brief(error)}): "
+            f"Could not download ImageNet weights ({PUBLISHED_AT}{name}: {short_error(error)}): "
             f"download the file elsewhere and pass it, {PASS_A_FILE}; or train without, --initial nothing."
         ) from error
     return path

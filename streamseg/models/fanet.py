@@ -21,12 +21,12 @@ from streamseg.models.attention import (
 )
 from streamseg.models.encoder import ReduceBy, Reduction, ResNet, resnet18, resnet34
 from streamseg.models.layers import (
-    SMALLEST as SMALLEST,
+    MIN_SIDE as MIN_SIDE,
     add_pixel_statistics,
     check_image,
     conv,
+    describe_type as describe_type,
     initialise,
-    kind as kind,
     normalise,
     resize,
 )
@@ -157,10 +157,10 @@ class FANet(nn.Module):
         if past is None:
             return
         if not isinstance(past, (tuple, list)):
-            raise ValueError(f"The past is a {kind(past)}; expected a tuple or list of four matrices.")
+            raise ValueError(f"The past is a {describe_type(past)}; expected a tuple or list of four matrices.")
         for matrix in past:
             if not isinstance(matrix, Tensor) or not matrix.is_floating_point():
-                raise ValueError(f"The past holds a {kind(matrix)}; expected floating-point tensors.")
+                raise ValueError(f"The past holds a {describe_type(matrix)}; expected floating-point tensors.")
         expected = [(image.shape[0], *attend.context_shape) for attend in self.attends]
         given = [tuple(context.shape) for context in past]
         if given != expected:
@@ -180,7 +180,7 @@ class FANet(nn.Module):
         return self.attend1, self.attend2, self.attend3, self.attend4
 
 
-def start_gently(network: FANet) -> None:
+def init_as_identity(network: FANet) -> None:
     """Let a network begin close to what its encoder was for ImageNet, where all else would begin at random.
 
     The shortcut that the extra reduction adds to Res-1 passes on what it is given, and attention adds a tenth of what

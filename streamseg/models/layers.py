@@ -7,19 +7,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-SMALLEST = 32
+MIN_SIDE = 32
 """The least height and width of an image: its map at 1/32 is then a single pixel."""
 
 
 def check_image(image: Tensor) -> None:
     """Raise a ValueError that says what is wrong with a network's input, if anything is."""
     if not isinstance(image, Tensor) or not (image.dtype == torch.uint8 or image.is_floating_point()):
-        raise ValueError(f"The image is a {kind(image)}; expected a tensor of bytes or floats in 0–255.")
+        raise ValueError(f"The image is a {describe_type(image)}; expected a tensor of bytes or floats in 0–255.")
     shape = tuple(image.shape)
     if len(shape) != 4 or shape[1] != 3:
         raise ValueError(f"The image's shape is {shape}; expected RGB, channels first: (B, 3, H, W).")
-    if shape[2] < SMALLEST or shape[3] < SMALLEST:
-        raise ValueError(f"The image is {shape[2]} x {shape[3]} pixels; the least is {SMALLEST} x {SMALLEST}.")
+    if shape[2] < MIN_SIDE or shape[3] < MIN_SIDE:
+        raise ValueError(f"The image is {shape[2]} x {shape[3]} pixels; the least is {MIN_SIDE} x {MIN_SIDE}.")
     check_range(image)
 
 
@@ -42,7 +42,7 @@ def check_range(image: Tensor) -> None:
         warnings.warn(text, UserWarning, stacklevel=level)
 
 
-def kind(thing: object) -> str:
+def describe_type(thing: object) -> str:
     """What a tensor's numbers are, or what something else is, for an error's sentence."""
     return f"tensor of {thing.dtype}" if isinstance(thing, Tensor) else type(thing).__name__
 

@@ -11,23 +11,23 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from streamseg.io.tensors import brief
+from streamseg.io.tensors import short_error
 
 LOCAL = "local"
 """The address of a cluster of this machine alone, which is started for a job and ends with it."""
 
 PER_GPU = 8
 """Workers that share a GPU: reading and writing a frame takes a processor ten times as long as the GPU needs for it."""
-MOST_BLOCKS = 10_000
+MAX_BLOCKS = 10_000
 """The most pieces that Ray Data is given to keep in mind."""
 TRIES = 3
 """How often work is begun whose worker dies."""
-PATIENCE = 20.0
+CONNECT_SECONDS = 20.0
 """Seconds within which a cluster must answer."""
 
 
 @contextmanager
-def connected(address: str) -> Iterator[None]:
+def ray_cluster(address: str) -> Iterator[None]:
     """Within it this process belongs to a Ray cluster: local, auto (the one that runs here), HOST:PORT or ray://…."""
     check_installed()
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what concerns a user is told here
@@ -47,7 +47,7 @@ def connected(address: str) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError, ImportError) as error:
         if address == "auto":
             raise ConnectionError("No Ray cluster runs here: start one with ray start --head.") from None
-        raise ConnectionError(f"The Ray cluster at {address} cannot be joined ({brief(error)}).") from None
+        raise ConnectionError(f"The Ray cluster at {address} cannot be joined ({short_error(error)}).") from None
     try:
         yield
     finally:
@@ -66,19 +66,21 @@ def check_answers(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 65536):
         raise ValueError(f"--ray is {address!r:.80}; expected local, auto, HOST:PORT or ray://HOST:PORT.")
-    problem = f"No Ray cluster answers at {address} within {PATIENCE:.0f} s: is it running, and is this its port?"
+    problem = (
+        f"No Ray cluster answers at {address} within {CONNECT_SECONDS:.0f} s: is it running, and is this its port?"
+    )
     try:
-        socket.create_connection((host, int(port)), timeout=PATIENCE / 2).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS / 2).close()
         if not address.startswith("ray://"):
             ask = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
-            subprocess.run(ask, timeout=PATIENCE, check=True, capture_output=True)
+            subprocess.run(ask, timeout=CONNECT_SECONDS, check=True, capture_output=True)
     except (OSError, subprocess.SubprocessError) as error:
         if b"AuthenticationError" in (getattr(error, "stderr", None) or b""):
             problem = f"The Ray cluster at {address} wants a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN for it."
         raise ConnectionError(problem) from None
 
 
-def spread(
+def map_on_cluster(
     worker: type, given: Sequence[Any], rows: Sequence[dict[str, Any]], *, gpus: bool
 ) -> Iterator[dict[str, Any]]:
     """What workers, each in a process of its own, make of rows, as it comes.
@@ -106,7 +108,7 @@ def spread(
     with warnings.catch_warnings():
         # Ray 2.64 will let nobody say how often work is begun again
         warnings.simplefilter("ignore", DeprecationWarning)
-        data = ray.data.from_items(list(rows), override_num_blocks=min(len(rows), MOST_BLOCKS)).map(
+        data = ray.data.from_items(list(rows), override_num_blocks=min(len(rows), MAX_BLOCKS)).map(
             worker,
             fn_constructor_args=(*given, "cuda:0" if shares else "cpu"),
             # none waits behind a long one while another worker is idle
@@ -118,4 +120,4 @@ def spread(
     try:
         yield from data.iter_rows()
     except (ray.exceptions.RayError, RuntimeError) as error:
-        raise OSError(f"The Ray cluster gave up ({brief(error)}): what is finished stays.") from error
+        raise OSError(f"The Ray cluster gave up ({short_error(error)}): what is finished stays.") from error

@@ -25,18 +25,18 @@ def start(device: torch.device) -> tuple[int, int]:
     return rank, world
 
 
-def leave() -> None:
+def stop() -> None:
     """Part from the other processes, if there are any."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def waiting(module: nn.Module) -> AbstractContextManager[object]:
+def no_gradient_sync(module: nn.Module) -> AbstractContextManager[object]:
     """Within it the processes do not add up their gradients yet: more parts of a batch follow."""
     return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
 
-def total(value: Tensor) -> Tensor:
+def all_reduce_sum(value: Tensor) -> Tensor:
     """The sum of a value over all processes, without a gradient."""
     value = value.detach().clone()
     if dist.is_initialized():
@@ -44,21 +44,21 @@ def total(value: Tensor) -> Tensor:
     return value
 
 
-class Sum(torch.autograd.Function):
+class AllReduceSum(torch.autograd.Function):
     """The sum of a value over all processes; its gradient is the sum of theirs."""
 
     @staticmethod
     def forward(_: object, value: Tensor) -> Tensor:
-        return total(value)
+        return all_reduce_sum(value)
 
     @staticmethod
     def backward(_: object, gradient: Tensor) -> Tensor:
-        return total(gradient)
+        return all_reduce_sum(gradient)
 
 
-def add(value: Tensor) -> Tensor:
+def sum_with_gradient(value: Tensor) -> Tensor:
     """The sum of a value over all processes, with its gradient."""
-    return Sum.apply(value) if dist.is_initialized() else value
+    return AllReduceSum.apply(value) if dist.is_initialized() else value
 
 
 class SyncBatchNorm(nn.BatchNorm2d):
@@ -67,10 +67,10 @@ class SyncBatchNorm(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        count = total(torch.tensor(float(x.numel() // x.shape[1]), device=x.device))
-        mean = add(x.float().sum(dim=(0, 2, 3))) / count
+        count = all_reduce_sum(torch.tensor(float(x.numel() // x.shape[1]), device=x.device))
+        mean = sum_with_gradient(x.float().sum(dim=(0, 2, 3))) / count
         centred = x - mean.view(1, -1, 1, 1)
-        variance = add(centred.square().sum(dim=(0, 2, 3))) / count
+        variance = sum_with_gradient(centred.square().sum(dim=(0, 2, 3))) / count
         with torch.no_grad():
             momentum = self.momentum or 0.0
             self.running_mean.lerp_(mean, momentum)  # type: ignore[union-attr] # never None here

@@ -5,7 +5,7 @@ import threading
 from types import FrameType
 
 
-class stopping:  # noqa: N801 (used as a with statement's verb)
+class StopSignals:
     """Within it, the first Ctrl-C or SIGTERM is noted and lets the iteration end; a second one is obeyed at once.
 
     Only a process's first thread can hear signals: in another one, nothing changes.
@@ -13,7 +13,7 @@ class stopping:  # noqa: N801 (used as a with statement's verb)
 
     signal = 0
 
-    def __enter__(self) -> "stopping":
+    def __enter__(self) -> "StopSignals":
         heard = threading.current_thread() is threading.main_thread()
         numbers = (signal.SIGINT, signal.SIGTERM) if heard else ()
         self.before = {number: signal.signal(number, self.note) for number in numbers}

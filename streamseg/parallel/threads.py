@@ -10,11 +10,11 @@ import torch
 Item = TypeVar("Item")
 
 
-class Abandoned(Exception):  # noqa: N818 (no error: another thread has the error)
+class GroupStopped(Exception):  # noqa: N818 (no error: another thread has the error)
     """The work has failed elsewhere: leave, and keep nothing unfinished."""
 
 
-class Crew:
+class ThreadGroup:
     """Threads that share a lock: what changes for one wakes the others, and the error of one is that of all."""
 
     def __init__(self) -> None:
@@ -29,10 +29,10 @@ class Crew:
 
     def guard(self, work: Callable[..., None], given: tuple[object, ...], threads: int) -> None:
         """Do a thread's work; its error becomes everybody's."""
-        use_threads(threads)
+        set_torch_threads(threads)
         try:
             work(*given)
-        except Abandoned:
+        except GroupStopped:
             pass
         except BaseException as error:
             self.fail(error)
@@ -47,14 +47,14 @@ class Crew:
         while not self.failure and not ready():
             self.change.wait()
         if self.failure:
-            raise Abandoned
+            raise GroupStopped
 
 
-class Line(Generic[Item]):
+class BoundedQueue(Generic[Item]):
     """A short queue between two threads of a crew; its writer closes it."""
 
-    def __init__(self, crew: Crew, room: int):
-        self.crew, self.room = crew, room
+    def __init__(self, group: ThreadGroup, room: int):
+        self.group, self.room = group, room
         self.waiting: deque[Item] = deque()
         self.closed = False
 
@@ -69,46 +69,46 @@ class Line(Generic[Item]):
 
     def put(self, item: Item) -> bool:
         """Add something once there is room; False if the queue was closed meanwhile."""
-        with self.crew.change:
-            self.crew.wait_until(lambda: self.closed or not self.full)
+        with self.group.change:
+            self.group.wait_until(lambda: self.closed or not self.full)
             if not self.closed:
                 self.waiting.append(item)
-                self.crew.change.notify_all()
+                self.group.change.notify_all()
             return not self.closed
 
     def replace(self, item: Item) -> int | None:
         """Put something in place of all that waits; how many that were, or None if the queue is closed."""
-        with self.crew.change:
-            if self.closed or self.crew.failure:
+        with self.group.change:
+            if self.closed or self.group.failure:
                 return None
             replaced = len(self.waiting)
             self.waiting.clear()
             self.waiting.append(item)
-            self.crew.change.notify_all()
+            self.group.change.notify_all()
             return replaced
 
     def take(self) -> Item:
         """The first that waits; the caller has the lock, and has seen that there is one."""
-        self.crew.change.notify_all()
+        self.group.change.notify_all()
         return self.waiting.popleft()
 
     def close(self) -> None:
-        with self.crew.change:
+        with self.group.change:
             self.closed = True
-            self.crew.change.notify_all()
+            self.group.change.notify_all()
 
     def __iter__(self) -> Iterator[Item]:
         """What comes through, until the queue is closed and empty."""
         while True:
-            with self.crew.change:
-                self.crew.wait_until(lambda: self.waiting or self.closed)
+            with self.group.change:
+                self.group.wait_until(lambda: self.waiting or self.closed)
                 if self.ended:
                     return
                 item = self.take()
             yield item
 
 
-def use_threads(count: int) -> None:
+def set_torch_threads(count: int) -> None:
     """Let torch compute with so many threads in the thread that asks for it."""
     # a thread that has not asked how many there are takes what any thread set last, when it first computes
     torch.get_num_threads()

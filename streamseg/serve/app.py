@@ -27,8 +27,8 @@ from streamseg.draw import overlay
 from streamseg.io.images import LIMITS as SIDES, to_jpeg, write_labels
 from streamseg.serve import page
 from streamseg.serve.browser import Browser
-from streamseg.serve.counters import render
-from streamseg.serve.desk import Desk, Refusal
+from streamseg.serve.counters import format_metrics
+from streamseg.serve.gate import RequestError, RequestGate
 
 KINDS = {
     "image/png": "labels, indexed: each pixel is the number of its class",
@@ -40,15 +40,15 @@ KINDS = {
 FOREVER = "private, max-age=31536000, immutable"
 
 
-def build_app(desk: Desk) -> FastAPI:
+def build_app(gate: RequestGate) -> FastAPI:
     """The server's addresses."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(desk.close)
+        await asyncio.to_thread(gate.close)
 
-    served, limits, browser = desk.served, desk.limits, Browser(desk.served)
+    served, limits, browser = gate.served, gate.limits, Browser(gate.served)
     app = FastAPI(
         title="streamseg",
         version=streamseg.__version__,
@@ -62,19 +62,19 @@ def build_app(desk: Desk) -> FastAPI:
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    known = [Depends(desk.check_token)]
+    known = [Depends(gate.check_token)]
     samples = samples_folder()
     pictures = {path.name: path for path in sorted(samples.glob("*.jpg"), reverse=True)} if samples else {}
     files = {path.name: path for path in page.PAGE.iterdir() if path.suffix in (".html", ".css", ".js", ".svg")}
 
-    @app.exception_handler(Refusal)
-    def refused(request: Request, refusal: Refusal) -> Response:
+    @app.exception_handler(RequestError)
+    def refused(request: Request, refusal: RequestError) -> Response:
         return refusal.response()
 
     @app.exception_handler(HTTPException)
     def not_there(request: Request, error: HTTPException) -> Response:
         told = {404: "There is nothing at this address: see /docs.", 405: "That method is not for this address."}
-        refusal = Refusal(error.status_code, told.get(error.status_code, f"{error.detail}."))
+        refusal = RequestError(error.status_code, told.get(error.status_code, f"{error.detail}."))
         response = refusal.response()
         response.headers.update(error.headers or {})
         return response
@@ -82,11 +82,11 @@ def build_app(desk: Desk) -> FastAPI:
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return Refusal(422, f"{first['loc'][-1]}: {first['msg']}.").response()
+        return RequestError(422, f"{first['loc'][-1]}: {first['msg']}.").response()
 
     @app.exception_handler(Exception)
     def failed(request: Request, error: Exception) -> Response:
-        return Refusal(500, "The server failed at this request; its log says how.").response()
+        return RequestError(500, "The server failed at this request; its log says how.").response()
 
     @app.post("/segment", dependencies=known, response_class=Response, **about_segment())
     async def segment(request: Request, alpha: Annotated[float, Query(ge=0, le=1)] = 0.5) -> Response:
@@ -95,33 +95,33 @@ def build_app(desk: Desk) -> FastAPI:
         alpha is the share of the colours in the JPEG.
         """
         kind = pick_kind(request.headers.get("accept", "*/*"))
-        with desk.place("segment"):
-            frame = await desk.decode(await desk.read_body(request))
+        with gate.place("segment"):
+            frame = await gate.decode(await gate.read_body(request))
             if kind == "image/jpeg" and max(frame.shape) > SIDES[".jpg"]:
-                raise Refusal(406, f"A JPEG has at most {SIDES['.jpg']:,} pixels a side: accept image/png.")
-            labels = await desk.label_unless_gone(request, frame)
-            return await desk.in_thread(answer, kind, frame, labels, served.classes, alpha)
+                raise RequestError(406, f"A JPEG has at most {SIDES['.jpg']:,} pixels a side: accept image/png.")
+            labels = await gate.label_unless_gone(request, frame)
+            return await gate.in_thread(encode_answer, kind, frame, labels, served.classes, alpha)
 
     @app.websocket("/stream")
     async def stream(client: WebSocket) -> None:
         """Label the frames of a stream, each with what was seen before it."""
         try:
             check_origin(client)
-            desk.check_token(client)
-            if desk.streams >= limits.queue or desk.closing.is_set():
-                raise Refusal(503, f"{desk.streams} streams are open, and more have no room.", desk.wait())
-        except Refusal as refusal:
+            gate.check_token(client)
+            if gate.streams >= limits.queue or gate.closing.is_set():
+                raise RequestError(503, f"{gate.streams} streams are open, and more have no room.", gate.wait())
+        except RequestError as refusal:
             await client.send_denial_response(refusal.response())
             return
-        desk.streams += 1
+        gate.streams += 1
         try:
             await client.accept("streamseg" if "streamseg" in client.scope["subprotocols"] else None)
-            await label_stream(desk, client)
+            await label_stream(gate, client)
             await client.close(1001)
         except (WebSocketDisconnect, RuntimeError):
             pass  # starlette's words for a client that has gone
         finally:
-            desk.streams -= 1
+            gate.streams -= 1
 
     @app.get("/stream", include_in_schema=False)
     async def no_upgrade() -> None:
@@ -129,19 +129,19 @@ def build_app(desk: Desk) -> FastAPI:
 
     @app.websocket("/{rest:path}")
     async def no_stream(client: WebSocket, rest: str) -> None:
-        await client.send_denial_response(Refusal(404, "Streams are at /stream.").response())
+        await client.send_denial_response(RequestError(404, "Streams are at /stream.").response())
 
     @app.get("/healthz")
     async def healthz() -> Response:
         """Whether the server works."""
-        if desk.closing.is_set() or not desk.batcher.thread.is_alive():
-            return Refusal(503, "The server is being shut down.", 10).response()
+        if gate.closing.is_set() or not gate.batcher.thread.is_alive():
+            return RequestError(503, "The server is being shut down.", 10).response()
         return JSONResponse({"status": "ok"})
 
     @app.get("/metrics", dependencies=known, response_class=PlainTextResponse)
     async def metrics() -> Response:
         """What was counted: requests, latency, queue, what was dropped. Prometheus's text format."""
-        return PlainTextResponse(render(desk.counted), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(format_metrics(gate.counted), media_type="text/plain; version=0.0.4")
 
     @app.get("/info", dependencies=known)
     async def info() -> dict[str, object]:
@@ -218,25 +218,25 @@ def check_origin(client: WebSocket) -> None:
     """Refuse pages of other servers, which browsers would let in."""
     origin = client.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != client.headers.get("host"):
-        raise Refusal(403, "Streams are for this server's own page, and for programs that are no browsers.")
+        raise RequestError(403, "Streams are for this server's own page, and for programs that are no browsers.")
 
 
-async def label_stream(desk: Desk, client: WebSocket) -> None:
+async def label_stream(gate: RequestGate, client: WebSocket) -> None:
     """Answer each frame of a stream, in order; the state is kept here, and nowhere else."""
     state = None
     for number in count():
-        message = await desk.receive(client)
+        message = await gate.receive(client)
         if message is None:
             return
         begin = monotonic()
         try:
-            with desk.place("stream"):
+            with gate.place("stream"):
                 if not message.get("bytes"):
-                    raise Refusal(400, "A frame is a binary message: a PNG, JPEG or WebP.")
-                frame = await desk.decode(message["bytes"])
-                labels, state = await desk.label(frame, state)
-                packed = await desk.in_thread(zlib.compress, labels.contiguous().numpy(), 1)
-        except Refusal as refusal:
+                    raise RequestError(400, "A frame is a binary message: a PNG, JPEG or WebP.")
+                frame = await gate.decode(message["bytes"])
+                labels, state = await gate.label(frame, state)
+                packed = await gate.in_thread(zlib.compress, labels.contiguous().numpy(), 1)
+        except RequestError as refusal:
             told = {"frame": number, "error": refusal.sentence, "status": refusal.status, "again": refusal.again}
             await client.send_json(told)
             continue
@@ -257,11 +257,11 @@ def pick_kind(accept: str) -> str:
     weights = {kind: next((wanted[name] for name in names if name in wanted), 0.0) for kind, names in ranges.items()}
     best = max(weights, key=lambda kind: weights[kind])
     if not weights[best]:
-        raise Refusal(406, f"What was asked for is not there: accept one of {', '.join(KINDS)}.")
+        raise RequestError(406, f"What was asked for is not there: accept one of {', '.join(KINDS)}.")
     return best
 
 
-def describe(labels: Tensor, classes: Classes) -> dict[str, object]:
+def label_shares(labels: Tensor, classes: Classes) -> dict[str, object]:
     """What is in a picture, for JSON."""
     shares = torch.bincount(labels.flatten(), minlength=IGNORE + 1)[: len(classes)] / labels.numel()
     entries = zip(show_classes(classes), shares.tolist(), strict=True)
@@ -280,10 +280,10 @@ def to_png(labels: Tensor, classes: Classes) -> bytes:
     return file.getvalue()
 
 
-def answer(kind: str, frame: Tensor, labels: Tensor, classes: Classes, alpha: float) -> Response:
+def encode_answer(kind: str, frame: Tensor, labels: Tensor, classes: Classes, alpha: float) -> Response:
     """What was found in a picture, as a client would like it."""
     if kind == "application/json":
-        return JSONResponse(describe(labels, classes))
+        return JSONResponse(label_shares(labels, classes))
     if kind == "image/png":
         return Response(to_png(labels, classes), media_type=kind)
     return Response(to_jpeg(overlay(frame, labels, classes, alpha)), media_type=kind)

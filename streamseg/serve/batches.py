@@ -11,10 +11,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from streamseg.parallel.threads import use_threads
-from streamseg.stream.label_frames import PIXELS, Engine, Policy, State, label_batch, working_size
+from streamseg.parallel.threads import set_torch_threads
+from streamseg.stream.label_frames import MAX_PIXELS, Engine, Policy, State, label_batch, network_size
 
-QUIET = 1.0
+IDLE_SECONDS = 1.0
 """Seconds without a request after which an engine may prepare sizes, which takes much longer than a frame on a GPU."""
 
 Answer = tuple[Tensor, State]
@@ -22,7 +22,7 @@ Answer = tuple[Tensor, State]
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class LabelRequest:
     """A frame that waits for its labels."""
 
     frame: Tensor
@@ -33,7 +33,7 @@ class Job:
 
 
 @runtime_checkable
-class Prepares(Protocol):
+class PreparesSizes(Protocol):
     """An engine that prepares sizes of frames, and can wait with it."""
 
     patient: bool
@@ -64,10 +64,10 @@ class Batcher:
         busy: Callable[[], bool] = lambda: False,
     ):
         self.engine, self.window, self.most, self.seen, self.busy = engine, window, most, seen, busy
-        self.prepares = engine if isinstance(engine, Prepares) else None
+        self.prepares = engine if isinstance(engine, PreparesSizes) else None
         if self.prepares:
             self.prepares.patient = True
-        self.waiting: deque[Job] = deque()
+        self.waiting: deque[LabelRequest] = deque()
         self.change = threading.Condition()
         self.closed = False
         self.thread = threading.Thread(target=self.work, args=(torch.get_num_threads(),), name="batches", daemon=True)
@@ -75,7 +75,7 @@ class Batcher:
 
     def submit(self, frame: Tensor, state: State | None = None) -> "Future[Answer]":
         """Labels of a frame (3, H, W), the next one of a stream or one alone; who cancels them is not worked for."""
-        job = Job(frame, state, working_size(frame.shape[1], frame.shape[2]))
+        job = LabelRequest(frame, state, network_size(frame.shape[1], frame.shape[2]))
         with self.change:
             if self.closed:
                 raise RuntimeError("The queue is closed.")
@@ -91,7 +91,7 @@ class Batcher:
         self.thread.join()
 
     def work(self, threads: int) -> None:
-        use_threads(threads)
+        set_torch_threads(threads)
         more = False  # there may be sizes to prepare
         while True:
             if more and self.is_quiet():
@@ -108,7 +108,7 @@ class Batcher:
     def is_quiet(self) -> bool:
         """Whether no frame comes for a while."""
         with self.change:
-            return not self.change.wait_for(lambda: self.waiting or self.closed, QUIET)
+            return not self.change.wait_for(lambda: self.waiting or self.closed, IDLE_SECONDS)
 
     def prepare(self) -> bool:
         """Prepare the size that is wanted most; False if no other is left."""
@@ -119,19 +119,19 @@ class Batcher:
             logging.getLogger("streamseg").exception("A size could not be prepared.")
             return False
 
-    def take(self) -> list[Job]:
+    def take(self) -> list[LabelRequest]:
         """The job that has waited longest, and others of its size; none when the queue is closed and empty."""
         with self.change:
             self.change.wait_for(lambda: self.waiting or self.closed)
             if not self.waiting:
                 return []
             height, width = size = self.waiting[0].size
-            most = max(1, min(self.most, 2 * PIXELS // (height * width)))
+            most = max(1, min(self.most, 2 * MAX_PIXELS // (height * width)))
             jobs = [job for job in self.waiting if job.size == size][:most]
             self.waiting = deque(job for job in self.waiting if job not in jobs)
             return jobs
 
-    def label(self, jobs: list[Job]) -> None:
+    def label(self, jobs: list[LabelRequest]) -> None:
         self.seen(len(jobs))
         try:
             frames, states = [job.frame for job in jobs], [job.state for job in jobs]

@@ -10,13 +10,13 @@ import torch
 import streamseg
 from streamseg.engine.runtime import open_exported
 from streamseg.serve import page
-from streamseg.serve.desk import Refusal, Served
+from streamseg.serve.gate import RequestError, ServedModel
 
 
 class Browser:
     """What a browser needs to do without the server: the library, and the network as an ONNX file."""
 
-    def __init__(self, served: Served):
+    def __init__(self, served: ServedModel):
         self.served = served
         self.lock = asyncio.Lock()
         self.model: Path | None = served.weights if served.weights.suffix.lower() == ".onnx" else None
@@ -29,7 +29,7 @@ class Browser:
                 try:
                     self.prepared = await self.gather()
                 except (OSError, ValueError, ImportError) as error:
-                    raise Refusal(503, f"The network cannot run in your browser: {error}", 60) from None
+                    raise RequestError(503, f"The network cannot run in your browser: {error}", 60) from None
             return self.prepared
 
     async def gather(self) -> dict[str, object]:
@@ -50,7 +50,7 @@ class Browser:
         """The network as an ONNX file in the cache, compared with it as all are."""
         weights, options = self.served.weights, ["--video"] if self.served.window > 1 else []
         if weights.suffix.lower() in (".xml", ".pt2"):
-            raise Refusal(404, f"No browser runs {weights.name}: serve a checkpoint, or an .onnx file.")
+            raise RequestError(404, f"No browser runs {weights.name}: serve a checkpoint, or an .onnx file.")
         mark = digest(weights, streamseg.__version__, torch.__version__, *options)
         out = page.cache_folder() / f"{mark}.onnx"
         if not out.exists():

@@ -74,6 +74,6 @@ def sample(name: str, labels: Labels, value: float) -> str:
     return f"{name}{{{inside}}} {value:g}" if inside else f"{name} {value:g}"
 
 
-def render(counted: Sequence[Counter | Histogram | Gauge]) -> str:
+def format_metrics(counted: Sequence[Counter | Histogram | Gauge]) -> str:
     """All that is counted, in Prometheus's text format."""
     return "".join(f"{line}\n" for one in counted for line in one.lines())

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from streamseg.serve.app import build_app
-from streamseg.serve.desk import Desk, Refusal
+from streamseg.serve.gate import RequestError, RequestGate
 
 HEADERS = {
     # threads and exact clocks in the browser need a page that is isolated from others
@@ -44,8 +44,8 @@ REQUESTS = 256
 class Guard:
     """Around every request: the headers of answers, how many there are, and what is left of a body at a refusal."""
 
-    def __init__(self, app: ASGIApp, desk: Desk):
-        self.app, self.desk = app, desk
+    def __init__(self, app: ASGIApp, gate: RequestGate):
+        self.app, self.gate = app, gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,7 +53,7 @@ class Guard:
             return
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # uvicorn leaves out the body
-        desk, headers = self.desk, dict(scope["headers"])
+        gate, headers = self.gate, dict(scope["headers"])
         # whether a body is still to come
         more = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
         waits = headers.get(b"expect", b"").lower() == b"100-continue"
@@ -70,26 +70,26 @@ class Guard:
                 pairs = [(key.lower().encode(), value.encode()) for key, value in added.items()]
                 message["headers"] = [*message.get("headers", ()), *pairs]
                 route = getattr(scope.get("route"), "path", "other")
-                desk.answered.add(path=route, status=str(message["status"]))
+                gate.answered.add(path=route, status=str(message["status"]))
             last = message["type"] == "http.response.body" and not message.get("more_body", False)
             lingers = last and more and not waits  # the answer is given before its request is read to the end
             # who does not take the answer is not waited for
-            async with asyncio.timeout(desk.limits.seconds):
+            async with asyncio.timeout(gate.limits.seconds):
                 await send({**message, "more_body": True} if lingers else message)
             if lingers:
-                await drain(receive_and_note, lambda: more, 2 * desk.limits.bytes)
-                async with asyncio.timeout(desk.limits.seconds):
+                await drain(receive_and_note, lambda: more, 2 * gate.limits.bytes)
+                async with asyncio.timeout(gate.limits.seconds):
                     await send({"type": "http.response.body"})
 
-        if desk.requests >= REQUESTS:
-            refusal = Refusal(503, f"{desk.requests} requests are being answered, and more have no room.", 1)
+        if gate.requests >= REQUESTS:
+            refusal = RequestError(503, f"{gate.requests} requests are being answered, and more have no room.", 1)
             await refusal.response()(scope, receive_and_note, finish)
             return
-        desk.requests += 1
+        gate.requests += 1
         try:
             await self.app(scope, receive_and_note, finish)
         finally:
-            desk.requests -= 1
+            gate.requests -= 1
 
 
 async def drain(receive: Receive, more: Callable[[], bool], most: int) -> None:
@@ -132,7 +132,7 @@ class Connection(H11Protocol):
 
     def refuse(self, status: int, sentence: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            response = Refusal(status, sentence).response()
+            response = RequestError(status, sentence).response()
             headers = [*response.raw_headers, (b"connection", b"close")]
             for event in (h11.Response(status_code=status, headers=headers), h11.Data(data=bytes(response.body))):
                 self.transport.write(self.conn.send(event) or b"")
@@ -143,29 +143,29 @@ class Connection(H11Protocol):
 class Server(uvicorn.Server):
     """A server that answers what is begun before it goes: frames of streams too."""
 
-    def __init__(self, desk: Desk):
+    def __init__(self, gate: RequestGate):
         config = uvicorn.Config(
-            Guard(build_app(desk), desk),
+            Guard(build_app(gate), gate),
             http=Connection,
             ws="websockets-sansio",
-            ws_max_size=desk.limits.bytes,
+            ws_max_size=gate.limits.bytes,
             ws_per_message_deflate=False,
             timeout_keep_alive=10,
-            timeout_graceful_shutdown=math.ceil(desk.limits.seconds),
+            timeout_graceful_shutdown=math.ceil(gate.limits.seconds),
             log_config=None,
             log_level="error",
             access_log=False,
             server_header=False,
         )
         super().__init__(config)
-        self.desk = desk
+        self.gate = gate
         # uvicorn takes a refused stream for a fault
         logging.getLogger("uvicorn.error").addFilter(lambda record: "completing handshake" not in record.getMessage())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.desk.closing.set()
-        until = monotonic() + self.desk.limits.seconds
-        while (self.desk.begun or self.desk.streams) and monotonic() < until and not self.force_exit:
+        self.gate.closing.set()
+        until = monotonic() + self.gate.limits.seconds
+        while (self.gate.begun or self.gate.streams) and monotonic() < until and not self.force_exit:
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
 
@@ -192,11 +192,11 @@ def is_private(listening: socket.socket) -> bool:
     return ip_address(listening.getsockname()[0]).is_loopback
 
 
-def run(desk: Desk, listening: socket.socket) -> int:
+def run_server(gate: RequestGate, listening: socket.socket) -> int:
     """Serve until a signal comes; its number."""
     caught: list[int] = []
     # uvicorn takes signals while it runs, and hands them on at its end
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: caught.append(number))
-    Server(desk).run([listening])
+    Server(gate).run([listening])
     return caught[0] if caught else 0

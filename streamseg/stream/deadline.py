@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from streamseg.models.layers import SMALLEST
+from streamseg.models.layers import MIN_SIDE
 
 SCALES = (1.0, 0.84, 0.71, 0.59, 0.5, 0.35, 0.2)
 """The steps: what both sides are multiplied by. No more than an engine keeps ready at a time (fast.SIZES)."""
@@ -306,5 +306,5 @@ def smaller(size: tuple[int, int], scale: float) -> tuple[int, int]:
     """A height and width times a scale; sides are rounded up to multiples of 32, but none becomes larger."""
     if scale == 1.0:
         return size
-    height, width = (min(side, math.ceil(side * scale / SMALLEST - 1e-6) * SMALLEST) for side in size)
+    height, width = (min(side, math.ceil(side * scale / MIN_SIDE - 1e-6) * MIN_SIDE) for side in size)
     return height, width

@@ -21,31 +21,31 @@ from torch.nn import functional as F
 
 from streamseg.checks import check_count, check_positive
 from streamseg.engine.engine import (
+    EagerEngine as EagerEngine,
     Engine as Engine,
-    FrameByFrame as FrameByFrame,
-    Look as Look,
-    Plain as Plain,
-    Views as Views,
+    FrameBatch as FrameBatch,
+    ImageEngine as ImageEngine,
+    Prediction as Prediction,
+    apply_hysteresis as apply_hysteresis,
     check_past,
-    fit as fit,
-    keep_steady as keep_steady,
-    label_scores as label_scores,
-    to_bytes as to_bytes,
+    predict_from_scores as predict_from_scores,
+    resize_frames as resize_frames,
     to_engine as to_engine,
+    to_uint8 as to_uint8,
 )
-from streamseg.engine.tiles import take_frame
+from streamseg.engine.tiles import to_checked_frame
 from streamseg.io.checksums import BLANK, take_checksum
 from streamseg.io.images import Picture, to_frame
 from streamseg.io.tensors import open_tensors, take_tensors, write_tensors
 from streamseg.models import checkpoint
 from streamseg.models.checkpoint import Network
-from streamseg.models.fanet import SMALLEST, FANet
-from streamseg.models.layers import check_range, kind
+from streamseg.models.fanet import MIN_SIDE, FANet
+from streamseg.models.layers import check_range, describe_type
 
 FRAME_TIME = 1 / 25
 """Seconds between frames that come without times."""
 
-PIXELS = 1024 * 2048
+MAX_PIXELS = 1024 * 2048
 """The most pixels that a network sees at once, unless told otherwise."""
 
 # in the metadata of a file
@@ -130,12 +130,12 @@ def segment(image: Picture, model: "Network | Engine | None" = None) -> Tensor:
     Args:
         model: The network; without one, the weights that ship with streamseg, which are loaded once.
     """
-    labels, _ = label_frame(shipped() if model is None else model, to_frame(image))
+    labels, _ = label_frame(bundled_model() if model is None else model, to_frame(image))
     return labels
 
 
 @cache
-def shipped() -> FANet:
+def bundled_model() -> FANet:
     """The network that ships with streamseg."""
     with torch.inference_mode(False):  # it is for later calls too, which may be outside of it
         model, _ = checkpoint.load()
@@ -166,7 +166,7 @@ def label_frames(
     """
     check_frames(frames)
     clock = repeat(None) if times is None else iter(times)
-    for number, frame in enumerate(map(take_frame, frames)):
+    for number, frame in enumerate(map(to_checked_frame, frames)):
         try:
             seconds = next(clock)
         except StopIteration:
@@ -207,17 +207,17 @@ def label_batch(
 
     The network sees them together, so at one size: frames of several sizes need one given.
     """
-    engine, taken = to_engine(model), [take_frame(frame) for frame in frames]
+    engine, taken = to_engine(model), [to_checked_frame(frame) for frame in frames]
     if size is None:
-        sizes = {working_size(*frame.shape[1:]) for frame in taken}
+        sizes = {network_size(*frame.shape[1:]) for frame in taken}
         if len(sizes) != 1:
             raise ValueError(f"A batch is seen at one size, but its frames have {len(sizes)}: give a size.")
         (size,) = sizes
     check_size(size)
-    images = torch.cat([fit(frame[None].to(engine.device, non_blocking=True), size) for frame in taken])
+    images = torch.cat([resize_frames(frame[None].to(engine.device, non_blocking=True), size) for frame in taken])
     own = [(frame.shape[1], frame.shape[2]) for frame in taken]
-    looks, after = step_batch(engine, images, states, window, sizes=own, times=times, cut=cut)
-    return [labels.to(frame.device) for (labels, *_), frame in zip(looks, taken, strict=True)], after
+    predictions, after = step_batch(engine, images, states, window, sizes=own, times=times, cut=cut)
+    return [labels.to(frame.device) for (labels, *_), frame in zip(predictions, taken, strict=True)], after
 
 
 def step_batch(
@@ -230,7 +230,7 @@ def step_batch(
     confident: bool = False,
     times: Sequence[float | None] | None = None,
     cut: float | None = None,
-) -> tuple[list["Look"], list[State]]:
+) -> tuple[list["Prediction"], list[State]]:
     """What is seen in the next images (B, 3, H, W) of as many streams, and their states; see label_frames.
 
     No stream sees another's state.
@@ -245,45 +245,51 @@ def step_batch(
         raise ValueError(f"{len(images)} images, {len(states)} states and {len(times)} times are no batch of streams.")
     check_window(engine, policy)
     check_range(images)
-    moments = [moment(*pair) for pair in zip(states, times, strict=True)]
+    moments = [frame_time(*pair) for pair in zip(states, times, strict=True)]
     with torch.no_grad():  # not inference_mode, whose tensors a caller could not change
         known = [state and replace(state, contexts=state.contexts.to(engine.device)) for state in states]
-        pasts = [past_of(*pair, policy) for pair in zip(known, moments, strict=True)]
+        pasts = [sum_past(*pair, policy) for pair in zip(known, moments, strict=True)]
         for past in pasts:
             check_past(past, engine.context_shape)
-        weights = [weight_of(*pair, policy) for pair in zip(known, moments, strict=True)]
+        weights = [past_weight(*pair, policy) for pair in zip(known, moments, strict=True)]
         before = [state.coarse if state else None for state in known]
-        looks, contexts = engine.look(Views(images, together(pasts), weights, sizes, confident, policy.steady, before))
+        predictions, contexts = engine.predict(
+            FrameBatch(images, stack_pasts(pasts), weights, sizes, confident, policy.steady, before)
+        )
         if cut is not None:
             for i, distance in enumerate(distances(known, contexts, engine.widths)):
                 if distance > cut:  # a new scene is seen once more, without the past, which is rare
                     known[i] = None
-                    alone = Views(images[i : i + 1], None, [0.0], sizes[i : i + 1], confident, policy.steady, [None])
-                    looks[i : i + 1], _ = engine.look(alone)
+                    alone = FrameBatch(
+                        images[i : i + 1], None, [0.0], sizes[i : i + 1], confident, policy.steady, [None]
+                    )
+                    predictions[i : i + 1], _ = engine.predict(alone)
         after = [advance(*entry, policy) for entry in zip(known, contexts.split(1), moments, strict=True)]
-        return looks, [replace(state, coarse=look.coarse) for state, look in zip(after, looks, strict=True)]
+        return predictions, [
+            replace(state, coarse=prediction.coarse) for state, prediction in zip(after, predictions, strict=True)
+        ]
 
 
-def past_of(state: State | None, seconds: float, window: int | Policy) -> Tensor | None:
+def sum_past(state: State | None, seconds: float, window: int | Policy) -> Tensor | None:
     """The past (1, D, C) of a frame at a time: the sum of the contexts by their weights; None if it is empty."""
     policy = to_policy(window)
     if state is None:
         return None
-    left = recall(state, seconds, policy)
+    left = decay(state, seconds, policy)
     weight = sum(left.weights)
     return weighted_sum(left.contexts, left.weights, min(1.0, policy.limit / weight)) if weight else None
 
 
-def weight_of(state: State | None, seconds: float, window: int | Policy) -> float:
+def past_weight(state: State | None, seconds: float, window: int | Policy) -> float:
     """How many frames the past of a frame at a time weighs, for a network that averages."""
     policy = to_policy(window)
-    return 0.0 if state is None else min(sum(recall(state, seconds, policy).weights), policy.limit)
+    return 0.0 if state is None else min(sum(decay(state, seconds, policy).weights), policy.limit)
 
 
 def advance(state: State | None, context: Tensor, seconds: float, window: int | Policy) -> State:
     """The state after one more frame, whose context (1, D, C) weighs 1."""
     policy = to_policy(window)
-    left = State(context[:0], (), seconds) if state is None else recall(state, seconds, policy)
+    left = State(context[:0], (), seconds) if state is None else decay(state, seconds, policy)
     weights = (*left.weights, 1.0)
     if isinstance(policy, LastFrames):
         # what the next frame will look at; a copy, which holds on to no other frame
@@ -294,7 +300,7 @@ def advance(state: State | None, context: Tensor, seconds: float, window: int | 
     return State(weighted_sum(torch.cat([left.contexts, context]), weights, 1 / total), (total,), seconds)
 
 
-def recall(state: State, seconds: float, policy: Policy) -> State:
+def decay(state: State, seconds: float, policy: Policy) -> State:
     """What is left of a state when the next frame comes."""
     if isinstance(policy, LastFrames):
         first = max(0, len(state.weights) - (policy.frames - 1))
@@ -348,7 +354,7 @@ def distances(states: Sequence[State | None], contexts: Tensor, widths: Sequence
     return far
 
 
-def together(pasts: Sequence[Tensor | None]) -> Tensor | None:
+def stack_pasts(pasts: Sequence[Tensor | None]) -> Tensor | None:
     """The pasts of several streams as that of a batch; zeros, which change nothing, where there is none."""
     some = next((past for past in pasts if past is not None), None)
     if some is None:
@@ -356,19 +362,19 @@ def together(pasts: Sequence[Tensor | None]) -> Tensor | None:
     return some if len(pasts) == 1 else torch.cat([torch.zeros_like(some) if past is None else past for past in pasts])
 
 
-def working_size(height: int, width: int, pixels: int = PIXELS) -> tuple[int, int]:
+def network_size(height: int, width: int, pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """The height and width that a frame is seen at: its own, or less, in proportion, where it has too many pixels.
 
     No side is below 32, the least that a network can see.
     """
     scale = min(1.0, math.sqrt(pixels / (height * width)))
-    tall = max(SMALLEST, int(height * scale))
-    wide = max(SMALLEST, min(int(width * scale), pixels // tall))
+    tall = max(MIN_SIDE, int(height * scale))
+    wide = max(MIN_SIDE, min(int(width * scale), pixels // tall))
     # of a narrow strip the short side has grown
-    return max(SMALLEST, min(tall, pixels // wide)), wide
+    return max(MIN_SIDE, min(tall, pixels // wide)), wide
 
 
-def moment(state: State | None, seconds: float | None) -> float:
+def frame_time(state: State | None, seconds: float | None) -> float:
     """The time of the next frame; one without a time comes a 25th of a second after the last."""
     if seconds is None:
         return 0.0 if state is None else state.seconds + FRAME_TIME
@@ -387,15 +393,17 @@ def check_frames(frames: object) -> None:
     if isinstance(frames, (str, Path)):
         raise ValueError(f"The frames are {str(frames)!r:.80}; expected frames: streamseg.read_frames gives a file's.")
     if not isinstance(frames, Iterable):
-        raise ValueError(f"The frames are a {kind(frames)}; expected frames one after the other, such as a list.")
+        raise ValueError(
+            f"The frames are a {describe_type(frames)}; expected frames one after the other, such as a list."
+        )
     if getattr(frames, "ndim", 4) != 4:
         raise ValueError("The frames are one frame; expected several, one after the other: give a list, [frame].")
 
 
 def check_size(size: tuple[int, int]) -> None:
     """Raise a ValueError if a network cannot see frames at a size."""
-    if len(size) != 2 or not all(type(side) is int and side >= SMALLEST for side in size):
-        raise ValueError(f"The size is {size!r:.80}; expected height and width, {SMALLEST} pixels or more each.")
+    if len(size) != 2 or not all(type(side) is int and side >= MIN_SIDE for side in size):
+        raise ValueError(f"The size is {size!r:.80}; expected height and width, {MIN_SIDE} pixels or more each.")
 
 
 def check_steady(given: float) -> None:

@@ -215,41 +215,43 @@ def bottleneck(summary: Summary) -> str:
     return f"Bottleneck: {name}, busy {100 * stage.share:.0f} % of the time; {HELP[name]}."
 
 
-def render(summary: Summary) -> str:
+def format_summary(summary: Summary) -> str:
     """A summary as a table for the terminal."""
     counts = f"{summary.read:,} read, {summary.labelled:,} labelled, {summary.written:,} written"
     if summary.dropped:
         counts += f", {summary.dropped:,} dropped ({100 * summary.dropped / max(1, summary.read):.1f} %)"
     speeds = {"source": summary.source_fps, "network": summary.network_fps, "output": summary.output_fps}
     rates = ", ".join(f"{name} {fps:.1f}" for name, fps in speeds.items() if fps)
-    lines = row("frames", counts)
+    lines = format_row("frames", counts)
     if len(summary.streams) > 1 and summary.dropped:
-        lines += row(
+        lines += format_row(
             "dropped", ", ".join(f"{name} {out:,} of {read:,}" for name, (read, out) in summary.streams.items())
         )
-    lines += row("fps", f"{rates or '-'}, in {summary.wall:.1f} s")
+    lines += format_row("fps", f"{rates or '-'}, in {summary.wall:.1f} s")
     spreads = {"latency": summary.latency, "mask age": summary.age}
     if any(spreads.values()):
         lines += ["", f"{'':10}" + "".join(f"{name:>12}" for name in ("p50", "p95", "p99", "max"))]
     for name, spread in spreads.items():
         if spread:
-            lines.append(f"{name:10}" + "".join(f"{duration(seconds):>12}" for seconds in asdict(spread).values()))
+            lines.append(
+                f"{name:10}" + "".join(f"{format_duration(seconds):>12}" for seconds in asdict(spread).values())
+            )
     if summary.stages:
         lines += ["", f"{'':10}{'a frame':>12}{'busy':>12}"]
     for name, stage in summary.stages.items():
         bar = "█" * round(40 * min(stage.share, 1))
-        lines.append(f"{name:10}{duration(stage.mean):>12}{100 * stage.share:>10.0f} %  {bar}".rstrip())
+        lines.append(f"{name:10}{format_duration(stage.mean):>12}{100 * stage.share:>10.0f} %  {bar}".rstrip())
     return "\n".join([*lines, "", *textwrap.wrap(bottleneck(summary), 80)])
 
 
-def row(name: str, text: str) -> list[str]:
+def format_row(name: str, text: str) -> list[str]:
     """A row of a table, in as many lines as it needs, up to three."""
     return textwrap.wrap(
         text, 80, initial_indent=f"{name:12}", subsequent_indent=" " * 12, max_lines=3, placeholder=" …"
     )
 
 
-def line(summary: Summary, total: int | None = None) -> str:
+def format_progress(summary: Summary, total: int | None = None) -> str:
     """Where a run stands, in a line that fits a terminal; with a total of frames, how far it is."""
     fps = summary.output_fps or (summary.labelled / summary.wall if summary.wall else 0.0)
     done = f"frame {summary.labelled}"
@@ -261,7 +263,7 @@ def line(summary: Summary, total: int | None = None) -> str:
         unit, scale = ("ms", 1000) if summary.latency.p95 < 10 else ("s", 1)
         parts.append(f"latency {scale * summary.latency.p50:.0f} {unit} (p95 {scale * summary.latency.p95:.0f})")
     if summary.age:
-        parts.append(f"mask age {duration(summary.age.p50, digits=0)}")
+        parts.append(f"mask age {format_duration(summary.age.p50, digits=0)}")
     if summary.dropped:
         parts.append(f"dropped {summary.dropped}")
     while len(" · ".join(parts)) > 79:  # how many were dropped is the last that may go
@@ -269,7 +271,7 @@ def line(summary: Summary, total: int | None = None) -> str:
     return " · ".join(parts)
 
 
-def duration(seconds: float, digits: int = 1) -> str:
+def format_duration(seconds: float, digits: int = 1) -> str:
     return f"{1000 * seconds:.{digits}f} ms" if seconds < 10 else f"{seconds:.{digits}f} s"
 
 

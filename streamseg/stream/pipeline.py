@@ -28,14 +28,24 @@ from streamseg.checks import CutShort
 from streamseg.classes import IGNORE, Classes
 from streamseg.engine.tiles import label_tiled
 from streamseg.io.images import render_legend
-from streamseg.io.outputs import Drawn, Results, writing
+from streamseg.io.outputs import FrameOutput, OutputFiles, open_writer
 from streamseg.io.sources import Capture, Source
 from streamseg.io.window import Window
 from streamseg.models.fanet import FANet
-from streamseg.parallel.signals import stopping
-from streamseg.parallel.threads import Crew, Line
+from streamseg.parallel.signals import StopSignals
+from streamseg.parallel.threads import BoundedQueue, ThreadGroup
 from streamseg.stream.deadline import LEAST, PASSES, POOR, Deadline, smaller
-from streamseg.stream.label_frames import PIXELS, Engine, Plain, Policy, State, fit, step_batch, to_engine, working_size
+from streamseg.stream.label_frames import (
+    MAX_PIXELS,
+    EagerEngine,
+    Engine,
+    Policy,
+    State,
+    network_size,
+    resize_frames,
+    step_batch,
+    to_engine,
+)
 from streamseg.stream.latency import Meter
 
 AHEAD = 3
@@ -47,7 +57,7 @@ LEAVE = 5.0
 
 
 @dataclass(frozen=True)
-class Style:
+class DrawStyle:
     """How labels are drawn over a frame."""
 
     alpha: float = 0.5
@@ -58,7 +68,7 @@ class Style:
 
 
 @dataclass(frozen=True)
-class Labeller:
+class LabelSettings:
     """A network, and how it sees frames."""
 
     model: FANet | Engine
@@ -79,7 +89,7 @@ class Labeller:
 
 
 @dataclass(eq=False)
-class Job:
+class FrameJob:
     """A frame on its way through the pipeline."""
 
     stream: "Stream"
@@ -108,15 +118,15 @@ class Job:
 class Stream:
     """A source, its files, and what the network has seen of it."""
 
-    def __init__(self, source: Source, results: Results, crew: Crew):
+    def __init__(self, source: Source, results: OutputFiles, group: ThreadGroup):
         self.source = source
         self.results = results
         self.state: State | None = None
-        self.legend = Legend()
+        self.legend = LegendCache()
         room = 1 if source.live else AHEAD
-        self.inbox: Line[Job] = Line(crew, room)
-        self.labelled: Line[Job] = Line(crew, room)
-        self.drawn: Line[Job] = Line(crew, room)
+        self.inbox: BoundedQueue[FrameJob] = BoundedQueue(group, room)
+        self.labelled: BoundedQueue[FrameJob] = BoundedQueue(group, room)
+        self.drawn: BoundedQueue[FrameJob] = BoundedQueue(group, room)
         self.total: int | None = None
         """How many frames it will give, once it has told."""
         self.turn = -1
@@ -133,7 +143,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunResult:
     """How a run ended."""
 
     frames: int
@@ -162,9 +172,9 @@ class Pipeline:
 
     def __init__(
         self,
-        sources: Sequence[tuple[Source, Results]],
-        labeller: Labeller,
-        style: Style,
+        sources: Sequence[tuple[Source, OutputFiles]],
+        settings: LabelSettings,
+        style: DrawStyle,
         meter: Meter,
         *,
         deadline: float | None = None,
@@ -172,7 +182,7 @@ class Pipeline:
         raw: BinaryIO | None = None,
         window: Window | None = None,
         say: Callable[[str], None] = lambda sentence: None,
-        wrote: Callable[[Capture, list[float], Results], None] = lambda capture, shares, results: None,
+        wrote: Callable[[Capture, list[float], OutputFiles], None] = lambda capture, shares, results: None,
         watch: Callable[[], None] = lambda: None,
     ):
         """
@@ -185,14 +195,14 @@ class Pipeline:
             wrote: Told of each frame that was written, with the shares of its classes.
             watch: Called every now and then by the main thread.
         """
-        self.crew = Crew()
-        self.streams = [Stream(source, results, self.crew) for source, results in sources]
-        self.labeller, self.style, self.meter, self.deadline = labeller, style, meter, Deadline(deadline)
+        self.group = ThreadGroup()
+        self.streams = [Stream(source, results, self.group) for source, results in sources]
+        self.settings, self.style, self.meter, self.deadline = settings, style, meter, Deadline(deadline)
         self.records, self.raw, self.window, self.say, self.wrote, self.watch = records, raw, window, say, wrote, watch
         self.live = any(source.live for source, _ in sources)
         self.stopped = False
         self.problems: list[str] = []
-        self.pixels = torch.zeros(len(labeller.classes), dtype=torch.int64)
+        self.pixels = torch.zeros(len(settings.classes), dtype=torch.int64)
         self.seen_at = (0, 0)
         self.sizes: Counter[tuple[int, int]] = Counter()
         self.passes: Counter[tuple[int, tuple[int, int]]] = Counter()
@@ -201,11 +211,11 @@ class Pipeline:
         self.newest_picture: Tensor | None = None
         self.shown: Tensor | None = None
 
-    def run(self) -> Outcome:
+    def run(self) -> RunResult:
         """Read, label, draw and write every frame, or all until Ctrl-C; whatever was begun is then finished."""
         threads = torch.get_num_threads()
-        with stopping() as stop:
-            network = self.crew.start("network", self.label_all, threads=threads)
+        with StopSignals() as stop:
+            network = self.group.start("network", self.label_all, threads=threads)
             try:
                 while alive := [thread for thread in self.awaited(network) if thread.is_alive()]:
                     self.begin_streams()
@@ -213,16 +223,16 @@ class Pipeline:
                     alive[0].join(0.02 if self.window else 0.1)
                 self.refresh()
             except BaseException as error:  # a second Ctrl-C
-                self.crew.fail(error)
+                self.group.fail(error)
                 for thread in self.awaited(network):  # so that they remove what is unfinished; one may hang in a pipe
                     thread.join(LEAVE)
                 raise
             finally:
                 torch.set_num_threads(threads)
-        if self.crew.failure:
-            raise self.crew.failure
+        if self.group.failure:
+            raise self.group.failure
         total = max(1, int(self.pixels.sum()))
-        return Outcome(
+        return RunResult(
             frames=sum(stream.written for stream in self.streams),
             shares=(self.pixels / total).tolist(),
             problems=list(self.problems),
@@ -247,14 +257,14 @@ class Pipeline:
         busy = [stream for stream in self.streams if stream.busy]
         for stream in self.streams:
             files = sum(not other.source.live for other in busy)
-            if stream.team or self.stopped or self.crew.failure or (files >= BATCH and not stream.source.live):
+            if stream.team or self.stopped or self.group.failure or (files >= BATCH and not stream.source.live):
                 continue
             stream.seat = next(seat for seat in count() if seat not in {other.seat for other in busy})
             # by their names the meter knows who works one after the other
-            self.crew.start(f"read {stream.seat}", self.read, stream)
+            self.group.start(f"read {stream.seat}", self.read, stream)
             stream.team = [
-                self.crew.start(f"draw {stream.seat}", self.draw, stream),
-                self.crew.start(f"write {stream.seat}", self.write, stream),
+                self.group.start(f"draw {stream.seat}", self.draw, stream),
+                self.group.start(f"write {stream.seat}", self.write, stream),
             ]
             busy.append(stream)
 
@@ -281,7 +291,7 @@ class Pipeline:
 
     def read(self, stream: Stream) -> None:
         """Decode a source's frames and bring them to the device."""
-        device = self.labeller.device
+        device = self.settings.device
         lane = torch.cuda.Stream(device) if device.type == "cuda" else None
         size = None
         try:
@@ -297,7 +307,7 @@ class Pipeline:
                             f"{capture.frame.shape[2]} x {capture.frame.shape[1]} pixels, and what came before "
                             f"{size[2]} x {size[1]}; make all of them one size."
                         )
-                    job = Job(stream, capture, capture.frame, capture.captured)
+                    job = FrameJob(stream, capture, capture.frame, capture.captured)
                     if lane:
                         self.upload(job, lane)
                     if not self.pass_on(job):
@@ -320,7 +330,7 @@ class Pipeline:
             self.meter.stage("decode", seconds)
         return capture
 
-    def pass_on(self, job: Job) -> bool:
+    def pass_on(self, job: FrameJob) -> bool:
         """Leave a frame to the network: once there is room, or of a live source in place of what waits.
 
         False if no more are wanted.
@@ -333,11 +343,11 @@ class Pipeline:
         self.meter.dropped(replaced, job.stream.source.name)
         return True
 
-    def upload(self, job: Job, lane: "torch.cuda.Stream") -> None:
+    def upload(self, job: FrameJob, lane: "torch.cuda.Stream") -> None:
         """Copy a frame to the GPU, beside whatever is computed there."""
         begin = time.perf_counter()
         with torch.cuda.stream(lane):
-            job.frame = job.frame.pin_memory().to(self.labeller.device, non_blocking=True)
+            job.frame = job.frame.pin_memory().to(self.settings.device, non_blocking=True)
         lane.synchronize()  # which holds up this reader alone
         self.meter.stage("upload", time.perf_counter() - begin)
 
@@ -345,7 +355,7 @@ class Pipeline:
 
     def label_all(self) -> None:
         """Label frames as they come."""
-        device = self.labeller.device
+        device = self.settings.device
         # events and streams are those of the thread's device, which is the first GPU unless told otherwise
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), torch.inference_mode():
             for jobs in self.batches():
@@ -355,7 +365,7 @@ class Pipeline:
                 for job in jobs:
                     job.stream.labelled.put(job)
 
-    def prepare(self, jobs: list[Job]) -> bool:
+    def prepare(self, jobs: list[FrameJob]) -> bool:
         """Let the engine set itself up for a size, which no frame should be late for; False if it had done so."""
 
         def see(scale: float) -> None:
@@ -382,17 +392,17 @@ class Pipeline:
     @property
     def learning(self) -> bool:
         """Whether the engine still learns the ranges of int8 from the frames that it sees."""
-        return getattr(self.labeller.model, "learning", False)
+        return getattr(self.settings.model, "learning", False)
 
-    def batches(self) -> Iterator[list[Job]]:
+    def batches(self) -> Iterator[list[FrameJob]]:
         """Frames for the network: of the source whose turn it is, and those of other sources that have its size.
 
         A source whose drawer is behind is passed over, so that it holds up no other, and so that of a live one a newer
         frame is taken later.
         """
         for turn in count():
-            with self.crew.change:
-                self.crew.wait_until(self.go_on)
+            with self.group.change:
+                self.group.wait_until(self.go_on)
                 if not (streams := self.waiting()):
                     return
                 streams.sort(key=lambda stream: stream.turn)
@@ -414,19 +424,19 @@ class Pipeline:
                 stream.labelled.close()  # so that each video is there when it is done
         return bool(self.waiting()) or all(stream.inbox.ended for stream in self.streams)
 
-    def newest(self, job: Job) -> Job:
+    def newest(self, job: FrameJob) -> FrameJob:
         """A frame, or of a live source the one that has come in since."""
-        with self.crew.change:
+        with self.group.change:
             inbox = job.stream.inbox
             if not (job.stream.source.live and inbox.waiting):
                 return job
             self.meter.dropped(1, job.stream.source.name)
             return inbox.take()
 
-    def label(self, jobs: list[Job]) -> None:
+    def label(self, jobs: list[FrameJob]) -> None:
         """Label frames, one of each of several sources, and move the sources' states on."""
         begin = time.perf_counter()
-        cuda, scale = self.labeller.device.type == "cuda", self.deadline.scale
+        cuda, scale = self.settings.device.type == "cuda", self.deadline.scale
         for job in jobs:
             if not job.stream.source.live:
                 job.started = time.monotonic()
@@ -460,17 +470,17 @@ class Pipeline:
 
     def catch_up(self) -> None:
         """Wait until a GPU has done what it was told to."""
-        if self.labeller.device.type == "cuda":
+        if self.settings.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
-    def see(self, jobs: list[Job]) -> list[State | None]:
+    def see(self, jobs: list[FrameJob]) -> list[State | None]:
         """Labels, and confidence if wanted, of frames of one size; returns the states of their streams after them."""
-        labeller, (height, width) = self.labeller, jobs[0].frame.shape[1:]
-        if labeller.device.type == "cuda":
+        settings, (height, width) = self.settings, jobs[0].frame.shape[1:]
+        if settings.device.type == "cuda":
             for job in jobs:  # or the reader's stream might take the memory of a frame that is still looked at
                 job.frame.record_stream(torch.cuda.current_stream())
-        engine = to_engine(labeller.model)
-        if labeller.tiled and height * width > PIXELS and isinstance(engine, Plain):
+        engine = to_engine(settings.model)
+        if settings.tiled and height * width > MAX_PIXELS and isinstance(engine, EagerEngine):
             for job in jobs:
                 job.size = (height, width)
                 job.labels, _ = label_tiled(engine.model, job.frame)
@@ -478,31 +488,31 @@ class Pipeline:
         size = self.choose_size(jobs[0], jobs[0].scale)
         prepared = self.passes[len(jobs), size] >= PASSES - 1 and not self.learning
         self.passes[len(jobs), size] += 1
-        looks, states = step_batch(
+        predictions, states = step_batch(
             engine,
-            torch.cat([fit(job.frame[None], size) for job in jobs]),
+            torch.cat([resize_frames(job.frame[None], size) for job in jobs]),
             [job.stream.state for job in jobs],
-            labeller.window,
+            settings.window,
             sizes=[(height, width) for _ in jobs],
-            confident=labeller.confident,
+            confident=settings.confident,
             times=[job.capture.seconds for job in jobs],
-            cut=labeller.cut,
+            cut=settings.cut,
         )
-        for job, look in zip(jobs, looks, strict=True):
-            job.size, job.labels, job.confidence = size, look.labels, look.confidence
+        for job, prediction in zip(jobs, predictions, strict=True):
+            job.size, job.labels, job.confidence = size, prediction.labels, prediction.confidence
             # single pictures may all have other sizes: there preparing is what each takes
             job.prepared = prepared or not job.stream.source.moving
         return [state if job.stream.source.moving else None for job, state in zip(jobs, states, strict=True)]
 
-    def choose_size(self, job: Job, scale: float) -> tuple[int, int]:
+    def choose_size(self, job: FrameJob, scale: float) -> tuple[int, int]:
         """The height and width at which the network sees a frame, if the deadline wants it scaled."""
-        return smaller(self.labeller.size or working_size(*job.frame.shape[1:]), scale)
+        return smaller(self.settings.size or network_size(*job.frame.shape[1:]), scale)
 
     # drawing and writing
 
     def draw(self, stream: Stream) -> None:
         """Fetch the labels of a source's frames and draw them."""
-        device = self.labeller.device
+        device = self.settings.device
         lane = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
         with lane, torch.inference_mode():
             for job in stream.labelled:
@@ -516,7 +526,7 @@ class Pipeline:
                 stream.drawn.put(job)
         stream.drawn.close()
 
-    def fetch(self, job: Job) -> Tensor:
+    def fetch(self, job: FrameJob) -> Tensor:
         """A frame's labels, on the CPU, which is part of its latency; that drawing is behind is not."""
         if job.begun and job.done:
             job.done.synchronize()
@@ -538,16 +548,16 @@ class Pipeline:
         self.deadline.took(job.latency, job.scale, job.network, job.prepared)
         return labels
 
-    def tally(self, job: Job, labels: Tensor) -> None:
+    def tally(self, job: FrameJob, labels: Tensor) -> None:
         """Count the pixels of each class."""
-        counts = torch.bincount(labels.flatten(), minlength=IGNORE + 1)[: len(self.labeller.classes)]
+        counts = torch.bincount(labels.flatten(), minlength=IGNORE + 1)[: len(self.settings.classes)]
         job.shares = (counts / labels.numel()).tolist()
-        with self.crew.change:
+        with self.group.change:
             self.pixels += counts
 
-    def paint(self, job: Job) -> Tensor:
+    def paint(self, job: FrameJob) -> Tensor:
         """A frame under the colours of its labels."""
-        style, classes = self.style, self.labeller.classes
+        style, classes = self.style, self.settings.classes
         picture = draw.overlay(job.frame, job.labels, classes, style.alpha, style.only)
         if style.legend:
             # of a video all classes, or the legend would flicker
@@ -558,12 +568,12 @@ class Pipeline:
 
     def write(self, stream: Stream) -> None:
         """Write what was drawn of a source."""
-        with writing(stream.results, stream.source, self.labeller.classes) as keep:
+        with open_writer(stream.results, stream.source, self.settings.classes) as keep:
             for job in stream.drawn:
                 begin = time.perf_counter()
-                keep(Drawn(job.capture, job.labels, job.picture, job.confidence))
+                keep(FrameOutput(job.capture, job.labels, job.picture, job.confidence))
                 if self.raw:
-                    hand_out(self.raw, job.labels)
+                    write_raw_labels(self.raw, job.labels)
                 self.meter.stage("encode", time.perf_counter() - begin)
                 age = time.monotonic() - job.started
                 self.meter.shown(age)
@@ -573,9 +583,9 @@ class Pipeline:
                     self.record(self.records, job, age)
                 self.wrote(job.capture, job.shares, stream.results)
 
-    def record(self, records: IO[str], job: Job, age: float) -> None:
+    def record(self, records: IO[str], job: FrameJob, age: float) -> None:
         """A line of JSON about a frame."""
-        shares = zip(self.labeller.classes.names, job.shares, strict=True)
+        shares = zip(self.settings.classes.names, job.shares, strict=True)
         entry = {
             "source": job.stream.source.name,
             "name": job.capture.name,
@@ -587,11 +597,11 @@ class Pipeline:
             "shares": {name: share for name, share in shares if share},
         }
         line = json.dumps(entry) + "\n"
-        with self.crew.change:
+        with self.group.change:
             records.write(line)
 
 
-class Legend:
+class LegendCache:
     """The legend that was drawn last, so that frames which need the same one share it."""
 
     def __init__(self) -> None:
@@ -606,7 +616,7 @@ class Legend:
         return self.panel
 
 
-def hand_out(file: BinaryIO, labels: Tensor) -> None:
+def write_raw_labels(file: BinaryIO, labels: Tensor) -> None:
     """Write labels (H, W) as bytes to standard output."""
     try:
         file.write(labels.numpy().tobytes())

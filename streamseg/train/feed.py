@@ -18,7 +18,7 @@ from torch import Tensor
 
 from streamseg import machine
 from streamseg.classes import IGNORE
-from streamseg.data.augment import Choice, augment, augment_past, draw, mix
+from streamseg.data.augment import AugmentParams, augment, augment_past, mix, sample_params
 from streamseg.data.datasets import Dataset, check_sizes, in_parallel, read_pairs
 from streamseg.data.layouts import VIDEOS
 from streamseg.train.config import TrainConfig
@@ -49,7 +49,7 @@ def batch_indices(step: int, count: int, config: TrainConfig) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Reel:
+class ClipIndex:
     """The files of all frames that training sees: the labelled ones in order, then those that only come before one."""
 
     images: tuple[Path, ...]
@@ -57,11 +57,11 @@ class Reel:
     """Of each labelled frame: which come before it in its recording, the latest first."""
 
 
-def wind(dataset: Dataset, window: int) -> Reel:
+def build_clip_index(dataset: Dataset, window: int) -> ClipIndex:
     """The frames of a data set for clips of up to so many frames."""
     images = [pair.image for pair in dataset.pairs]
     if window == 1:
-        return Reel(tuple(images), ((),) * len(images))
+        return ClipIndex(tuple(images), ((),) * len(images))
     if not dataset.sequences:
         needed = VIDEOS.get(dataset.name, "a data set of videos")
         raise ValueError(f"{dataset.name} {dataset.split} has no clips of {window} frames: a window needs {needed}.")
@@ -71,22 +71,24 @@ def wind(dataset: Dataset, window: int) -> Reel:
         for end in labels:
             earlier = sequence[max(0, end + 1 - window) : end]
             before[places[sequence[end]]] = tuple(places.setdefault(path, len(places)) for path in reversed(earlier))
-    return Reel(tuple(places), tuple(before))
+    return ClipIndex(tuple(places), tuple(before))
 
 
-def hold(dataset: Dataset, reel: Reel, device: torch.device, threads: int) -> tuple[Tensor, Tensor] | None:
+def cache_on_device(
+    dataset: Dataset, clip_index: ClipIndex, device: torch.device, threads: int
+) -> tuple[Tensor, Tensor] | None:
     """All images (M, 3, H, W) and labels (N, H, W) in the device's memory, if of one size and at most half of it."""
     frame, _ = dataset[0]
-    if (len(reel.images) + len(dataset) / 3) * frame.numel() > free_memory(device) / 2:
+    if (len(clip_index.images) + len(dataset) / 3) * frame.numel() > free_memory(device) / 2:
         return None
-    images = torch.empty((len(reel.images), *frame.shape), dtype=torch.uint8, device=device)
+    images = torch.empty((len(clip_index.images), *frame.shape), dtype=torch.uint8, device=device)
     labels = torch.empty((len(dataset), *frame.shape[1:]), dtype=torch.uint8, device=device)
     for i, (image, label) in enumerate(read_pairs(dataset, range(len(dataset)), threads)):
         if image.shape != frame.shape:
             return None
         images[i], labels[i] = image, label
     for i, image in enumerate(
-        in_parallel(dataset.read_image, reel.images[len(dataset) :], threads), start=len(dataset)
+        in_parallel(dataset.read_image, clip_index.images[len(dataset) :], threads), start=len(dataset)
     ):
         if image.shape != frame.shape:
             return None
@@ -101,12 +103,12 @@ def free_memory(device: torch.device) -> float:
     return machine.free_memory() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def weigh_classes(dataset: Dataset, held: tuple[Tensor, Tensor] | None, config: TrainConfig, threads: int) -> Tensor:
+def weight_classes(dataset: Dataset, cached: tuple[Tensor, Tensor] | None, config: TrainConfig, threads: int) -> Tensor:
     """A weight for each class, by how many pixels of it there are; all 1 unless the config weighs classes."""
     count = len(dataset.classes)
     if not config.class_weighting:
         return torch.ones(count)
-    labels = held[1] if held else (label for _, label in read_pairs(dataset, range(len(dataset)), threads))
+    labels = cached[1] if cached else (label for _, label in read_pairs(dataset, range(len(dataset)), threads))
     pixels = sum(label.flatten().bincount(minlength=IGNORE + 1)[:count].double().cpu() for label in labels)
     if not torch.as_tensor(pixels).any():
         raise ValueError(f"No pixel of {dataset.name} {dataset.split} has a class: streamseg check says more.")
@@ -135,8 +137,8 @@ class Batch(NamedTuple):
 
 def batches(
     dataset: Dataset,
-    reel: Reel,
-    held: tuple[Tensor, Tensor] | None,
+    clip_index: ClipIndex,
+    cached: tuple[Tensor, Tensor] | None,
     config: TrainConfig,
     first: int,
     share: tuple[int, int],
@@ -152,19 +154,19 @@ def batches(
     mine = slice(rank * config.batch // processes, (rank + 1) * config.batch // processes)
     steps = range(first, config.iterations)
     every = (batch_indices(step, len(dataset), config)[mine] for step in steps)
-    read = partial(read_clip, dataset, reel, config.window)
-    clips = iter(()) if held else in_parallel(read, (i for batch in every for i in batch), threads)
+    read = partial(read_clip, dataset, clip_index, config.window)
+    clips = iter(()) if cached else in_parallel(read, (i for batch in every for i in batch), threads)
     for step in steps:
         indices = batch_indices(step, len(dataset), config)[mine]
         seed = config.seed * 1_000_003 + step
-        drawn = draw(config.batch, config.scale, config.jitter, config.mixing, seed)[mine]
+        drawn = sample_params(config.batch, config.scale, config.jitter, config.mixing, seed)[mine]
         choice = drawn.to(device)
         motion = choice.motion if config.steadiness else None
-        if held:
+        if cached:
             chosen = on_device(torch.tensor(indices), device)
-            rows = on_device(torch.tensor([rows_before(i, reel, config.window) for i in indices]), device)
-            images, labels = augment(held[0][chosen], held[1][chosen], choice, config.crop)
-            past = augment_past(held[0][rows], choice, config.crop) if config.window > 1 else None
+            rows = on_device(torch.tensor([rows_before(i, clip_index, config.window) for i in indices]), device)
+            images, labels = augment(cached[0][chosen], cached[1][chosen], choice, config.crop)
+            past = augment_past(cached[0][rows], choice, config.crop) if config.window > 1 else None
         else:
             views = [augment_clip(next(clips), choice[i : i + 1], config.crop) for i in range(len(indices))]
             images, labels, past = (torch.cat(part) for part in zip(*views, strict=True))
@@ -173,33 +175,33 @@ def batches(
         if config.window == 1:
             yield Batch(images, labels, None, None, motion)
             continue
-        known = torch.tensor([len(reel.before[i]) for i in indices])
+        known = torch.tensor([len(clip_index.before[i]) for i in indices])
         count = (drawn.memory * config.window).long().minimum(known)
         seen = (torch.arange(config.window - 1) < count[:, None]).float()
         yield Batch(images, labels, past, on_device(seen, device), motion)
 
 
-def rows_before(i: int, reel: Reel, window: int) -> list[int]:
+def rows_before(i: int, clip_index: ClipIndex, window: int) -> list[int]:
     """The frames before a labelled one, as many as a window has; at the start of a recording the first stands in."""
-    before = reel.before[i]
+    before = clip_index.before[i]
     return [*before, *[(i, *before)[-1]] * (window - 1 - len(before))]
 
 
-def read_clip(dataset: Dataset, reel: Reel, window: int, i: int) -> tuple[Tensor, Tensor, Tensor]:
+def read_clip(dataset: Dataset, clip_index: ClipIndex, window: int, i: int) -> tuple[Tensor, Tensor, Tensor]:
     """A frame (3, H, W), its labels (H, W), and the frames (P, 3, H, W) before it."""
     frame, labels = dataset[i]
     past = torch.empty((window - 1, *frame.shape), dtype=torch.uint8)
     read: dict[int, Tensor] = {i: frame}
-    for k, row in enumerate(rows_before(i, reel, window)):
+    for k, row in enumerate(rows_before(i, clip_index, window)):
         if row not in read:
-            read[row] = dataset.read_image(reel.images[row])
-            check_sizes(frame, dataset.pairs[i].image, read[row], reel.images[row])
+            read[row] = dataset.read_image(clip_index.images[row])
+            check_sizes(frame, dataset.pairs[i].image, read[row], clip_index.images[row])
         past[k] = read[row]
     return frame, labels, past
 
 
 def augment_clip(
-    clip: tuple[Tensor, Tensor, Tensor], choice: Choice, crop: tuple[int, int]
+    clip: tuple[Tensor, Tensor, Tensor], choice: AugmentParams, crop: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A random view of a clip, as batches of one."""
     frame, labels, past = (part[None].to(choice.scale.device) for part in clip)

@@ -18,14 +18,14 @@ from streamseg.data.shards import open_dataset
 from streamseg.evaluate.images import validate
 from streamseg.models import checkpoint
 from streamseg.models.encoder import ResNet, load_imagenet
-from streamseg.models.fanet import FANet, start_gently
+from streamseg.models.fanet import FANet, init_as_identity
 from streamseg.parallel import distributed
-from streamseg.parallel.signals import stopping
+from streamseg.parallel.signals import StopSignals
 from streamseg.train import runlog
 from streamseg.train.config import TrainConfig
-from streamseg.train.feed import batches, hold, select, weigh_classes, wind
-from streamseg.train.resume import agree, check_out, is_again, restore, save_state
-from streamseg.train.trainee import Trainee
+from streamseg.train.feed import batches, build_clip_index, cache_on_device, select, weight_classes
+from streamseg.train.loss_module import LossModule
+from streamseg.train.resume import check_out, is_restarted, restore_state, save_state, sync_stop_signal
 
 ATTENTIONS = {
     "fast": "FastAttention",
@@ -68,7 +68,7 @@ def train(
     """
     config.check()
     share = rank, processes = distributed.start(device)
-    again = distributed.total(torch.tensor(int(is_again(out)), device=device))
+    again = distributed.all_reduce_sum(torch.tensor(int(is_restarted(out)), device=device))
     resume = resume or bool(again)
     check_out(out, resume)
     pieces = processes * config.accumulate
@@ -83,19 +83,19 @@ def train(
 
     torch.manual_seed(config.seed)
     torch.backends.cudnn.benchmark = True
-    description = describe(config, dataset.classes)
+    description = describe_checkpoint(config, dataset.classes)
     network = checkpoint.build(description)
     untrained = initial == "imagenet" and encoder_of(network) is None
     initial = "nothing" if untrained else initial
     if not resume:
-        begin(network, description, initial, encoder_weights)
+        load_initial_weights(network, description, initial, encoder_weights)
         if config.gentle and initial == "imagenet" and isinstance(network, FANet):
-            start_gently(network)
-    reel = wind(dataset, config.window)
-    held = hold(dataset, reel, device, threads)
-    trainee = Trainee(
+            init_as_identity(network)
+    clip_index = build_clip_index(dataset, config.window)
+    cached = cache_on_device(dataset, clip_index, device, threads)
+    trainee = LossModule(
         network,
-        weigh_classes(dataset, held, config, threads),
+        weight_classes(dataset, cached, config, threads),
         auxiliary=config.auxiliary,
         hard_pixels=config.hard_pixels,
         overlap=config.overlap,
@@ -109,9 +109,9 @@ def train(
     scaler = torch.amp.GradScaler(device.type, enabled=precision is torch.float16)
 
     parts = {"trainee": trainee, "average": average, "optimiser": optimiser, "scaler": scaler}
-    settings = {**asdict(config), "data": runlog.names_hash(dataset)}
-    first = restore(out, settings, parts) if resume else 0
-    log = runlog.Log(out, first, tensorboard, words) if rank == 0 else None
+    settings = {**asdict(config), "data": runlog.hash_names(dataset)}
+    first = restore_state(out, settings, parts) if resume else 0
+    log = runlog.RunLog(out, first, tensorboard, words) if rank == 0 else None
     if log and untrained:
         log.say(f"There are no ImageNet weights for {config.network}: it starts from nothing.")
     if log:
@@ -120,7 +120,7 @@ def train(
     def measure(done: int) -> None:
         """Log the accuracy after so many iterations, if it is not in the log; all processes share the work."""
         wanted = log is not None and not log.has_validation(done)
-        if validation and distributed.total(torch.tensor(int(wanted), device=device)):
+        if validation and distributed.all_reduce_sum(torch.tensor(int(wanted), device=device)):
             with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
                 score = validate(average, validation, threads=threads, share=share)
             if log:
@@ -137,11 +137,11 @@ def train(
             shared = DistributedDataParallel(trainee, broadcast_buffers=False)
     forward = torch.compile(shared) if compiled else shared
     trainee.train()
-    averages, currents = floats_of(average), floats_of(network)
+    averages, currents = float_tensors(average), float_tensors(network)
     last_save = time.monotonic()
 
-    with stopping() as stop:
-        source = batches(dataset, reel, held, config, first, share, device, threads)
+    with StopSignals() as stop:
+        source = batches(dataset, clip_index, cached, config, first, share, device, threads)
         for step in range(first, config.iterations):
             try:
                 batch = next(source)
@@ -149,10 +149,10 @@ def train(
                 if log and step > first:
                     save_state(out, step, settings, parts)
                 raise
-            set_rate(optimiser, config, step)
+            set_learning_rate(optimiser, config, step)
             torch.manual_seed(config.seed + step)  # so that dropout is the same in a run that was stopped and goes on
             for number, part in enumerate(batch.parts(config.accumulate), start=1):
-                with distributed.waiting(shared) if number < config.accumulate else nullcontext():
+                with distributed.no_gradient_sync(shared) if number < config.accumulate else nullcontext():
                     with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
                         images = part.images.contiguous(memory_format=torch.channels_last)
                         loss = forward(images, *part[1:]) / config.accumulate
@@ -164,13 +164,13 @@ def train(
             scaler.step(optimiser)
             scaler.update()
             optimiser.zero_grad(set_to_none=True)
-            follow(averages, currents, config.ema, step)
+            update_ema(averages, currents, config.ema, step)
 
             done = step + 1
             last = done == config.iterations
             logging = done % runlog.EVERY == 0 or last
             validating = done % config.validate_every == 0 or last
-            stopped = agree(stop.signal, done, device)
+            stopped = sync_stop_signal(stop.signal, done, device)
             saving = validating or stopped or time.monotonic() - last_save >= save_seconds
             if (logging or saving) and not trainee.losses.isfinite():
                 raise ValueError(
@@ -178,7 +178,7 @@ def train(
                 )
             if logging:
                 steps = (done - 1) % runlog.EVERY + 1
-                mean_loss = distributed.total(trainee.losses).item() / processes / steps
+                mean_loss = distributed.all_reduce_sum(trainee.losses).item() / processes / steps
                 trainee.losses.zero_()
                 if log:
                     log.step(config, done, mean_loss, optimiser.param_groups[-1]["lr"], device)
@@ -191,22 +191,24 @@ def train(
             if stopped and not last:
                 if log:
                     log.say(f"Stopped at iteration {done} of {config.iterations}: go on with --resume.")
-                distributed.leave()
+                distributed.stop()
                 sys.exit(128 + stopped)
             if validating and not last:
                 measure(done)
 
     weights = out / "weights.safetensors"
     if log:
-        checkpoint.save(halve(average), dataset.classes, weights, window=description.window, source=description.source)
+        checkpoint.save(
+            to_half(average), dataset.classes, weights, window=description.window, source=description.source
+        )
     measure(config.iterations)
     if log:
         log.finish()
-    distributed.leave()
+    distributed.stop()
     return weights
 
 
-def describe(config: TrainConfig, classes: Classes) -> checkpoint.Description:
+def describe_checkpoint(config: TrainConfig, classes: Classes) -> checkpoint.Description:
     """What the checkpoint of a run will say of itself."""
     variant = checkpoint.Variant(
         attention=ATTENTIONS[config.attention],
@@ -229,7 +231,7 @@ def encoder_of(network: checkpoint.Network) -> ResNet | None:
     return getattr(network, "encoder", None)
 
 
-def begin(
+def load_initial_weights(
     network: checkpoint.Network, description: checkpoint.Description, initial: str, encoder_weights: Path | None
 ) -> None:
     """Give a network the weights that it starts from."""
@@ -260,7 +262,7 @@ def class_layers(description: checkpoint.Description) -> list[str]:
     return [name for name in one if one[name].shape != two[name].shape]
 
 
-def make_optimiser(trainee: Trainee, config: TrainConfig) -> torch.optim.Optimizer:
+def make_optimiser(trainee: LossModule, config: TrainConfig) -> torch.optim.Optimizer:
     """SGD or AdamW; convolutions decay, the rest does not; the encoder has a rate of its own."""
     groups = []
     encoder = encoder_of(trainee.network)
@@ -277,7 +279,7 @@ def make_optimiser(trainee: Trainee, config: TrainConfig) -> torch.optim.Optimiz
     return torch.optim.AdamW(groups, lr=config.rate, fused=fused)
 
 
-def set_rate(optimiser: torch.optim.Optimizer, config: TrainConfig, step: int) -> None:
+def set_learning_rate(optimiser: torch.optim.Optimizer, config: TrainConfig, step: int) -> None:
     """The paper's schedule, (1 - progress)^0.9, after a linear warm-up."""
     progress = step / config.iterations
     warmth = min(1.0, (step + 1) / (config.warm_up * config.iterations + 1))
@@ -286,18 +288,18 @@ def set_rate(optimiser: torch.optim.Optimizer, config: TrainConfig, step: int) -
         group["lr"] = rate * group["share"]
 
 
-def floats_of(network: nn.Module) -> list[Tensor]:
+def float_tensors(network: nn.Module) -> list[Tensor]:
     """All weights and statistics of a network; they stay its own."""
     return [tensor for tensor in network.state_dict().values() if tensor.is_floating_point()]
 
 
 @torch.no_grad()
-def follow(average: list[Tensor], current: list[Tensor], memory: float, step: int) -> None:
+def update_ema(average: list[Tensor], current: list[Tensor], memory: float, step: int) -> None:
     """Move the average of the weights a step towards the weights; young averages forget faster."""
     torch._foreach_lerp_(average, current, 1 - min(memory, (1 + step) / (10 + step)))
 
 
-def halve(network: checkpoint.Network) -> checkpoint.Network:
+def to_half(network: checkpoint.Network) -> checkpoint.Network:
     """A network in fp16, half the size; as it is, if any of its numbers are too large for that."""
     half = copy.deepcopy(network).half()
     return half if all(tensor.isfinite().all() for tensor in half.state_dict().values()) else network

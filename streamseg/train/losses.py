@@ -35,7 +35,7 @@ def hard_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, threshol
     return (losses * share).sum(), share.sum()
 
 
-def overlap_counts(logits: Tensor, labels: Tensor) -> Tensor:
+def soft_iou_counts(logits: Tensor, labels: Tensor) -> Tensor:
     """Of each class (3, K): the soft intersection and union of prediction and truth, and the true pixels.
 
     They add up over the parts of a batch.
@@ -50,14 +50,14 @@ def overlap_counts(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([both, either, true_pixels])
 
 
-def overlap_loss(counts: Tensor) -> Tensor:
+def iou_loss(counts: Tensor) -> Tensor:
     """One minus the soft IoU, averaged over the classes that occur in the batch: the metric, made smooth."""
     both, either, true_pixels = counts
     occurs = true_pixels > 0
     return 1 - (both / either.clamp(min=1) * occurs).sum() / occurs.sum().clamp(min=1)
 
 
-def divergence(logits: Tensor, wanted: Tensor) -> Tensor:
+def kl_divergence(logits: Tensor, wanted: Tensor) -> Tensor:
     """How far the probabilities of logits (B, K, H, W) are from wanted ones: the KL divergence, a mean over pixels."""
     log_wanted = wanted.float().log_softmax(dim=1)
     return (log_wanted.exp() * (log_wanted - logits.float().log_softmax(dim=1))).sum(dim=1).mean()

@@ -22,7 +22,7 @@ def check_out(out: Path, resume: bool) -> None:
         raise ValueError(f"{out} already holds a run: go on with --resume, or give another --out.")
 
 
-def is_again(out: Path) -> bool:
+def is_restarted(out: Path) -> bool:
     """Whether torchrun starts a run again, after a process of it was lost, and there is a state to go on from."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (out / "state.pt").exists()
 
@@ -38,7 +38,7 @@ def save_state(out: Path, step: int, settings: dict[str, Any], parts: dict[str, 
         raise OSError(f"Could not write {path}: make room on the disk, then go on with --resume.") from error
 
 
-def restore(out: Path, settings: dict[str, Any], parts: dict[str, Any]) -> int:
+def restore_state(out: Path, settings: dict[str, Any], parts: dict[str, Any]) -> int:
     """Put a stopped run's state back; returns the step to go on from."""
     path = out / "state.pt"
     damaged = f"{path} is not the state of a run, or is damaged: start again in another folder."
@@ -49,7 +49,7 @@ def restore(out: Path, settings: dict[str, Any], parts: dict[str, Any]) -> int:
         usual = {field.name: field.default for field in fields(TrainConfig) if field.default is not MISSING}
         theirs = json.loads(json.dumps(usual)) | json.loads(state["settings"])
         changed = [name for name, ours in json.loads(json.dumps(settings)).items() if ours != theirs[name]]
-        options = " ".join(option(name, theirs[name]) for name in changed if name != "data")
+        options = " ".join(format_option(name, theirs[name]) for name in changed if name != "data")
         if not options.isprintable():
             raise ValueError(options)
     except Exception as error:  # a damaged or hostile file can fail in any way
@@ -66,7 +66,7 @@ def restore(out: Path, settings: dict[str, Any], parts: dict[str, Any]) -> int:
         raise ValueError(damaged) from error
 
 
-def option(name: str, value: Any) -> str:
+def format_option(name: str, value: Any) -> str:
     """A setting as it is given on the command line, for a shell."""
     name = name.replace("_", "-")
     if isinstance(value, bool):
@@ -76,7 +76,7 @@ def option(name: str, value: Any) -> str:
     return shlex.join([f"--{name}", *(map(str, value) if isinstance(value, list) else [str(value)])])
 
 
-def agree(signal_number: int, done: int, device: torch.device) -> int:
+def sync_stop_signal(signal_number: int, done: int, device: torch.device) -> int:
     """A stop signal that any of the processes got, so that all stop at the same iteration; they ask every tenth."""
     if not torch.distributed.is_initialized():
         return signal_number

@@ -28,7 +28,7 @@ SILENCE = 10.0
 """Seconds after which a line is shown before the next entry: on a CPU, EVERY iterations can take many minutes."""
 
 
-class Log:
+class RunLog:
     """What a run tells: log.jsonl, a live line on the terminal, TensorBoard if asked, curves at the end."""
 
     def __init__(self, out: Path, first: int, tensorboard: bool, words: TextIO | None = None):
@@ -78,7 +78,7 @@ class Log:
             "initial": initial,
             "data": str(data),
             "frames": len(dataset),
-            "fingerprint": fingerprint(dataset),
+            "fingerprint": hash_files(dataset),
             "sessions": [*earlier, session],
         }
         with written_whole(path) as temporary:
@@ -188,13 +188,13 @@ def peak_memory(device: torch.device) -> float:
     return machine.peak_memory()
 
 
-def names_hash(dataset: Dataset) -> str:
+def hash_names(dataset: Dataset) -> str:
     """A hash of a data set's classes and of the names of its frames, wherever they lie."""
     names = [*dataset.classes.names, *(pair.image.name for pair in dataset.pairs)]
     return hashlib.sha256("\n".join(names).encode()).hexdigest()
 
 
-def fingerprint(dataset: Dataset) -> str:
+def hash_files(dataset: Dataset) -> str:
     """A hash of the names and sizes of a data set's files."""
     files = [f"{path.name} {dataset.size_of(path)}" for pair in dataset.pairs for path in (pair.image, pair.labels)]
     return hashlib.sha256("\n".join(files).encode()).hexdigest()

@@ -258,14 +258,14 @@ def test_an_evaluation_on_a_cluster_has_the_figures_of_one_process(folder, drive
         work = worker(*given, "cpu")
         yield from (work(row) for row in reversed(rows))
 
-    monkeypatch.setattr("streamseg.parallel.cluster.connected", lambda address: nullcontext())
-    monkeypatch.setattr("streamseg.parallel.cluster.spread", spread)
+    monkeypatch.setattr("streamseg.parallel.cluster.ray_cluster", lambda address: nullcontext())
+    monkeypatch.setattr("streamseg.parallel.cluster.map_on_cluster", spread)
     monkeypatch.setattr("streamseg.evaluate.images.SHARD", 2)
     asked = ["evaluate", "camvid.safetensors", "--dataset", "camvid", "--data", drive, "--split", "train"]
     assert run(monkeypatch, *asked, "--json", "alone.json") == 0
     assert run(monkeypatch, *asked, "--json", "spread.json", "--ray") == 0
     assert Path("spread.json").read_text() == Path("alone.json").read_text()
-    monkeypatch.setattr("streamseg.parallel.cluster.spread", lambda *_, **__: iter(()))
+    monkeypatch.setattr("streamseg.parallel.cluster.map_on_cluster", lambda *_, **__: iter(()))
     assert "7 frames were not measured" in complaint(monkeypatch, capsys, *asked, "--ray")
     assert "leave out --ray" in complaint(monkeypatch, capsys, *asked, "--ray", "--window", "2")
 

@@ -489,14 +489,14 @@ def test_a_deadline_that_cannot_be_held_is_told_of_with_the_sizes(here, segment,
 
 
 def test_the_line_while_it_runs_shows_how_far_it_is(here, segment, monkeypatch, capsys):
-    look = Folded.look
+    look = Folded.run_stem
 
     def slowly(*arguments):
         time.sleep(0.05)
         return look(*arguments)
 
     make_clip(Path("v.mp4"), 15)
-    monkeypatch.setattr(Folded, "look", slowly)
+    monkeypatch.setattr(Folded, "run_stem", slowly)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert segment("v.mp4") == 0
     assert re.search(r"\rframe \d+/15 \(\d+ %\) · ", capsys.readouterr().err.replace("\x1b[K", ""))
@@ -522,7 +522,7 @@ def test_a_past_that_fades_and_scenes_that_change_are_seen_to(here, segment, mod
 
 
 def test_large_pictures_are_seen_tile_by_tile(here, segment, model, monkeypatch):
-    monkeypatch.setattr(pipeline, "PIXELS", 10_000)
+    monkeypatch.setattr(pipeline, "MAX_PIXELS", 10_000)
     paint("a.png", 3, (128, 192))
     assert segment("a.png", "--labels", "--tile") == 0
     expected, _ = streamseg.label_tiled(model, picture(3, (128, 192)))
@@ -708,7 +708,7 @@ NO_MEMORY = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("Defaul
 @pytest.mark.parametrize("error", [*NO_MEMORY, MemoryError()])
 def test_a_network_without_memory_is_a_sentence_and_leaves_nothing(here, segment, monkeypatch, capsys, error):
     make_clip(Path("a.mp4"), 5)
-    monkeypatch.setattr(Folded, "look", failing(error))
+    monkeypatch.setattr(Folded, "run_stem", failing(error))
     status = segment("a.mp4", "out", "--labels", "--json", "a.json")
     assert "There is not enough memory for pictures of this size" in complaint(capsys, status)
     assert made(here) == ["a.mp4"]
@@ -716,7 +716,7 @@ def test_a_network_without_memory_is_a_sentence_and_leaves_nothing(here, segment
 
 def test_a_fault_of_our_own_is_not_hidden_and_leaves_nothing(here, segment, monkeypatch):
     make_clip(Path("a.mp4"), 5)
-    monkeypatch.setattr(Folded, "look", failing(RuntimeError("size mismatch")))
+    monkeypatch.setattr(Folded, "run_stem", failing(RuntimeError("size mismatch")))
     with pytest.raises(RuntimeError, match="size mismatch"):
         segment("a.mp4", "out.mp4", "--labels", "--json", "a.json")
     assert made(here) == ["a.mp4"]

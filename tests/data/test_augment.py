@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from streamseg.data.augment import SHIFT, ZOOM, Choice, augment, augment_past, draw, mix, move
+from streamseg.data.augment import SHIFT, ZOOM, AugmentParams, augment, augment_past, mix, sample_params, shift_camera
 
 
 def choose(batch=1, scale=1.0, flip=1.0, place=(0.0, 0.0), brightness=1.0, contrast=1.0, saturation=1.0):
-    return Choice(
+    return AugmentParams(
         scale=torch.full((batch,), scale),
         flip=torch.full((batch,), flip),
         place=torch.tensor(place).expand(batch, 2),
@@ -87,9 +87,9 @@ def test_colours_change_and_labels_do_not(batch):
 
 
 def test_a_draw_is_repeatable_and_within_its_ranges():
-    choice = draw(2000, (0.5, 2.0), 0.4, 0.25, seed=3)
-    assert choice.scale.equal(draw(2000, (0.5, 2.0), 0.4, 0.25, seed=3).scale)
-    assert not choice.scale.equal(draw(2000, (0.5, 2.0), 0.4, 0.25, seed=4).scale)
+    choice = sample_params(2000, (0.5, 2.0), 0.4, 0.25, seed=3)
+    assert choice.scale.equal(sample_params(2000, (0.5, 2.0), 0.4, 0.25, seed=3).scale)
+    assert not choice.scale.equal(sample_params(2000, (0.5, 2.0), 0.4, 0.25, seed=4).scale)
     assert 0.5 <= choice.scale.min() < 0.55 < 1.9 < choice.scale.max() <= 2.0
     assert 0.45 < (choice.flip == 1).float().mean() < 0.55
     assert 0.6 <= choice.contrast.min() < 0.65 < 1.35 < choice.contrast.max() <= 1.4
@@ -112,13 +112,13 @@ def test_mixing_pastes_whole_classes_of_the_neighbour_with_their_labels(batch):
 
 
 def test_no_mixing_pastes_nothing():
-    assert not draw(100, (1.0, 1.0), 0.0, 0.0, seed=0).pasted.any()
-    assert not draw(100, (1.0, 1.0), 0.0, 1.0, seed=0).pasted[:, 255].any()
+    assert not sample_params(100, (1.0, 1.0), 0.0, 0.0, seed=0).pasted.any()
+    assert not sample_params(100, (1.0, 1.0), 0.0, 1.0, seed=0).pasted[:, 255].any()
 
 
 def test_the_frames_of_a_clip_are_seen_as_its_last(batch):
     images, labels = batch
-    choice = draw(3, (0.5, 2.0), 0.5, 0.0, seed=1)
+    choice = sample_params(3, (0.5, 2.0), 0.5, 0.0, seed=1)
     views, _ = augment(images, labels, choice, (16, 24))
     past = augment_past(torch.stack([images, images.flip(0)], dim=1), choice, (16, 24))
     assert past[:, 0].equal(views)
@@ -127,13 +127,13 @@ def test_the_frames_of_a_clip_are_seen_as_its_last(batch):
 
 def test_a_motion_moves_a_map_and_back():
     x = torch.arange(40.0).expand(1, 1, 24, 40)
-    right = move(x, torch.tensor([[1.0, 0.1, 0.0]]))  # two pixels of forty
+    right = shift_camera(x, torch.tensor([[1.0, 0.1, 0.0]]))  # two pixels of forty
     torch.testing.assert_close(right[..., :38], x[..., 2:], atol=1e-3, rtol=0)
     smooth = F.interpolate(torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)), (48, 60), mode="bicubic")
     motion = torch.tensor([[1.03, 0.04, -0.02], [0.98, -0.04, 0.04]])
-    back = move(move(smooth, motion), motion, back=True)
+    back = shift_camera(shift_camera(smooth, motion), motion, back=True)
     torch.testing.assert_close(back[..., 4:-4, 4:-4], smooth[..., 4:-4, 4:-4], atol=0.02, rtol=0)
-    torch.testing.assert_close(move(smooth, torch.tensor([1.0, 0.0, 0.0]).expand(2, 3)), smooth)
+    torch.testing.assert_close(shift_camera(smooth, torch.tensor([1.0, 0.0, 0.0]).expand(2, 3)), smooth)
 
 
 @pytest.mark.parametrize("motion", [(1.03, 0.04, -0.02), (1.5, 0.3, -0.2), (0.7, -0.2, 0.3), (2.0, 0.0, 0.5)])
@@ -143,7 +143,7 @@ def test_what_a_motion_moves_to_a_place_it_moves_back_from_there(motion):
     places = torch.stack([x.expand(512, -1), y[:, None].expand(-1, 768)])
     zoom, shift = motion[0], torch.tensor(motion[1:]).view(2, 1, 1)
     for back, expected in ((False, zoom * places + shift), (True, (places - shift) / zoom)):
-        found = move(places[None], torch.tensor([motion]), back)[0]
+        found = shift_camera(places[None], torch.tensor([motion]), back)[0]
         inside = (expected.abs() < 1 - 2 / 512).all(dim=0)
         assert inside.float().mean() > 0.1
         # a tenth of a pixel
@@ -151,7 +151,7 @@ def test_what_a_motion_moves_to_a_place_it_moves_back_from_there(motion):
 
 
 def test_motions_are_small_and_of_all_kinds():
-    motion = draw(1000, (1.0, 1.0), 0.5, 0.0, seed=0).motion
+    motion = sample_params(1000, (1.0, 1.0), 0.5, 0.0, seed=0).motion
     assert motion[:, 0].sub(1).abs().max() <= ZOOM
     assert motion[:, 1:].abs().max() <= SHIFT
     assert motion.std(dim=0).min() > 0.01

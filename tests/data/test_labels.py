@@ -9,7 +9,7 @@ from PIL import Image
 
 from streamseg.classes import CAMVID, IGNORE
 from streamseg.data.datasets import camvid, cityscapes, coco_stuff, folder
-from streamseg.data.labels import CAMVID_COLOURS, ForeignIdsError, camvid_table, ranges, translate
+from streamseg.data.labels import CAMVID_COLOURS, UnknownIdsError, camvid_table, format_ranges, translate
 
 
 def test_labels_are_those_of_their_ids():
@@ -25,7 +25,7 @@ def test_labels_are_those_of_their_ids():
 def test_any_id_that_stands_for_no_class_is_foreign(tmp_path, foreign):
     ids = torch.tensor([[3, 7], [foreign, 7]], dtype=torch.int32)
     with pytest.raises(
-        ForeignIdsError, match=rf"a\.png holds ids that stand for no class: {foreign}; expected"
+        UnknownIdsError, match=rf"a\.png holds ids that stand for no class: {foreign}; expected"
     ) as caught:
         translate(ids, {3: 0, 7: 1, 200: 2}, tmp_path / "a.png")
     assert caught.value.foreign == [foreign]
@@ -109,4 +109,4 @@ def test_damaged_labels_are_named(tmp_path):
 
 
 def test_ranges_are_short():
-    assert ranges([3, 1, 2, 255, 7, 8]) == "1–3, 7–8, 255"
+    assert format_ranges([3, 1, 2, 255, 7, 8]) == "1–3, 7–8, 255"

@@ -9,9 +9,9 @@ from runs import CPU, FANET, TINY, run
 from streamseg.data import shards
 from streamseg.data.datasets import camvid, folder
 from streamseg.data.shards import open_dataset, pack
-from streamseg.io.stores import reach
-from streamseg.train.feed import batches, wind
-from streamseg.train.runlog import fingerprint
+from streamseg.io.stores import open_store
+from streamseg.train.feed import batches, build_clip_index
+from streamseg.train.runlog import hash_files
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +56,14 @@ def test_training_is_fed_the_same_from_shards_as_from_the_files(toy, packed):
     fed = []
     for data in (toy, packed):
         dataset = open_dataset("folder", data, "train")
-        fed.append(list(batches(dataset, wind(dataset, 1), None, config, 0, (0, 1), CPU, 2)))
+        fed.append(list(batches(dataset, build_clip_index(dataset, 1), None, config, 0, (0, 1), CPU, 2)))
     for ours, theirs in zip(*fed, strict=True):
         assert ours.images.equal(theirs.images)
         assert ours.labels.equal(theirs.labels)
 
 
 def test_shards_in_a_store_are_read_in_place(packed):
-    store, path = reach("memory://shards")
+    store, path = open_store("memory://shards")
     store.put(str(packed), path, recursive=True)
     there, here = open_dataset("folder", Path("memory://shards"), "train"), open_dataset("folder", packed, "train")
     frame, labels = there[3]
@@ -136,4 +136,4 @@ def test_a_span_is_where_the_file_is_whatever_its_name(tmp_path):
 def test_a_packed_data_set_has_the_sizes_of_its_files(packed, toy):
     ours = open_dataset("folder", packed, "train")
     assert ours.size_of(ours.pairs[0].image) == (toy / "images" / "0.png").stat().st_size
-    assert len(fingerprint(ours)) == 64  # which run.json has of the data
+    assert len(hash_files(ours)) == 64  # which run.json has of the data

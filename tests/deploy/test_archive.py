@@ -18,12 +18,20 @@ from pyarrow import parquet
 import streamseg
 from streamseg import cli
 from streamseg.deploy import archive
-from streamseg.deploy.archive import Orders, Report, Segmenter, find_recordings, line, look_through, settle
-from streamseg.io.stores import reach, read_text
+from streamseg.deploy.archive import (
+    ArchiveSettings,
+    ArchiveWorker,
+    Report,
+    find_finished,
+    find_recordings,
+    format_report,
+    open_archive,
+)
+from streamseg.io.stores import open_store, read_text
 from streamseg.io.video import read_label_video
 from streamseg.stream.label_frames import LastFrames
 
-ORDERS = Orders(None, LastFrames(1))
+ORDERS = ArchiveSettings(None, LastFrames(1))
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install '.[distributed]'")
 
@@ -42,7 +50,7 @@ def videos(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def segmenter():
-    return lambda out, orders=ORDERS: Segmenter(orders, str(out), "cpu")
+    return lambda out, orders=ORDERS: ArchiveWorker(orders, str(out), "cpu")
 
 
 @pytest.fixture
@@ -67,8 +75,8 @@ def here(monkeypatch):
             pass
 
     monkeypatch.setattr("streamseg.parallel.cluster.check_installed", lambda: None)
-    monkeypatch.setattr("streamseg.parallel.cluster.connected", Connected)
-    monkeypatch.setattr("streamseg.parallel.cluster.spread", spread)
+    monkeypatch.setattr("streamseg.parallel.cluster.ray_cluster", Connected)
+    monkeypatch.setattr("streamseg.parallel.cluster.map_on_cluster", spread)
     return rows
 
 
@@ -151,7 +159,7 @@ def test_a_damaged_video_gives_what_it_has_and_says_so(videos, tmp_path, segment
     assert 0 < row["frames"] < 60
     assert row["problem"].startswith(f"{videos}/day2/cut.mkv is cut short: only ")
     assert files(tmp_path) == ["cut.mkv/frames.parquet", "cut.mkv/labels.mkv", "cut.mkv/problem.txt"]
-    assert look_through(str(tmp_path)) == ({"cut.mkv"}, {"cut.mkv": row["problem"]})
+    assert find_finished(str(tmp_path)) == ({"cut.mkv"}, {"cut.mkv": row["problem"]})
 
 
 def test_what_is_no_video_leaves_nothing_but_a_sentence(videos, tmp_path, segmenter):
@@ -171,7 +179,7 @@ def test_a_full_disk_stops_the_job(videos, tmp_path, segmenter, monkeypatch, her
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert row["stop"].startswith(f"Could not write {tmp_path}/b.mp4")
     assert files(tmp_path) == []
-    monkeypatch.setattr(Segmenter, "__call__", lambda self, row: {"stop": "Could not write x: Full."})
+    monkeypatch.setattr(ArchiveWorker, "__call__", lambda self, row: {"stop": "Could not write x: Full."})
     with pytest.raises(OSError, match="^Could not write x: Full. What is finished stays: the same command goes on"):
         archive.segment_archive([f"{videos}/day1"], str(tmp_path / "out"), ORDERS, "local")
 
@@ -207,7 +215,7 @@ def test_a_job_does_what_is_left_and_nothing_twice(videos, tmp_path, here):
 
 
 def test_videos_and_results_can_be_in_a_store(videos, here):
-    store, path = reach("memory://bucket")
+    store, path = open_store("memory://bucket")
     store.put(str(videos / "day1"), f"{path}/videos", recursive=True)
     job = ["memory://bucket/videos/*.mp4"], "memory://bucket/out", ORDERS, "local"
     report = archive.segment_archive(*job)
@@ -220,32 +228,32 @@ def test_videos_and_results_can_be_in_a_store(videos, here):
 
 
 def test_a_worker_that_keeps_dying_costs_its_video_alone(videos, tmp_path, here, monkeypatch):
-    monkeypatch.setattr("streamseg.parallel.cluster.spread", lambda *_, **__: iter(()))
+    monkeypatch.setattr("streamseg.parallel.cluster.map_on_cluster", lambda *_, **__: iter(()))
     report = archive.segment_archive([f"{videos}/day1"], str(tmp_path / "out"), ORDERS, "local")
     assert report.problems["a.mp4"] == "a.mp4 was not finished: its worker failed, or died 3 times."
     assert report.finished == 0
 
 
 def test_an_archive_is_gone_on_with_under_the_same_settings_alone(tmp_path):
-    settings = archive.describe(ORDERS, "/videos")
-    settle(str(tmp_path / "new"), settings)
-    settle(str(tmp_path / "new"), settings)
-    other = archive.describe(replace(ORDERS, window=LastFrames(2), size=(64, 96)), "/videos")
+    settings = archive.describe_archive(ORDERS, "/videos")
+    open_archive(str(tmp_path / "new"), settings)
+    open_archive(str(tmp_path / "new"), settings)
+    other = archive.describe_archive(replace(ORDERS, window=LastFrames(2), size=(64, 96)), "/videos")
     with pytest.raises(ValueError, match="was begun with other window, size: give the same ones to go on"):
-        settle(str(tmp_path / "new"), other)
+        open_archive(str(tmp_path / "new"), other)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     for taken in (tmp_path / "full", tmp_path / "full" / "mine.txt"):
         with pytest.raises(ValueError, match="is there already, and no archive: give a new folder to write to.$"):
-            settle(str(taken), settings)
+            open_archive(str(taken), settings)
 
 
 @pytest.mark.parametrize("text", ["", "{", "3", "[]x", "[1]", "null", "[" * 100_000])
 def test_damaged_settings_of_an_archive_are_told(tmp_path, text):
-    settle(str(tmp_path / "out"), archive.describe(ORDERS, "/videos"))
+    open_archive(str(tmp_path / "out"), archive.describe_archive(ORDERS, "/videos"))
     (tmp_path / "out" / "archive.json").write_text(text)
     with pytest.raises(ValueError, match="archive.json is damaged: restore it, or give another folder to write to.$"):
-        settle(str(tmp_path / "out"), archive.describe(ORDERS, "/videos"))
+        open_archive(str(tmp_path / "out"), archive.describe_archive(ORDERS, "/videos"))
 
 
 def test_damaged_statistics_of_a_video_are_told(tmp_path):
@@ -257,20 +265,20 @@ def test_damaged_statistics_of_a_video_are_told(tmp_path):
 def test_other_weights_under_the_same_name_do_not_go_on_with_an_archive(tmp_path):
     orders = replace(ORDERS, weights=tmp_path / "mine.safetensors")
     orders.weights.write_bytes(b"some weights")
-    settings = archive.describe(orders, "/videos")
-    settle(str(tmp_path / "out"), settings)
+    settings = archive.describe_archive(orders, "/videos")
+    open_archive(str(tmp_path / "out"), settings)
     moved = replace(orders, weights=tmp_path / "the same elsewhere")
     moved.weights.write_bytes(b"some weights")
-    settle(str(tmp_path / "out"), archive.describe(moved, "/videos"))
+    open_archive(str(tmp_path / "out"), archive.describe_archive(moved, "/videos"))
     orders.weights.write_bytes(b"other weights")
     with pytest.raises(ValueError, match="was begun with other weights: give the same ones to go on"):
-        settle(str(tmp_path / "out"), archive.describe(orders, "/videos"))
+        open_archive(str(tmp_path / "out"), archive.describe_archive(orders, "/videos"))
 
 
 def test_a_line_tells_how_a_job_stands():
     report = Report(40, 10, 15, 1500, 60.0, 0.5, {"a.mp4": "bad"})
-    assert line(report) == "25/40 videos  1,500 frames  25.0 frames/s  0:01:00 left  1 with problems"
-    assert line(Report(40, 40)) == "40/40 videos  0 frames"
+    assert format_report(report) == "25/40 videos  1,500 frames  25.0 frames/s  0:01:00 left  1 with problems"
+    assert format_report(Report(40, 40)) == "40/40 videos  0 frames"
 
 
 def test_the_command_line_lists_what_went_wrong_and_exits_with_1(videos, tmp_path, here, monkeypatch, capsys):
@@ -329,7 +337,7 @@ def test_a_job_on_ray_survives_the_death_of_a_worker(tmp_path, monkeypatch, caps
     assert killed
     assert "6/6 videos  195 frames" in capsys.readouterr().out
     assert not list(out.glob(".streamseg-*"))
-    work = Segmenter(ORDERS, str(alone), "cpu")
+    work = ArchiveWorker(ORDERS, str(alone), "cpu")
     for i in range(6):
         work({"address": str(videos / f"{i}.mp4"), "place": f"{i}.mp4"})
         ours, theirs = (folder / f"{i}.mp4" / "labels.mkv" for folder in (out, alone))

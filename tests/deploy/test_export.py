@@ -158,7 +158,7 @@ def test_the_verb_writes_an_int8_file_with_state_that_segment_takes(tmp_path, mo
     # every other one of the samples it was calibrated with
     assert re.match(r"a.onnx: \d\d.* % of the labels are the network's own on 3 pictures \(mean IoU \d\d", told)
     assert told.endswith(" % over a clip of 50 frames\n")
-    about, shipped = open_exported("a.onnx").manifest, streamseg.describe(checkpoint.SHIPPED)
+    about, shipped = open_exported("a.onnx").manifest, streamseg.describe(checkpoint.BUNDLED)
     assert (about.precision, about.size, about.averages) == ("int8", (128, 256), shipped.variant.averages)
     assert (about.classes, about.window, about.source) == (shipped.classes, shipped.window, shipped.source)
     assert [*about.inputs] == ["frame", "past1", "past2", "past3", "past4", "weight"]

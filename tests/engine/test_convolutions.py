@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional as F
 
 from streamseg.engine import convolutions
-from streamseg.engine.convolutions import ByteConvolution, Bytes, Convolution, Measured, Winograd, to_bytes, to_float
+from streamseg.engine.convolutions import FusedConv, Int8Conv, Int8Map, RangeObserver, WinogradConv, quantise, to_float
 
 
 def noise(*shape, seed=0):
@@ -14,7 +14,7 @@ def noise(*shape, seed=0):
 
 @pytest.fixture
 def convolution():
-    return Convolution(noise(16, 8, 3, 3) / 8, torch.linspace(-1, 1, 16), 2, 1)
+    return FusedConv(noise(16, 8, 3, 3) / 8, torch.linspace(-1, 1, 16), 2, 1)
 
 
 def test_a_convolution_does_what_follows_it(convolution):
@@ -27,14 +27,14 @@ def test_a_convolution_does_what_follows_it(convolution):
 
 def test_bytes_are_numbers_of_a_scale():
     x = torch.tensor([-1.0, 0.0, 0.1, 1.0, 2.0]).view(1, 1, 1, 5)
-    found = to_bytes(x, 1 / 255)
+    found = quantise(x, 1 / 255)
     assert found.values.flatten().tolist() == [0, 0, 26, 255, 255]
     torch.testing.assert_close(to_float(found), x.clamp(0, 1), atol=0.002, rtol=0)
     assert to_float(x) is x
 
 
 def test_measured_convolutions_note_the_largest_numbers(convolution):
-    measured = Measured(convolution)
+    measured = RangeObserver(convolution)
     for scale in (1.0, 3.0, 2.0):
         x = scale * noise(1, 8, 6, 6)
         torch.testing.assert_close(measured.relu(x), convolution.relu(x))
@@ -46,19 +46,19 @@ def test_measured_convolutions_note_the_largest_numbers(convolution):
 def test_a_convolution_of_bytes_is_near_one_of_floats(convolution, given):
     x, shortcut = noise(2, 8, 9, 12).relu(), noise(2, 16, 5, 6, seed=1)
     expected, summed = convolution.relu(x), convolution.add_relu(x, shortcut)
-    ours = ByteConvolution(convolution, x.max().item(), max(expected.max(), summed.max()).item() if given else None)
+    ours = Int8Conv(convolution, x.max().item(), max(expected.max(), summed.max()).item() if given else None)
     for found, wanted in (
         (ours.relu(x), expected),
-        (ours.relu(to_bytes(x, x.max().item() / 255)), expected),
+        (ours.relu(quantise(x, x.max().item() / 255)), expected),
         (ours.add_relu(x, shortcut), summed),
     ):
-        assert isinstance(found, Bytes) == given
+        assert isinstance(found, Int8Map) == given
         assert (to_float(found) - wanted).abs().max() < 0.02 * wanted.max()
     assert (ours.plain(x) - convolution.plain(x)).abs().max() < 0.02 * expected.max()
 
 
 def test_maps_of_several_sizes_go_through_one_convolution_of_bytes(convolution):
-    ours = ByteConvolution(convolution, 3.0, None)
+    ours = Int8Conv(convolution, 3.0, None)
     for size in (8, 12, 8):
         x = noise(1, 8, size, size).relu().clamp(max=3)
         assert (ours.relu(x) - convolution.relu(x)).abs().max() < 0.05
@@ -67,8 +67,8 @@ def test_maps_of_several_sizes_go_through_one_convolution_of_bytes(convolution):
 @pytest.mark.parametrize(("inputs", "side"), [(12, 4), (64, 3), (64, 1), (3, 3)])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_bytes_and_weights_are_summed_exactly(inputs, side, sign):
-    ours = ByteConvolution(Convolution(sign * torch.ones(16, inputs, side, side), torch.zeros(16)), 255.0, None)
-    found = ours.plain(Bytes(torch.full((1, inputs, 8, 8), 255, dtype=torch.uint8), 1.0))
+    ours = Int8Conv(FusedConv(sign * torch.ones(16, inputs, side, side), torch.zeros(16)), 255.0, None)
+    found = ours.plain(Int8Map(torch.full((1, inputs, 8, 8), 255, dtype=torch.uint8), 1.0))
     torch.testing.assert_close(found, torch.full_like(found, sign * 255.0 * inputs * side**2), atol=0, rtol=1e-5)
 
 
@@ -77,8 +77,8 @@ def test_winograd_s_way_gives_the_convolution(size, monkeypatch):
     monkeypatch.setattr(convolutions, "SQUARES", 2)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 32, *size, generator=generator).contiguous(memory_format=torch.channels_last)
-    plain = Convolution(torch.randn(16, 32, 3, 3, generator=generator), torch.randn(16, generator=generator), 1, 1)
-    ours = Winograd(plain)
+    plain = FusedConv(torch.randn(16, 32, 3, 3, generator=generator), torch.randn(16, generator=generator), 1, 1)
+    ours = WinogradConv(plain)
     ours.relu(-x)
     found, expected = ours.relu(x), plain.relu(x)
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)

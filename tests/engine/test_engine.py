@@ -13,8 +13,8 @@ from torch import nn
 
 import streamseg
 from streamseg.engine import convolutions, fast
-from streamseg.engine.engine import FrameByFrame, Plain
-from streamseg.engine.fast import accelerate, engine_for
+from streamseg.engine.engine import EagerEngine, ImageEngine
+from streamseg.engine.fast import accelerate, pick_engine
 from streamseg.models import baselines
 from streamseg.models.layers import check_image
 from streamseg.stream.label_frames import label_frame, label_frames, segment, step_batch
@@ -68,7 +68,7 @@ def call_from_threads(engine, frames, calls):
     ("device", "precision", "calls"),
     [
         ("cpu", "fp32", 12),
-        pytest.param("cpu", "int8", 12, marks=pytest.mark.skipif(not convolutions.has_bytes(), reason="no int8")),
+        pytest.param("cpu", "int8", 12, marks=pytest.mark.skipif(not convolutions.has_int8(), reason="no int8")),
         pytest.param("cuda", "fp16", 1000, marks=GPU.marks),
     ],
 )
@@ -110,19 +110,22 @@ def test_streams_in_threads_keep_to_themselves(network):
         assert all(torch.stack(labels).equal(torch.stack(again)) for again in theirs)
 
 
-@pytest.mark.skipif(not convolutions.has_bytes(), reason="no int8")
+@pytest.mark.skipif(not convolutions.has_int8(), reason="no int8")
 def test_threads_learn_the_ranges_of_bytes_together(network):
     engine = accelerate(network, "int8")
-    call_from_threads(engine, [noise(40, 64, seed) for seed in range(4)], fast.LEARNED)
+    call_from_threads(engine, [noise(40, 64, seed) for seed in range(4)], fast.CALIBRATION_FRAMES)
     assert not engine.learning
     assert engine.seen == []
     frame = noise(40, 64)
     assert engine(frame).equal(engine(frame))
 
 
-@pytest.mark.skipif(not convolutions.has_bytes(), reason="no int8")
+@pytest.mark.skipif(not convolutions.has_int8(), reason="no int8")
 def test_bytes_learn_from_the_frames_as_they_were(network):
-    buffer, frames = torch.empty(3, 40, 64, dtype=torch.uint8), [noise(40, 64, seed) for seed in range(fast.LEARNED)]
+    buffer, frames = (
+        torch.empty(3, 40, 64, dtype=torch.uint8),
+        [noise(40, 64, seed) for seed in range(fast.CALIBRATION_FRAMES)],
+    )
     ours, theirs = accelerate(network, "int8"), accelerate(network, "int8", frames)
     for frame in frames:
         ours(buffer.copy_(frame))
@@ -160,10 +163,10 @@ def test_inference_mode_may_begin_and_end_between_calls(network, device, inside)
     labels[0] = 3  # made outside of it, it can be changed there
 
 
-@pytest.mark.skipif(not convolutions.has_bytes(), reason="no int8")
+@pytest.mark.skipif(not convolutions.has_int8(), reason="no int8")
 def test_bytes_may_be_learned_in_inference_mode_and_used_outside_of_it(network):
     frame, engine = noise(40, 64), accelerate(network, "int8")
-    for number in range(fast.LEARNED):
+    for number in range(fast.CALIBRATION_FRAMES):
         with torch.inference_mode(number % 2 == 0):
             engine(frame)
     with torch.inference_mode():
@@ -172,11 +175,11 @@ def test_bytes_may_be_learned_in_inference_mode_and_used_outside_of_it(network):
 
 
 def test_the_weights_that_ship_may_be_loaded_in_inference_mode(monkeypatch):
-    streamseg.stream.label_frames.shipped.cache_clear()
+    streamseg.stream.label_frames.bundled_model.cache_clear()
     with torch.inference_mode():
         expected = segment(noise(40, 64))
     assert segment(noise(40, 64)).equal(expected)
-    assert not any(weight.is_inference() for weight in streamseg.stream.label_frames.shipped().parameters())
+    assert not any(weight.is_inference() for weight in streamseg.stream.label_frames.bundled_model().parameters())
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -198,7 +201,7 @@ def test_a_network_of_any_attention_becomes_an_engine_to_call(attention):
 @pytest.mark.parametrize("attention", ATTENTIONS[:4])
 def test_int8_of_another_attention_is_refused(attention):
     model = streamseg.fanet18(classes=5, attention=attention).eval()
-    for make in (lambda: accelerate(model, "int8"), lambda: engine_for(model, torch.device("cpu"), "int8")):
+    for make in (lambda: accelerate(model, "int8"), lambda: pick_engine(model, torch.device("cpu"), "int8")):
         with pytest.raises(
             ValueError, match=f"int8 needs a FANet with fast attention, and this one has {attention.__name__}"
         ):
@@ -209,7 +212,7 @@ def test_int8_of_other_networks_is_refused():
     with pytest.raises(ValueError, match="int8 needs a FANet with fast attention, and this one has Conv-0 reduced"):
         accelerate(streamseg.fanet18(classes=5, reduction="Conv-0").eval(), "int8")
     with pytest.raises(ValueError, match="int8 needs a FANet with fast attention, and the network is ENet"):
-        engine_for(baselines.enet(5).eval(), torch.device("cpu"), "int8")
+        pick_engine(baselines.enet(5).eval(), torch.device("cpu"), "int8")
 
 
 def test_a_precision_is_that_of_the_engine(network):
@@ -217,19 +220,19 @@ def test_a_precision_is_that_of_the_engine(network):
     assert accelerate(model, "fp32").model is model
     engine = accelerate(copy.deepcopy(model).double(), "fp32")
     assert engine.model.mean.dtype == torch.float32
-    assert engine_for(copy.deepcopy(model), torch.device("cpu"), "bf16").model.mean.dtype == torch.bfloat16
+    assert pick_engine(copy.deepcopy(model), torch.device("cpu"), "bf16").model.mean.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("kind", ["fast", "int8", "plain", "peer"])
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda engine: pickle.loads(pickle.dumps(engine))])
 def test_a_copy_labels_as_the_original_does(network, kind, copied):
     frame = noise(40, 64)
-    if kind == "int8" and not convolutions.has_bytes():
+    if kind == "int8" and not convolutions.has_int8():
         pytest.skip("no int8")
     engine = {
         "fast": lambda: accelerate(network),
         "int8": lambda: accelerate(network, "int8", [frame]),
-        "plain": lambda: Plain(network),
+        "plain": lambda: EagerEngine(network),
         "peer": lambda: accelerate(baselines.enet(5).eval()),
     }[kind]()
     expected = engine(frame)
@@ -242,7 +245,7 @@ def test_a_copy_labels_as_the_original_does(network, kind, copied):
 
 def test_a_deep_copy_shares_no_weights(network):
     frame, engine = noise(40, 64), accelerate(baselines.enet(5).eval())
-    assert isinstance(engine, FrameByFrame)
+    assert isinstance(engine, ImageEngine)
     expected, twin = engine(frame), copy.deepcopy(engine)
     with torch.no_grad():
         for weight in engine.model.parameters():
@@ -270,7 +273,7 @@ def test_what_becomes_of_a_network_changes_its_fast_form_in_nothing(network):
 
 
 def test_a_plain_engine_s_network_must_stay_ready(network):
-    for engine in (Plain(copy.deepcopy(network)), accelerate(baselines.enet(5).eval())):
+    for engine in (EagerEngine(copy.deepcopy(network)), accelerate(baselines.enet(5).eval())):
         engine.model.train()
         with pytest.raises(ValueError, match="in training mode"):
             engine(noise(40, 64))
@@ -282,7 +285,7 @@ def test_a_plain_engine_s_network_must_stay_ready(network):
 
 @pytest.fixture(params=["fast", "plain"])
 def engine(request, network):
-    return accelerate(network) if request.param == "fast" else Plain(network)
+    return accelerate(network) if request.param == "fast" else EagerEngine(network)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +354,7 @@ def test_arrays_are_taken_wherever_frames_are(engine, network, tmp_path):
         assert labels.equal(expected)
     tiled, _ = streamseg.label_tiled(network, array, tile=(64, 64), margin=0)
     assert tiled.equal(streamseg.label_tiled(network, frame, tile=(64, 64), margin=0)[0])
-    quick = accelerate(network, "int8", [array]) if convolutions.has_bytes() else engine
+    quick = accelerate(network, "int8", [array]) if convolutions.has_int8() else engine
     assert quick(array).shape == (40, 64)
 
 
@@ -407,12 +410,12 @@ def test_the_warning_stands_in_no_compiler_s_way():
 def test_another_default_device_changes_nothing(network, looking_anew):
     frame, engine = noise(40, 64), accelerate(network)
     expected = engine(frame)
-    convolutions.fuses.cache_clear()
-    convolutions.has_bytes.cache_clear()
-    found = convolutions.has_bytes()
-    convolutions.has_bytes.cache_clear()
+    convolutions.has_fused_convolutions.cache_clear()
+    convolutions.has_int8.cache_clear()
+    found = convolutions.has_int8()
+    convolutions.has_int8.cache_clear()
     with torch.device("meta"):
-        assert convolutions.has_bytes() == found
+        assert convolutions.has_int8() == found
         assert engine(frame).equal(expected)
         assert engine(noise(48, 64)).device.type == "cpu"
 
@@ -420,8 +423,8 @@ def test_another_default_device_changes_nothing(network, looking_anew):
 @pytest.fixture
 def looking_anew():
     yield
-    convolutions.fuses.cache_clear()
-    convolutions.has_bytes.cache_clear()
+    convolutions.has_fused_convolutions.cache_clear()
+    convolutions.has_int8.cache_clear()
 
 
 def gone(*arguments):
@@ -441,9 +444,9 @@ def test_without_private_operators_floats_are_the_same_and_bytes_are_refused(
 
     for operators in ("mkldnn", "onednn"):
         monkeypatch.setattr(torch.ops, operators, Operators())
-    convolutions.fuses.cache_clear()
-    convolutions.has_bytes.cache_clear()
-    assert not convolutions.fuses()
+    convolutions.has_fused_convolutions.cache_clear()
+    convolutions.has_int8.cache_clear()
+    assert not convolutions.has_fused_convolutions()
     labels, found = accelerate(network).step(frame)
     assert (labels == expected).float().mean() > 0.999
     torch.testing.assert_close(found, context, atol=1e-4, rtol=1e-3)
@@ -463,5 +466,5 @@ def test_operators_that_give_other_numbers_are_not_used(monkeypatch, looking_ane
             binary = staticmethod(lambda x, *rest: x)
 
     monkeypatch.setattr(torch.ops, "mkldnn", Operators())
-    convolutions.fuses.cache_clear()
-    assert not convolutions.fuses()
+    convolutions.has_fused_convolutions.cache_clear()
+    assert not convolutions.has_fused_convolutions()

@@ -8,10 +8,10 @@ import streamseg
 from streamseg.engine import fast
 from streamseg.engine.fast import accelerate
 from streamseg.stream.label_frames import (
+    EagerEngine,
     Fading,
+    FrameBatch,
     LastFrames,
-    Plain,
-    Views,
     label_batch,
     label_frame,
     label_frames,
@@ -115,7 +115,7 @@ def test_a_network_without_a_fast_form_comes_back_as_an_engine(frames):
     for options in ({"attention": streamseg.NoAttention}, {"reduction": "Conv-0"}):
         network = streamseg.fanet18(classes=3, **options).eval()
         engine = accelerate(network)
-        assert isinstance(engine, Plain)
+        assert isinstance(engine, EagerEngine)
         assert segment(frames[0], engine).equal(segment(frames[0], network))
 
 
@@ -131,9 +131,9 @@ def test_bytes_learn_their_ranges_from_the_first_frames(model, frames):
     exact = accelerate(model)
     for number, frame in enumerate(frames):
         labels = quick(frame)
-        if number < fast.LEARNED:
+        if number < fast.CALIBRATION_FRAMES:
             assert labels.equal(exact(frame))
-        assert quick.learning == (number + 1 < fast.LEARNED)
+        assert quick.learning == (number + 1 < fast.CALIBRATION_FRAMES)
     assert quick.seen == []
     assert not labels.equal(exact(frames[-1]))
 
@@ -189,9 +189,9 @@ def test_a_gpu_s_streams_carry_their_state_through_graphs(gpu, frames, window):
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")
 def test_a_gpu_s_memory_does_not_grow_with_calls_or_sizes(gpu):
     quick = accelerate(gpu)
-    for side in range(64, 64 + 32 * (fast.SIZES + 4), 32):
+    for side in range(64, 64 + 32 * (fast.MAX_GRAPHS + 4), 32):
         quick(torch.zeros(3, side, 64, dtype=torch.uint8, device="cuda"))
-    assert len(quick.ready) == fast.SIZES
+    assert len(quick.ready) == fast.MAX_GRAPHS
     frame = torch.zeros(3, 64, 64, dtype=torch.uint8, device="cuda")
     quick(frame)
     before = torch.cuda.memory_allocated()
@@ -205,5 +205,5 @@ def test_a_gpu_s_memory_does_not_grow_with_calls_or_sizes(gpu):
 def test_the_same_frame_has_the_same_labels_and_context_every_time(gpu, frames):
     quick = accelerate(gpu)
     frame = frames[0].cuda()[None]
-    looks = [quick.look(Views(frame, None, [0.0], [(160, 240)])) for _ in range(5)]
+    looks = [quick.predict(FrameBatch(frame, None, [0.0], [(160, 240)])) for _ in range(5)]
     assert all(labels[0][0].equal(looks[-1][0][0][0]) and context.equal(looks[-1][1]) for labels, context in looks[2:])

@@ -4,8 +4,8 @@ import torch
 from torch.nn import functional as F
 
 import streamseg
-from streamseg.engine.convolutions import ByteConvolution
-from streamseg.engine.folded import Folded, FoldedToBytes
+from streamseg.engine.convolutions import Int8Conv
+from streamseg.engine.folded import Folded, FoldedInt8
 
 
 def picture(height=70, width=101, seed=0):
@@ -48,7 +48,7 @@ def test_strips_of_the_first_map_are_the_whole(size):
     for frame in (picture(*size), picture(*size, seed=1)):
         pixels = frame.float() - folded.mean.view(1, 3, 1, 1)
         expected = F.conv2d(pixels, folded.stem.weight, folded.stem.bias, stride=2, padding=3).relu()
-        found = folded.look(frame, None)
+        found = folded.run_stem(frame, None)
         torch.testing.assert_close(found, F.max_pool2d(expected, 3, stride=2, padding=1))
         assert found.is_contiguous(memory_format=torch.channels_last)
 
@@ -67,7 +67,7 @@ def test_folding_leaves_the_network_as_it_was():
 def test_the_first_map_of_bytes_is_nearly_that_of_floats(size):
     folded = Folded(streamseg.load()[0], torch.float32)
     frame = streamseg.read_image("samples/suburb-1.jpg")[None, :, 300 : 300 + size[0], 300 : 300 + size[1]]
-    found, expected = FoldedToBytes(folded, [frame]).look(frame, None), folded.look(frame, None)
+    found, expected = FoldedInt8(folded, [frame]).run_stem(frame, None), folded.run_stem(frame, None)
     assert found.shape == expected.shape
     assert (found - expected).norm() < 0.01 * expected.norm()
 
@@ -76,15 +76,15 @@ def test_bytes_give_nearly_the_same_scores():
     network, _ = streamseg.load()
     folded = Folded(network, torch.float32)
     frame = streamseg.read_image("samples/suburb-1.jpg")[None, :, 200:456, 300:701]
-    ours, theirs = look(FoldedToBytes(folded, [frame]), frame), look(folded, frame)
+    ours, theirs = look(FoldedInt8(folded, [frame]), frame), look(folded, frame)
     assert (ours[0].argmax(dim=1) == theirs[0].argmax(dim=1)).float().mean() > 0.97
     assert (ours[1] - theirs[1]).norm() < 0.1 * theirs[1].norm()
 
 
 def test_the_most_sensitive_convolutions_stay_in_floats():
     folded = Folded(streamseg.fanet18(classes=3).eval(), torch.float32)
-    ours = FoldedToBytes(folded, [picture()])
+    ours = FoldedInt8(folded, [picture()])
     assert ours.stages[0][0] is folded.stages[0][0]
     assert ours.classify is folded.classify
     rest = [part for blocks in ours.stages for block in blocks for part in block if part][3:]
-    assert all(isinstance(part, ByteConvolution) for part in (*rest, ours.smooth1, ours.smooth3, ours.mix))
+    assert all(isinstance(part, Int8Conv) for part in (*rest, ours.smooth1, ours.smooth3, ours.mix))

@@ -14,9 +14,9 @@ import torch
 from torch.nn import functional as F
 
 from streamseg.engine import kernels
-from streamseg.engine.folded import over_squares
+from streamseg.engine.folded import stem_on_squares
 from streamseg.engine.kernels import backend, convolution
-from streamseg.engine.tiles import labels_and_confidence
+from streamseg.engine.tiles import labels_and_confidence_from_scores
 from streamseg.models.attention import fast_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -48,7 +48,7 @@ def test_a_convolution_over_squares_is_the_stem_s(size):
     frame, weight = frames(2, *size), noise(8, 3, 7, 7)
     pixels = frame.float() - torch.tensor([123.7, 116.3, 103.5]).view(1, 3, 1, 1)
     expected = F.conv2d(pixels, weight, stride=2, padding=3)
-    found = F.conv2d(unfold(kernels, frame), over_squares(weight))
+    found = F.conv2d(unfold(kernels, frame), stem_on_squares(weight))
     torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-4)
 
 
@@ -94,7 +94,7 @@ def test_labels_and_confidence_are_those_of_the_resized_scores():
     labels, confidence = torch.zeros(2, 2, 70, 101, dtype=torch.uint8)
     kernels.label(scores, (70, 101), labels, confidence)
     for i in range(2):
-        ours, sure = labels_and_confidence(scores[i], (70, 101))
+        ours, sure = labels_and_confidence_from_scores(scores[i], (70, 101))
         assert (labels[i] == ours).float().mean() > 0.999
         assert (confidence[i].int() - sure.int()).abs().max() <= 1
 
@@ -153,10 +153,10 @@ def test_triton_attends(triton, plain, shape):
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [(40, 70), (41, 33), (64, 300)])
 def test_triton_looks(triton, plain, size):
-    frame, weight = unfold(plain, frames(2, *size).to(DEVICE), HALF), over_squares(noise(64, 3, 7, 7) / 800)
+    frame, weight = unfold(plain, frames(2, *size).to(DEVICE), HALF), stem_on_squares(noise(64, 3, 7, 7) / 800)
     weight = weight.to(DEVICE, HALF).contiguous(memory_format=torch.channels_last)
     bias = noise(64, seed=1).to(DEVICE, HALF)
-    found, expected = triton.look(frame, weight, bias), plain.look(frame, weight, bias)
+    found, expected = triton.stem_convolution(frame, weight, bias), plain.stem_convolution(frame, weight, bias)
     torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from streamseg.engine import scratch
-from streamseg.engine.scratch import Packed, Scratch, Turn
+from streamseg.engine.scratch import DeviceLock, PackedWeights, Scratch
 
 
 def places(*shape):
@@ -47,7 +47,7 @@ def test_memory_that_cannot_be_had_leaves_the_rest_as_it_was():
 
 
 def test_memory_from_inference_mode_can_be_changed_outside_of_it():
-    memory, packed = Scratch(), Packed()
+    memory, packed = Scratch(), PackedWeights()
     with torch.inference_mode():
         with memory.borrow(torch.Size((2,)), places(2)) as (made,):
             made.add_(1)
@@ -58,7 +58,7 @@ def test_memory_from_inference_mode_can_be_changed_outside_of_it():
 
 
 def test_weights_are_packed_once_for_each_shape_and_those_of_a_few_shapes_are_kept():
-    packed, made = Packed(), []
+    packed, made = PackedWeights(), []
 
     def pack(key):
         return lambda: made.append(key) or torch.full((1,), float(key))
@@ -73,7 +73,7 @@ def test_weights_are_packed_once_for_each_shape_and_those_of_a_few_shapes_are_ke
 
 
 def test_threads_pack_weights_once():
-    packed, made, start = Packed(), [], threading.Barrier(4)
+    packed, made, start = PackedWeights(), [], threading.Barrier(4)
     found = [None] * 4
 
     def work(i):
@@ -90,7 +90,7 @@ def test_threads_pack_weights_once():
 
 
 def test_turns_come_one_at_a_time_and_end_with_an_error_too():
-    turn, inside, most = Turn(torch.device("cpu")), [], []
+    turn, inside, most = DeviceLock(torch.device("cpu")), [], []
     start = threading.Barrier(4)
 
     def work(i):
@@ -114,7 +114,7 @@ def test_turns_come_one_at_a_time_and_end_with_an_error_too():
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
 def test_a_copy_begins_with_nothing(copied):
-    memory, packed, turn = Scratch(), Packed(), Turn(torch.device("cpu"))
+    memory, packed, turn = Scratch(), PackedWeights(), DeviceLock(torch.device("cpu"))
     with memory.borrow(torch.Size((2,)), places(2)), turn:
         packed.get(1, lambda: torch.zeros(2))
         assert copied(memory).idle == []

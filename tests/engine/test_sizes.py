@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from streamseg.engine import fast
-from streamseg.engine.sizes import RECENT, Sizes
-from streamseg.stream.label_frames import Views
+from streamseg.engine.sizes import RECENT, SizeCounter
+from streamseg.stream.label_frames import FrameBatch
 
 EAGER, CAPTURE = 5.0, 2000.0
 """What a frame takes without a graph, and what a graph takes to be made, in frames that have one."""
@@ -23,7 +23,7 @@ class Clock:
         self.engine, self.now, self.captures = engine, 0.0, Counter()
         self.seen = None
         engine.run = lambda ready: self.spend(EAGER)
-        monkeypatch.setattr(fast, "record", self.record)
+        monkeypatch.setattr(fast, "capture_graph", self.record)
 
     def spend(self, seconds):
         self.now += seconds
@@ -61,8 +61,8 @@ def sizes_of(kind, count, seed=0):
 def test_many_sizes_prepare_few_and_each_about_once(clock, kind):
     numbers = sizes_of(kind, 3000)
     took = [clock.see(number) for number in numbers]
-    assert len(clock.engine.ready) == fast.SIZES
-    assert clock.captures.total() <= 2 * fast.SIZES
+    assert len(clock.engine.ready) == fast.MAX_GRAPHS
+    assert clock.captures.total() <= 2 * fast.MAX_GRAPHS
     # no frame takes longer than one graph, and a size that comes once does not even take that
     assert max(took) <= CAPTURE + 1
     if kind == "mostly three":
@@ -73,12 +73,12 @@ def test_many_sizes_prepare_few_and_each_about_once(clock, kind):
 
 
 def test_a_size_that_has_become_common_takes_the_place_of_one_that_no_longer_comes(clock):
-    for number in [*range(fast.SIZES)] * 30:
+    for number in [*range(fast.MAX_GRAPHS)] * 30:
         clock.see(number)
-    assert clock.captures == Counter(range(fast.SIZES))
-    took = [clock.see(fast.SIZES) for _ in range(RECENT)]
+    assert clock.captures == Counter(range(fast.MAX_GRAPHS))
+    took = [clock.see(fast.MAX_GRAPHS) for _ in range(RECENT)]
     assert took[-1] == 1.0
-    assert clock.captures.total() == fast.SIZES + 1
+    assert clock.captures.total() == fast.MAX_GRAPHS + 1
 
 
 def test_a_patient_engine_takes_no_longer_for_a_size_than_without_a_graph(clock):
@@ -92,7 +92,7 @@ def test_a_patient_engine_takes_no_longer_for_a_size_than_without_a_graph(clock)
 
 @given(st.lists(st.integers(0, 30), max_size=1200))
 def test_the_counts_are_those_of_the_last_frames(keys):
-    sizes = Sizes(8)
+    sizes = SizeCounter(8)
     for key in keys:
         sizes.note(key)
     assert sizes.counts == Counter(keys[-RECENT:])
@@ -100,7 +100,7 @@ def test_the_counts_are_those_of_the_last_frames(keys):
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=800))
 def test_a_size_that_comes_once_drives_none_out_that_came_lately(keys):
-    sizes = Sizes(8)
+    sizes = SizeCounter(8)
     for key in keys:
         sizes.note(key)
     kept = list(dict.fromkeys(keys[-RECENT:]))[:8]
@@ -120,12 +120,12 @@ def graphs(monkeypatch):
         made.count += 1
         return SimpleNamespace(replay=run)
 
-    monkeypatch.setattr(fast, "record", record)
+    monkeypatch.setattr(fast, "capture_graph", record)
     return made
 
 
 def frames(*size):
-    return Views(torch.zeros(1, 3, *size, dtype=torch.uint8), None, [0.0], [size])
+    return FrameBatch(torch.zeros(1, 3, *size, dtype=torch.uint8), None, [0.0], [size])
 
 
 def replay(engine, *size):
@@ -137,11 +137,11 @@ def test_a_graph_is_made_when_a_size_comes_again_and_kept_while_others_come_once
     engine = fast.accelerate(model)
     assert replay(engine, 64, 64).graph is None
     assert replay(engine, 64, 64).graph is not None
-    for side in range(32, 32 + 2 * fast.SIZES):
+    for side in range(32, 32 + 2 * fast.MAX_GRAPHS):
         replay(engine, 32, side)
         assert replay(engine, 64, 64).graph is not None
     assert graphs.count == 1
-    assert len(engine.ready) == fast.SIZES
+    assert len(engine.ready) == fast.MAX_GRAPHS
 
 
 def test_a_patient_engine_makes_graphs_only_when_told_to_the_commonest_first(model, graphs):
@@ -165,10 +165,10 @@ def test_labels_are_the_same_whether_a_size_is_kept_ready_or_not(model, graphs):
     engine = fast.accelerate(model)
     dice = torch.Generator().manual_seed(0)
     image = torch.randint(0, 256, (1, 3, 64, 96), dtype=torch.uint8, generator=dice)
-    views = Views(image, None, [0.0], [(64, 96)])
+    views = FrameBatch(image, None, [0.0], [(64, 96)])
     with torch.no_grad():
         first = engine.replay(views, image.shape).labels.clone()
-        for side in range(32, 32 + 2 * fast.SIZES):
+        for side in range(32, 32 + 2 * fast.MAX_GRAPHS):
             for _ in range(3):
                 replay(engine, 32, side)
         assert first.equal(engine.replay(views, image.shape).labels)

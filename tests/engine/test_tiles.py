@@ -9,11 +9,11 @@ from streamseg import ChannelAttention, DotAttention, NoAttention, SelfAttention
 from streamseg.engine.tiles import (
     bands,
     crop,
+    cut_tile,
     gather_context,
     label_tiled,
-    labels_and_confidence,
-    labels_of,
-    look,
+    labels_and_confidence_from_scores,
+    labels_from_scores,
     score_tile,
     tiles,
 )
@@ -54,7 +54,7 @@ def test_bands_together_are_the_bilinear_resize(size):
 @pytest.mark.parametrize("size", SIZES)
 def test_labels_are_the_highest_scores(size):
     scores = random_scores()
-    labels = labels_of(scores, size)
+    labels = labels_from_scores(scores, size)
     assert labels.dtype == torch.uint8
     expected = F.interpolate(scores[None], size, mode="bilinear", align_corners=False)[0].argmax(dim=0)
     assert share_of_equal(labels, expected) > 0.9999
@@ -62,15 +62,15 @@ def test_labels_are_the_highest_scores(size):
 
 def test_a_row_s_label_does_not_depend_on_the_band_that_it_is_in():
     scores = random_scores(150, 20, 30)
-    labels = labels_of(scores, (160, 240))  # in bands of 29 rows
-    few = labels_of(scores[:, :10], (80, 240))
+    labels = labels_from_scores(scores, (160, 240))  # in bands of 29 rows
+    few = labels_from_scores(scores[:, :10], (80, 240))
     assert labels[:72].equal(few[:72])  # below lies the row that was cut off
 
 
 def test_confidence_is_the_probability_of_the_label():
     scores = 3 * random_scores()
-    labels, confidence = labels_and_confidence(scores, (720, 961))
-    assert labels.equal(labels_of(scores, (720, 961)))
+    labels, confidence = labels_and_confidence_from_scores(scores, (720, 961))
+    assert labels.equal(labels_from_scores(scores, (720, 961)))
     expected = F.interpolate(scores[None], (720, 961), mode="bilinear", align_corners=False)[0].softmax(dim=0)
     assert confidence.dtype == torch.uint8
     assert (confidence / 255 - expected.amax(dim=0)).abs().max() < 0.51 / 255
@@ -79,7 +79,7 @@ def test_confidence_is_the_probability_of_the_label():
 
 def test_scores_in_half_precision_become_labels_too():
     scores = random_scores().half()
-    assert labels_of(scores, (90, 120)).equal(labels_of(scores.float(), (90, 120)))
+    assert labels_from_scores(scores, (90, 120)).equal(labels_from_scores(scores.float(), (90, 120)))
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_with_a_wide_margin_tiles_equal_the_frame_seen_at_once(tile, turned):
         gathered = gather_context(network, frame, tile, 576)
         torch.testing.assert_close(gathered, context, atol=1e-12, rtol=1e-12)
         for rows, columns in list(tiles(frame, tile, 576))[::5]:
-            scores = score_tile(network, look(frame, rows, columns), gathered)
+            scores = score_tile(network, cut_tile(frame, rows, columns), gathered)
             span = columns if axis == 2 else rows
             expected = whole.narrow(axis, span.own.start // 8, (span.own.stop - span.own.start) // 8)
             torch.testing.assert_close(crop(scores, rows, columns), expected, atol=1e-10, rtol=1e-10)

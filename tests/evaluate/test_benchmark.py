@@ -75,7 +75,7 @@ def test_a_file_is_timed_from_frame_to_labels_and_says_nothing_of_arithmetic(exp
     (timing,) = cost.timings
     assert timing.way == way
     assert timing.fps == pytest.approx(2000 / timing.median)
-    shown = benchmark.render([cost], SIZE, 2, benchmark.describe_machine(CPU))
+    shown = benchmark.format_costs([cost], SIZE, 2, benchmark.describe_machine(CPU))
     assert f"{name}: - parameters, - GMACs\n" in shown
     assert "fast way: -" in shown
 

@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from streamseg.data.datasets import folder
-from streamseg.evaluate.check import check, examine, render, write_contact_sheet
+from streamseg.evaluate.check import check, check_frame, format_report, write_contact_sheet
 from streamseg.io.images import read_image
 
 
@@ -97,7 +97,7 @@ def test_the_likely_cause_of_foreign_ids_is_said(data, ids, cause):
 
 def test_of_foreign_ids_numbers_are_kept_and_no_frame(data):
     save_ids(data / "labels/1.png", 0, 3, 4)
-    foreign = examine(folder(data, "all"), 1).foreign
+    foreign = check_frame(folder(data, "all"), 1).foreign
     assert foreign == ((0, 3, 4), (3, 4), data / "labels/1.png")
 
 
@@ -256,7 +256,7 @@ def test_a_name_that_is_no_data_set_says_which_are(tmp_path):
 def test_the_text_holds_counts_shares_errors_and_warnings(data):
     save(data / "labels/9.png", noise(1))
     (data / "classes.txt").write_text("sky\nroad\ngrass\nsea\n")
-    lines = render(check("folder", data)).splitlines()
+    lines = format_report(check("folder", data)).splitlines()
     assert lines[0] == f"folder in {data}"
     assert lines[2].split() == ["train", "val"]
     assert lines[3].split() == ["pairs", "8", "2"]
@@ -272,7 +272,7 @@ def test_a_report_on_nothing_whole_can_be_printed_but_not_drawn(data, tmp_path):
     for path in (data / "images").iterdir():
         path.write_bytes(path.name.encode())
     report = check("folder", data)
-    assert "0.00%" in render(report)
+    assert "0.00%" in format_report(report)
     with pytest.raises(ValueError, match="there is none to draw"):
         write_contact_sheet(tmp_path / "sheet.png", report)
     assert not (tmp_path / "sheet.png").exists()

@@ -12,24 +12,24 @@ from torch.nn import functional as F
 
 from streamseg.classes import Classes
 from streamseg.data.datasets import Pair
-from streamseg.engine.fast import Fast, accelerate
+from streamseg.engine.fast import FastEngine, accelerate
 from streamseg.engine.runtime import open_exported
 from streamseg.evaluate.images import (
     Evaluation,
     Score,
+    average_scores,
     averaging,
-    engine_of,
     evaluate,
-    predict,
-    render,
+    format_evaluation,
+    make_evaluation_engine,
     sample_frames,
     to_json,
     validate,
     write_plots,
 )
 from streamseg.io.images import read_image
-from streamseg.models.baselines import PEERS
-from streamseg.stream.label_frames import FrameByFrame, Plain, label_frame
+from streamseg.models.baselines import BASELINES
+from streamseg.stream.label_frames import EagerEngine, ImageEngine, label_frame
 
 THREE = Classes(("Road", "Sky", "Car"), ((128, 64, 128), (128, 128, 128), (64, 0, 128)))
 
@@ -69,7 +69,7 @@ class Painted(nn.Module):
 def painter(classes=3):
     """An engine of it."""
     network = Painted(classes).eval()
-    return FrameByFrame(network, network)
+    return ImageEngine(network, network)
 
 
 def painted(labels, predicted):
@@ -129,7 +129,7 @@ def test_a_frame_without_any_label_is_never_among_the_worst(place):
 
 def test_a_network_that_frames_would_change_is_refused():
     with pytest.raises(ValueError, match=r"^The network is in training mode, .*: call model\.eval\(\) first\.$"):
-        evaluate(PEERS["enet"](3), InMemory((painted(halves(0, 1), halves(0, 1)),)))
+        evaluate(BASELINES["enet"](3), InMemory((painted(halves(0, 1), halves(0, 1)),)))
 
 
 def test_progress_is_told_after_each_frame():
@@ -204,46 +204,46 @@ def test_frames_are_sampled_from_all_over_a_data_set():
 def test_what_labels_frames_is_the_network_or_its_fast_form_or_the_mean_of_several_looks(model, exported, image):
     cpu, dataset = torch.device("cpu"), InMemory((painted(torch.zeros(64, 96), torch.zeros(64, 96)),))
     model = copy.deepcopy(model)  # whose memory is put in another order
-    assert isinstance(engine_of(model, cpu, dataset), Plain)
-    assert isinstance(engine_of(model, cpu, dataset, precision="fp32"), Fast)
+    assert isinstance(make_evaluation_engine(model, cpu, dataset), EagerEngine)
+    assert isinstance(make_evaluation_engine(model, cpu, dataset, precision="fp32"), FastEngine)
     frame = image[0]
     for options in ({"flip": True}, {"scales": (0.5, 1.0)}):
-        labels, _ = label_frame(engine_of(model, cpu, dataset, **options), frame)
+        labels, _ = label_frame(make_evaluation_engine(model, cpu, dataset, **options), frame)
         with torch.inference_mode():
-            expected = predict(model, image, **options)[0].argmax(dim=0)
+            expected = average_scores(model, image, **options)[0].argmax(dim=0)
         assert (labels == expected).float().mean() > 0.999
         with pytest.raises(ValueError, match="^--precision is for frames seen once"):
-            engine_of(model, cpu, dataset, precision="fp32", **options)
+            make_evaluation_engine(model, cpu, dataset, precision="fp32", **options)
         with pytest.raises(ValueError, match="still.onnx gives labels, and no shares to average: leave out --scales"):
-            engine_of(open_exported(exported("still.onnx")), cpu, dataset, **options)
+            make_evaluation_engine(open_exported(exported("still.onnx")), cpu, dataset, **options)
     file = open_exported(exported("still.onnx"))
-    assert engine_of(file, cpu, dataset) is file
+    assert make_evaluation_engine(file, cpu, dataset) is file
 
 
 def test_one_size_and_no_flip_give_the_networks_own_logits(model, image):
     with torch.inference_mode():
-        assert predict(model, image).equal(model(image))
+        assert average_scores(model, image).equal(model(image))
 
 
 @pytest.mark.parametrize("scales", [(1.0,), (0.75, 1.0, 1.5)])
 def test_with_flips_a_mirrored_frame_gives_mirrored_probabilities(model, image, scales):
     with torch.inference_mode():
-        plain = predict(model, image, scales, flip=True)
-        mirrored = predict(model, image.flip(-1), scales, flip=True)
-        assert (predict(model, image.flip(-1)) - predict(model, image).flip(-1)).abs().max() > 0.1
+        plain = average_scores(model, image, scales, flip=True)
+        mirrored = average_scores(model, image.flip(-1), scales, flip=True)
+        assert (average_scores(model, image.flip(-1)) - average_scores(model, image).flip(-1)).abs().max() > 0.1
     torch.testing.assert_close(mirrored.flip(-1), plain, rtol=0, atol=1e-4)
 
 
 def test_a_flip_changes_nothing_for_a_network_that_sees_pixels_alone():
     frames, _ = painted(halves(0, 1), halves(0, 2))
-    probability = predict(Painted(), frames[None]).softmax(dim=1)
-    torch.testing.assert_close(predict(Painted(), frames[None], flip=True), probability)
+    probability = average_scores(Painted(), frames[None]).softmax(dim=1)
+    torch.testing.assert_close(average_scores(Painted(), frames[None], flip=True), probability)
 
 
 def test_several_scales_give_the_mean_of_their_probabilities(model, image):
     with torch.inference_mode():
-        one, other = (predict(model, image, (scale,)) for scale in (0.75, 1.5))
-        both = predict(model, image, (0.75, 1.5))
+        one, other = (average_scores(model, image, (scale,)) for scale in (0.75, 1.5))
+        both = average_scores(model, image, (0.75, 1.5))
     assert both.shape == (1, 11, 64, 96)
     torch.testing.assert_close(both, (one + other) / 2)
     torch.testing.assert_close(both.sum(dim=1), torch.ones(1, 64, 96))
@@ -252,7 +252,7 @@ def test_several_scales_give_the_mean_of_their_probabilities(model, image):
 @pytest.mark.parametrize("scales", [(), (0.0,), (1.0, -1.0), (math.nan,), (math.inf,)])
 def test_scales_that_are_no_sizes_are_refused(model, image, scales):
     with pytest.raises(ValueError, match="^The scales are .* expected one or more numbers above 0, such as 1.0.$"):
-        predict(model, image, scales)
+        average_scores(model, image, scales)
 
 
 def test_scales_that_are_no_sizes_are_no_fault_of_a_frame(model):
@@ -271,7 +271,7 @@ def test_a_mirrored_data_set_has_the_same_scores_with_flips(model, image):
 
 def test_a_scale_that_makes_frames_too_small_is_refused(model, image):
     with pytest.raises(ValueError, match="the least is 32 x 32"):
-        predict(model, image, (0.001,))
+        average_scores(model, image, (0.001,))
 
 
 def test_an_evaluation_is_written_as_strict_json_in_percent():
@@ -289,7 +289,7 @@ def test_an_evaluation_is_written_as_strict_json_in_percent():
 
 def test_a_rendered_evaluation_has_a_bar_for_each_class_and_the_mean_last():
     iou = {"Road": 95.0, "Sky": 5.0, "a class with a long name": None}
-    text = render(Evaluation(50.0, iou, 91.25, math.nan, torch.zeros(3, 3), 7, ()))
+    text = format_evaluation(Evaluation(50.0, iou, 91.25, math.nan, torch.zeros(3, 3), 7, ()))
     assert text.splitlines() == [
         "IoU by class                  %",
         "Road                       95.0  ██████████████████████████████████████",

@@ -10,13 +10,13 @@ from streamseg.evaluate.metrics import (
     boundary_f1,
     confusion_matrix,
     consistency,
-    extend,
+    extend_runs,
     flip_counts,
     flip_rates,
     iou,
+    match_nearby,
     miou,
     mvc,
-    near,
     pixel_accuracy,
 )
 
@@ -144,7 +144,7 @@ def test_near_is_dilation_by_max_pooling():
         for label in range(5):
             widened = F.max_pool2d((others == label).float()[None], 2 * tolerance + 1, 1, tolerance)[0] > 0
             expected[(labels == label) & widened] = label
-        assert near(labels, others, tolerance).equal(expected)
+        assert match_nearby(labels, others, tolerance).equal(expected)
 
 
 def brute_force_f1(labels, predicted, label):
@@ -201,7 +201,7 @@ def runs_of(video):
     """The runs after each frame of a video."""
     runs = None
     for labels, predicted in video:
-        runs = extend(runs, labels, predicted)
+        runs = extend_runs(runs, labels, predicted)
         yield runs
 
 

@@ -7,7 +7,7 @@ import pytest
 from streamseg.data.datasets import DATASETS
 from streamseg.evaluate.paper import DOWNLOADS, TABLES
 from streamseg.models.attention import ATTENTIONS
-from streamseg.models.baselines import PEERS
+from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import FANETS, Variant
 
 PARTS = [table for parts in TABLES.values() for table in parts]
@@ -16,7 +16,7 @@ PARTS = [table for parts in TABLES.values() for table in parts]
 @pytest.mark.parametrize("table", PARTS, ids=lambda table: table.name)
 def test_every_row_is_of_something_that_is_built_here_or_of_nothing(table):
     for row in table.rows:
-        assert row.network in ("", *FANETS, *PEERS)
+        assert row.network in ("", *FANETS, *BASELINES)
         assert row.attention in ATTENTIONS
         Variant(row.attention, row.key_channels, row.reduction, row.reduce_by)
         assert (

@@ -107,7 +107,7 @@ def test_names_of_points_are_written_where_nothing_else_is():
 @pytest.mark.usefixtures("drawing")
 def test_long_names_of_dots_are_not_cut_off_and_panels_do_not_touch(tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(plot, "save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(plot, "save_figure", lambda figure, path: figures.append(figure))
     rows = [("FANet-34 with a window of 2 frames", 1.0, 2.0), ("FANet-18", 3.0, None)]
     dots_plot(tmp_path / "dots.png", {"mIoU": rows, "frames a second": rows})
     (figure,) = figures

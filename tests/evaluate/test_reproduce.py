@@ -15,11 +15,20 @@ import streamseg
 from streamseg.data.datasets import camvid
 from streamseg.evaluate import reproduce as reproduction
 from streamseg.evaluate.paper import TABLES, Row, Table
-from streamseg.evaluate.reproduce import Judge, find_runs, fits, render, reproduce, time_calls, to_markdown, write
-from streamseg.models.baselines import PEERS
+from streamseg.evaluate.reproduce import (
+    RunEvaluator,
+    find_runs,
+    format_table,
+    matches_row,
+    reproduce,
+    time_calls,
+    to_markdown,
+    write_table,
+)
+from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import Description
 from streamseg.train.config import RECIPES
-from streamseg.train.loop import describe
+from streamseg.train.loop import describe_checkpoint
 
 CPU = torch.device("cpu")
 SMALL = Table(
@@ -44,7 +53,7 @@ def runs(tmp_path_factory, model):
     for name, network, classes, window in (
         ("image", model, streamseg.CAMVID, 1),
         ("video", model, streamseg.CAMVID, 4),
-        ("erfnet", PEERS["erfnet"](11), streamseg.CAMVID, 1),
+        ("erfnet", BASELINES["erfnet"](11), streamseg.CAMVID, 1),
         ("other", streamseg.fanet18(19), streamseg.CITYSCAPES, 1),
     ):
         (folder / name).mkdir()
@@ -96,7 +105,7 @@ def test_every_network_is_timed_alone_and_from_frame_to_labels(monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_on_a_gpu_every_network_runs_in_half_precision_as_one_graph(monkeypatch):
     monkeypatch.setattr(reproduction, "ROUNDS", 2)
-    rows = tuple(Row(name, {}, name, size=(64, 96)) for name in ("fanet18", *PEERS))
+    rows = tuple(Row(name, {}, name, size=(64, 96)) for name in ("fanet18", *BASELINES))
     for result in reproduce(Table("all", "all", rows, 3), torch.device("cuda"), timed=True):
         assert {"fps", "labels_fps", "memory_mb"} < {*result.found}
         assert ("fast_fps" in result.found) == (result.row.network == "fanet18")
@@ -112,17 +121,17 @@ def test_a_slow_call_is_made_once_and_counts(monkeypatch):
 
 def test_what_the_fast_form_compiles_is_no_part_of_its_speed(monkeypatch):
     calls = []
-    monkeypatch.setattr(reproduction.Fast, "__call__", lambda _, frame: calls.append(frame.shape))
+    monkeypatch.setattr(reproduction.FastEngine, "__call__", lambda _, frame: calls.append(frame.shape))
     row = SMALL.rows[0]
-    timed = reproduction.fast_call(reproduction.build(row, 3), row, CPU)
+    timed = reproduction.fast_call(reproduction.build_row(row, 3), row, CPU)
     assert calls == [(3, *row.size)]
     timed()
     assert len(calls) == 2
-    assert reproduction.fast_call(PEERS["enet"](3), replace(row, network="enet"), CPU) is None
+    assert reproduction.fast_call(BASELINES["enet"](3), replace(row, network="enet"), CPU) is None
 
 
 def test_a_table_shows_the_paper_s_numbers_beside_ours_and_each_note_once():
-    text = render(SMALL, reproduce(SMALL, CPU), ["Said of all."])
+    text = format_table(SMALL, reproduce(SMALL, CPU), ["Said of all."])
     title, _, head, rule, *lines = text.splitlines()
     assert title == "# A small table"
     assert [cell.strip() for cell in head.split("|")[1:-1]] == [
@@ -139,7 +148,7 @@ def test_a_table_shows_the_paper_s_numbers_beside_ours_and_each_note_once():
 
 @pytest.mark.slow
 def test_runs_are_measured_each_in_its_row_and_once(runs, drive, monkeypatch):
-    judge = Judge(find_runs(runs), camvid(drive, "val"), CPU, 1)
+    judge = RunEvaluator(find_runs(runs), camvid(drive, "val"), CPU, 1)
     assert [run.weights.parent.name for run in judge.runs] == ["erfnet", "image", "video"]
     assert judge.describe() == (
         "mIoU, here: of camvid val, 3 frames; the networks were trained on "
@@ -165,16 +174,16 @@ def test_of_several_runs_in_a_row_the_mean_and_the_spread_are_shown(tmp_path, dr
     for name, network in (("one", model), ("other", streamseg.fanet18(11))):
         (tmp_path / name).mkdir()
         streamseg.save(network, streamseg.CAMVID, tmp_path / name / "weights.safetensors")
-    judge = Judge(find_runs(tmp_path), camvid(drive, "val"), CPU, 1)
+    judge = RunEvaluator(find_runs(tmp_path), camvid(drive, "val"), CPU, 1)
     results = reproduce(replace(SMALL, rows=SMALL.rows[:1]), CPU, judge=judge)
     one, other = judge.known.values()
     mean, spread = (one + other) / 2, abs(one - other) / 2**0.5
     assert one != other
     assert results[0].found["miou"] == pytest.approx(mean)
     assert results[0].found["spread"] == pytest.approx(spread)
-    head, _, line = render(SMALL, results, []).splitlines()[2:5]
+    head, _, line = format_table(SMALL, results, []).splitlines()[2:5]
     assert [cell.strip() for cell in head.split("|")[-4:-1]] == ["mIoU, here", "±", "runs"]
-    shown = [*map(reproduction.show, (mean, spread)), "2"]
+    shown = [*map(reproduction.format_number, (mean, spread)), "2"]
     assert [cell.strip() for cell in line.split("|")[-4:-1]] == shown
 
 
@@ -188,7 +197,7 @@ def test_a_damaged_run_is_named(runs, tmp_path, text):
 
 
 def test_the_accuracy_of_one_data_set_says_nothing_in_the_table_of_another(runs, drive):
-    judge = Judge(find_runs(runs), camvid(drive, "val"), CPU, 1)
+    judge = RunEvaluator(find_runs(runs), camvid(drive, "val"), CPU, 1)
     (alone,) = reproduce(replace(SMALL, rows=SMALL.rows[:1], dataset="cityscapes"), CPU, judge=judge)
     assert "miou" not in alone.found
 
@@ -196,11 +205,11 @@ def test_the_accuracy_of_one_data_set_says_nothing_in_the_table_of_another(runs,
 def test_a_run_belongs_to_the_row_of_its_variant():
     config = RECIPES["camvid-18"].config
     row = next(row for row in TABLES["III"][0].rows if row.name == "channel attention")
-    ours = describe(replace(config, attention="channel"), streamseg.CAMVID)
-    assert fits(row, ours)
-    assert not fits(row, describe(config, streamseg.CAMVID))
-    assert not fits(replace(row, key_channels=8), ours)
-    assert fits(Row("erfnet", {}, "erfnet"), Description("erfnet", None, streamseg.CAMVID, 1, ""))
+    ours = describe_checkpoint(replace(config, attention="channel"), streamseg.CAMVID)
+    assert matches_row(row, ours)
+    assert not matches_row(row, describe_checkpoint(config, streamseg.CAMVID))
+    assert not matches_row(replace(row, key_channels=8), ours)
+    assert matches_row(Row("erfnet", {}, "erfnet"), Description("erfnet", None, streamseg.CAMVID, 1, ""))
 
 
 @pytest.mark.slow
@@ -208,7 +217,7 @@ def test_a_table_is_written_as_markdown_json_and_a_picture(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     for name in ("I", "III", "IV"):  # each drawn in its own way
         (table,), results = TABLES[name], counted(name)
-        paths = write(tmp_path / "out", table, results, [])
+        paths = write_table(tmp_path / "out", table, results, [])
         assert [path.name for path in paths] == [f"{name}.md", f"{name}.json", f"{name}.png"]
         told = json.loads(paths[1].read_text())
         assert [row["name"] for row in told["rows"]] == [row.name for row in table.rows]
@@ -329,9 +338,9 @@ def test_every_row_of_the_ablations_and_of_camvid_is_trained(ablations):
             changes["key_channels"] = int(changes["key_channels"])
         changed = replace(config, **changes)
         changed.check()
-        described.append(describe(changed, streamseg.CAMVID))
+        described.append(describe_checkpoint(changed, streamseg.CAMVID))
     rows = [row for name in ("II", "III", "reduction", "V") for table in TABLES[name] for row in table.rows]
-    assert all(any(fits(row, one) for one in described) for row in rows)
+    assert all(any(matches_row(row, one) for one in described) for row in rows)
 
 
 def test_a_table_is_aligned_in_a_terminal_and_its_numbers_are_on_the_right():

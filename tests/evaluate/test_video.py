@@ -11,9 +11,15 @@ import streamseg
 from streamseg.data.datasets import ade20k, camvid, cityscapes, folder
 from streamseg.evaluate.images import evaluate, to_json
 from streamseg.evaluate.metrics import confusion_matrix
-from streamseg.evaluate.video import VideoEvaluation, evaluate_video, render_video, video_to_json, write_video_plots
+from streamseg.evaluate.video import (
+    VideoEvaluation,
+    evaluate_video,
+    format_video_evaluation,
+    video_to_json,
+    write_video_plots,
+)
 from streamseg.io.images import read_image
-from streamseg.models.baselines import PEERS
+from streamseg.models.baselines import BASELINES
 from streamseg.stream.label_frames import FadingInTime, label_frame, label_frames
 
 SMALL = (32, 48)
@@ -105,7 +111,7 @@ def test_a_sequence_is_measured_the_same_whatever_else_is(model, tmp_path):
 
 
 def test_a_network_without_a_past_is_measured_in_order_but_with_no_window(tmp_path):
-    rival, dataset = PEERS["enet"](11).eval(), make_val(tmp_path, 4)
+    rival, dataset = BASELINES["enet"](11).eval(), make_val(tmp_path, 4)
     found = evaluate_video(rival, dataset, 1)
     assert found.confusion.equal(evaluate(rival, dataset).confusion)
     assert found.flip_rate > 0
@@ -223,7 +229,7 @@ def test_an_evaluation_of_sequences_is_written_as_strict_json():
 
 
 def test_a_rendered_evaluation_of_sequences_ends_in_its_times():
-    assert render_video(VIDEO).splitlines() == [
+    assert format_video_evaluation(VIDEO).splitlines() == [
         "IoU by class          %",
         "Road               95.0  ██████████████████████████████████████",
         "",

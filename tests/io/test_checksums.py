@@ -106,8 +106,8 @@ def test_other_readers_take_a_file_with_a_checksum_and_older_files_need_none(sav
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_copy_of_the_bundled_weights_is_told(tmp_path, damage):
     path = tmp_path / "mine.safetensors"
-    shutil.copyfile(checkpoint.SHIPPED, path)
-    assert checkpoint.describe(path).source == checkpoint.SHIPPED_SOURCE
+    shutil.copyfile(checkpoint.BUNDLED, path)
+    assert checkpoint.describe(path).source == checkpoint.BUNDLED_SOURCE
     spoil(path, damage)
     for use in (streamseg.load, streamseg.describe):
         with pytest.raises(ValueError, match=DAMAGED):

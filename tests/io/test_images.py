@@ -10,14 +10,14 @@ from streamseg.io import images
 from streamseg.io.images import (
     TooLargeError,
     UnknownKindError,
-    look_up,
+    decode_upload,
+    lookup_labels,
     made_by_streamseg,
     read_colour_codes,
-    read_fetched,
+    read_downloaded,
     read_first,
     read_ids,
     read_image,
-    read_sent,
     render_legend,
     to_frame,
     to_jpeg,
@@ -130,11 +130,11 @@ def test_the_second_view_in_a_telephone_s_photo_does_not_count(photo, tmp_path):
 def test_a_picture_from_elsewhere_is_read_as_from_a_file(photo, tmp_path):
     photo.save(tmp_path / "a.png")
     data = (tmp_path / "a.png").read_bytes()
-    frame, more = read_fetched(io.BytesIO(data), "http://host/a")
+    frame, more = read_downloaded(io.BytesIO(data), "http://host/a")
     assert frame.equal(read_image(tmp_path / "a.png"))
     assert not more
     with pytest.raises(ValueError, match="^http://host/a is damaged or cut short"):
-        read_fetched(io.BytesIO(data[:-50]), "http://host/a")
+        read_downloaded(io.BytesIO(data[:-50]), "http://host/a")
 
 
 def test_what_is_written_is_read_again(tmp_path):
@@ -234,11 +234,11 @@ def test_a_grey_picture_shows_no_colours(tmp_path):
 def test_looking_labels_up_is_indexing_a_table_whose_last_entry_is_for_ids_outside():
     table = torch.tensor([5, 255, 0, -1], dtype=torch.int16)
     ids = torch.randint(-3, 7, (33, 47), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
-    labels, foreign = look_up(ids, table)
+    labels, foreign = lookup_labels(ids, table)
     expected = table[ids.where(ids >= 0, 3).clamp(max=3).long()]
     assert labels.equal(expected.to(torch.uint8))
     assert foreign == [-3, -2, -1, 3, 4, 5, 6]
-    assert look_up(ids.clamp(0, 2), table)[1] == []
+    assert lookup_labels(ids.clamp(0, 2), table)[1] == []
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp", "a.tiff", "a.tif"])
@@ -413,16 +413,16 @@ def test_a_pil_picture_of_a_file_that_is_cut_short_is_refused(photo, tmp_path):
 def test_a_picture_from_a_stranger_is_of_a_plain_kind_and_of_limited_size(image):
     file = io.BytesIO()
     Image.fromarray(image[0].permute(1, 2, 0).numpy()).save(file, format="PNG")
-    assert read_sent(file.getvalue(), 64 * 96).equal(image[0])
+    assert decode_upload(file.getvalue(), 64 * 96).equal(image[0])
     with pytest.raises(TooLargeError, match="The picture has more than 6,143 pixels: make it smaller first."):
-        read_sent(file.getvalue(), 64 * 96 - 1)
+        decode_upload(file.getvalue(), 64 * 96 - 1)
     with pytest.raises(ValueError, match="The picture is damaged or cut short"):
-        read_sent(file.getvalue()[:-100], 64 * 96)
+        decode_upload(file.getvalue()[:-100], 64 * 96)
     for other in (b"", b"hello", b"P6 1 1 255\n123"):
         with pytest.raises(UnknownKindError, match="What was sent is no picture"):
-            read_sent(other, 64 * 96)
+            decode_upload(other, 64 * 96)
 
 
 def test_a_frame_as_a_jpeg_is_nearly_the_frame():
     frame = torch.full((3, 40, 30), 100, dtype=torch.uint8)
-    assert (read_sent(to_jpeg(frame), 1200).int() - 100).abs().max() <= 2
+    assert (decode_upload(to_jpeg(frame), 1200).int() - 100).abs().max() <= 2

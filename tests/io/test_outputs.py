@@ -12,7 +12,7 @@ from PIL import Image
 
 import streamseg
 from streamseg.io.images import write_image
-from streamseg.io.outputs import Drawn, Results, check_records, plan, writing
+from streamseg.io.outputs import FrameOutput, OutputFiles, check_json_lines, open_writer, plan_outputs
 from streamseg.io.sources import Capture, RawFrames, find_sources
 from streamseg.io.video import open_video, read_label_video, write_video
 
@@ -31,7 +31,7 @@ def here(tmp_path, monkeypatch):
 def planned(*names, out="", **options):
     """The files that sources are to become, as text: those of all, or of the only source."""
     sources = find_sources(names, raw_size=(48, 64))
-    files = [[str(path) for path in places.paths] for places in plan(sources, out, **options)]
+    files = [[str(path) for path in places.paths] for places in plan_outputs(sources, out, **options)]
     return files[0] if len(files) == 1 else files
 
 
@@ -90,9 +90,9 @@ def test_each_of_several_sources_has_files_of_its_own(here):
 
 def test_a_file_of_a_frame_has_its_name_and_number():
     capture = Capture(picture(0), "a%d{name}", 12, 0.48, 0.0)
-    assert Results(Path("y%d/{name}-overlay.png")).of(capture).overlay == Path("y%d/a%d{name}-overlay.png")
-    assert Results(labels=Path("f_%05d.png")).of(capture).labels == Path("f_00012.png")
-    assert Results(labels=Path("f%d.png")).of(capture) == Results(labels=Path("f12.png"))
+    assert OutputFiles(Path("y%d/{name}-overlay.png")).of(capture).overlay == Path("y%d/a%d{name}-overlay.png")
+    assert OutputFiles(labels=Path("f_%05d.png")).of(capture).labels == Path("f_00012.png")
+    assert OutputFiles(labels=Path("f%d.png")).of(capture) == OutputFiles(labels=Path("f12.png"))
 
 
 def test_what_is_missing_changes_nothing_about_where_the_others_go(here):
@@ -212,10 +212,10 @@ def test_lines_of_json_take_the_place_of_their_like_alone(here, path, content, s
         Path(path).write_text(content)
     sources = find_sources(["x"])
     if sentence is None:
-        check_records(Path(path), sources, plan(sources, "y"))
+        check_json_lines(Path(path), sources, plan_outputs(sources, "y"))
     else:
         with pytest.raises((ValueError, OSError)) as problem:
-            check_records(Path(path), sources, plan(sources, "y"))
+            check_json_lines(Path(path), sources, plan_outputs(sources, "y"))
         assert sentence in str(problem.value)
 
 
@@ -223,16 +223,16 @@ def drawn(i, size=(48, 64)):
     """A frame of a number and what is drawn of it; labels and confidence are its number."""
     capture = Capture(picture(i, size), f"p{i}", i, i / 10, time.monotonic())
     flat = torch.full(size, i, dtype=torch.uint8)
-    return Drawn(capture, flat, capture.frame, flat + 100)
+    return FrameOutput(capture, flat, capture.frame, flat + 100)
 
 
 SOURCE = RawFrames((48, 64), Fraction(10))
-EVERY = Results(Path("y/r.mp4"), Path("y/r-labels.mkv"), Path("y/r-confidence.mkv"))
+EVERY = OutputFiles(Path("y/r.mp4"), Path("y/r-labels.mkv"), Path("y/r-confidence.mkv"))
 
 
 def test_pictures_appear_one_by_one(here):
-    places = Results(Path("y/{name}.png"), Path("y/{name}-labels.png"), Path("y/{name}-confidence.png"))
-    with writing(places, SOURCE, streamseg.CAMVID) as write:
+    places = OutputFiles(Path("y/{name}.png"), Path("y/{name}-labels.png"), Path("y/{name}-confidence.png"))
+    with open_writer(places, SOURCE, streamseg.CAMVID) as write:
         assert not Path("y").exists()
         for i in range(3):
             write(drawn(i))
@@ -245,7 +245,7 @@ def test_pictures_appear_one_by_one(here):
 
 
 def test_a_video_appears_at_the_end_with_its_times(here):
-    with writing(EVERY, SOURCE, streamseg.CAMVID) as write:
+    with open_writer(EVERY, SOURCE, streamseg.CAMVID) as write:
         for i in range(4):
             write(drawn(i))
             assert not [path for path in Path("y").iterdir() if not path.name.startswith(".streamseg-")]
@@ -261,7 +261,7 @@ def test_a_video_appears_at_the_end_with_its_times(here):
 
 def test_a_video_begins_with_the_first_frame_that_is_written(here):
     # of a live source those before it may have been dropped
-    with writing(EVERY, SOURCE, streamseg.CAMVID) as write:
+    with open_writer(EVERY, SOURCE, streamseg.CAMVID) as write:
         for i in range(7, 10):
             write(drawn(i))
     for path in EVERY.paths:
@@ -271,13 +271,13 @@ def test_a_video_begins_with_the_first_frame_that_is_written(here):
 
 
 def test_without_a_frame_nothing_appears(here):
-    with writing(EVERY, SOURCE, streamseg.CAMVID):
+    with open_writer(EVERY, SOURCE, streamseg.CAMVID):
         pass
     assert not Path("y").exists()
 
 
 def test_after_an_error_no_video_appears(here):
-    with pytest.raises(ZeroDivisionError), writing(EVERY, SOURCE, streamseg.CAMVID) as write:
+    with pytest.raises(ZeroDivisionError), open_writer(EVERY, SOURCE, streamseg.CAMVID) as write:
         write(drawn(0))
         raise ZeroDivisionError
     assert list(Path("y").iterdir()) == []
@@ -295,31 +295,31 @@ def test_on_a_full_disk_all_videos_of_a_source_are_given_up(here, full_disk):
     noise = torch.randint(0, 256, (480, 640), dtype=torch.uint8)
     with (
         pytest.raises(OSError, match=r"^Could not write y/r-(labels|confidence)\.mkv: File too large\.$"),
-        writing(EVERY, SOURCE, streamseg.CAMVID) as write,
+        open_writer(EVERY, SOURCE, streamseg.CAMVID) as write,
     ):
         full_disk(200_000)
         for i in range(20):
             entry = drawn(i, (480, 640))
-            write(Drawn(entry.capture, noise, entry.picture, noise))
+            write(FrameOutput(entry.capture, noise, entry.picture, noise))
     assert list(Path("y").iterdir()) == []
 
 
 def test_on_a_full_disk_a_picture_and_its_labels_are_given_up_together(here, full_disk):
     noise = torch.randint(0, 256, (480, 640), dtype=torch.uint8)
-    places = Results(Path("r.png"), Path("r-labels.png"))
-    with writing(places, SOURCE, streamseg.CAMVID) as write:
+    places = OutputFiles(Path("r.png"), Path("r-labels.png"))
+    with open_writer(places, SOURCE, streamseg.CAMVID) as write:
         full_disk(100_000)
         with pytest.raises(OSError, match=r"^Could not write r-labels\.png: File too large\.$"):
-            write(Drawn(drawn(0).capture, noise, picture(0), None))
+            write(FrameOutput(drawn(0).capture, noise, picture(0), None))
     assert not list(here.glob("r*"))
     assert not list(here.glob(".streamseg-*"))
 
 
 @pytest.mark.parametrize("folder", ["a.png/y", "/proc/y"])
 def test_a_folder_that_cannot_be_made_is_a_sentence(here, folder):
-    places = Results(Path(folder) / "r.png")
+    places = OutputFiles(Path(folder) / "r.png")
     with (
-        writing(places, SOURCE, streamseg.CAMVID) as write,
+        open_writer(places, SOURCE, streamseg.CAMVID) as write,
         pytest.raises(OSError, match=f"^Could not make the folder {folder}: .*\\.$"),
     ):
         write(drawn(0))

@@ -20,7 +20,7 @@ from PIL import Image
 from servers import RtspServer, file_server, motion_jpeg_server
 
 from streamseg.io import sources, web
-from streamseg.io.sources import Live, NumberedPictures, Pictures, VideoFile, find_sources, read_frames, search
+from streamseg.io.sources import Live, NumberedPictures, Pictures, VideoFile, find_sources, read_frames, resolve_sources
 from streamseg.io.video import CutShort
 
 HEIGHT, WIDTH = 48, 64
@@ -261,7 +261,7 @@ def test_names_that_stand_for_nothing_lose_no_others(here):
     paint("a.png", 3)
     Path("list.txt").write_text("nowhere.png\na.png\n")
     film("b.mp4")
-    (pictures, video), problems = search(["list.txt", "*.gif", "b.mp4", "7.png"])
+    (pictures, video), problems = resolve_sources(["list.txt", "*.gif", "b.mp4", "7.png"])
     assert (numbers(pictures), numbers(video)) == ([3], list(range(6)))
     assert [str(problem).partition(":")[0] for problem in problems] == [
         "Line 1 of list.txt",

@@ -21,9 +21,9 @@ import streamseg
 import streamseg.io.video
 from streamseg.io.files import written_whole
 from streamseg.io.video import (
-    KINDS,
-    Clock,
+    VIDEO_FORMATS,
     CutShort,
+    FrameClock,
     check_video_suffix,
     made_by_streamseg,
     open_camera,
@@ -170,7 +170,7 @@ def test_without_timestamps_times_come_from_the_rate(tmp_path):
     ],
 )
 def test_times_strictly_increase_whatever_the_timestamps_do(timestamps, expected):
-    clock = Clock(Fraction(1), Fraction(1))
+    clock = FrameClock(Fraction(1), Fraction(1))
     assert [clock.tell(timestamp) for timestamp in timestamps] == expected
 
 
@@ -507,7 +507,7 @@ def test_a_name_without_a_kind_of_video_is_refused(tmp_path):
     for name in ("a.txt", "a", "a.avi"):
         with pytest.raises(ValueError, match=rf"{name} names no kind of video .* \.mp4 \.mov \.mkv \.webm\."):
             write_video(tmp_path / name, (48, 64), NTSC)
-    for suffix in KINDS:
+    for suffix in VIDEO_FORMATS:
         check_video_suffix(tmp_path / f"a{suffix}")
     with pytest.raises(ValueError, match=r"a\.mp4 .* end it in \.mkv"):
         write_label_video(tmp_path / "a.mp4", (48, 64), NTSC)
@@ -540,7 +540,7 @@ def test_a_full_disk_is_told(tmp_path, name):
 def test_written_videos_are_known_again(tmp_path):
     make_clip(tmp_path / "other.mp4", 3)
     (tmp_path / "text.mp4").write_text("no video")
-    for suffix in KINDS:
+    for suffix in VIDEO_FORMATS:
         assert made_by_streamseg(write(tmp_path / f"a{suffix}", even(3)))
     for name in ("other.mp4", "text.mp4", "nowhere.mp4"):
         assert not made_by_streamseg(tmp_path / name)

@@ -32,7 +32,7 @@ def here(tmp_path, monkeypatch):
     ],
 )
 def test_an_address_is_shown_without_its_secrets(address, shown):
-    assert web.show(address) == shown
+    assert web.redact(address) == shown
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,11 @@ def test_an_mp4_whose_frames_come_before_its_index_is_known_by_its_beginning(hea
 
 
 def test_a_copy_is_gone_with_what_it_belongs_to_and_with_its_process(tmp_path):
-    program = (
-        "from streamseg.io.web import Copy; copies = [Copy(), Copy()]; [print(c.path) for c in copies]; del copies[0]"
-    )
+    program = "from streamseg.io.web import TemporaryCopy as Copy; copies = [Copy(), Copy()]; [print(c.path) for c in copies]; del copies[0]"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert len(done.stdout.split()) == 2
     assert not any(Path(name).exists() for name in done.stdout.split())
-    copy = web.Copy()
+    copy = web.TemporaryCopy()
     path = copy.path
     assert path.exists()
     del copy
@@ -97,7 +95,7 @@ def test_a_copy_is_gone_with_what_it_belongs_to_and_with_its_process(tmp_path):
 
 
 def open_playlist(address):
-    with web.answer(address) as response:
+    with web.open_address(address) as response:
         return web.has_end(response, address)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import ImageGrab
 
-from streamseg.io.window import Window, fit
+from streamseg.io.window import Window, shrink_to_fit
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_its_user_closes_the_window_and_nothing_more_is_shown(window, frame):
 
 @pytest.mark.parametrize("room", [(100, 1000), (1000, 100), (37, 59), (300, 400)])
 def test_a_frame_keeps_its_proportions_in_any_room(frame, room):
-    shown = fit(frame, room)
+    shown = shrink_to_fit(frame, room)
     assert shown.dtype == torch.uint8
     _, height, width = shown.shape
     assert height <= room[0]

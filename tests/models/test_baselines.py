@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from streamseg import count_macs, load_imagenet
-from streamseg.models.baselines import PEERS
+from streamseg.models.baselines import BASELINES
 from streamseg.models.baselines.fcn import enlarge
 from streamseg.models.baselines.swiftnet import PyramidPooling, sums
 from streamseg.models.encoder import resnet18
@@ -41,7 +41,7 @@ QUICK = ["enet", "icnet", "erfnet", "bisenet18", "shelfnet18", "swiftnet18"]
 LARGE = pytest.param("fcn16s", marks=pytest.mark.slow)
 
 
-@pytest.fixture(scope="module", params=[LARGE if name == "fcn16s" else name for name in PEERS])
+@pytest.fixture(scope="module", params=[LARGE if name == "fcn16s" else name for name in BASELINES])
 def network(request):
     """Each rival, random; what starts at zero does not, so that it hides nothing."""
     return build(request.param)
@@ -54,7 +54,7 @@ def picture():
 
 def build(name):
     torch.manual_seed(0)
-    network = PEERS[name](4)
+    network = BASELINES[name](4)
     for parameter in network.parameters():
         if not parameter.any():
             nn.init.normal_(parameter, std=0.1)
@@ -64,7 +64,7 @@ def build(name):
 def unbuilt(name, classes=19):
     """A rival without numbers: enough for shapes and costs."""
     with torch.device("meta"):
-        return PEERS[name](classes).eval()
+        return BASELINES[name](classes).eval()
 
 
 @pytest.mark.parametrize(("name", "classes", "size", "parameters", "gmacs"), GOLDEN)
@@ -75,12 +75,12 @@ def test_parameters_and_cost_are_those_of_the_published_layers(name, classes, si
 
 
 def test_every_rival_has_golden_numbers_and_19_classes_unless_told():
-    assert {name for name, *_ in GOLDEN} == set(PEERS)
+    assert {name for name, *_ in GOLDEN} == set(BASELINES)
     with torch.device("meta"):
-        assert all(factory().classes == 19 for factory in PEERS.values())
+        assert all(factory().classes == 19 for factory in BASELINES.values())
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", BASELINES)
 @pytest.mark.parametrize("size", [(32, 32), (39, 64), (101, 75), (360, 481)])
 def test_logits_have_the_image_s_size_and_heads_their_maps(name, size):
     network = unbuilt(name)
@@ -157,12 +157,12 @@ def test_the_whole_network_is_one_graph(name, picture):
 def test_imagenet_weights_fit_the_encoder(name, tmp_path):
     weights = resnet18("None").state_dict()
     torch.save(weights, tmp_path / "resnet18.pth")
-    network = PEERS[name]()
+    network = BASELINES[name]()
     load_imagenet(network.encoder, tmp_path / "resnet18.pth")
     assert all(tensor.equal(weights[key]) for key, tensor in network.encoder.state_dict().items())
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", BASELINES)
 def test_a_wrong_image_is_refused_in_a_sentence(name):
     network = unbuilt(name)
     with pytest.raises(ValueError, match="31 x 64 pixels; the least is 32 x 32"):
@@ -171,10 +171,10 @@ def test_a_wrong_image_is_refused_in_a_sentence(name):
         network(torch.zeros(1, 3, 32, 32, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", BASELINES)
 def test_no_classes_are_refused(name):
     with pytest.raises(ValueError, match="classes is 0; expected a whole number, 1 or more"):
-        PEERS[name](0)
+        BASELINES[name](0)
 
 
 @pytest.mark.parametrize("size", [(8, 6), (9, 7)])

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 import streamseg
 from streamseg import ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention
-from streamseg.models.baselines import PEERS
+from streamseg.models.baselines import BASELINES
 from streamseg.models.baselines.bisenet import BiSeNet
-from streamseg.models.checkpoint import only_fanet
+from streamseg.models.checkpoint import require_fanet
 from streamseg.models.encoder import ResNet, resnet18, resnet34
 
 
@@ -90,7 +90,7 @@ def test_fanet34_is_built_again(tmp_path, image):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["enet", "icnet", "bisenet18"])
 def test_a_rival_is_saved_and_loaded_as_any_network(name, tmp_path, image):
-    network = PEERS[name](11).eval()
+    network = BASELINES[name](11).eval()
     path = tmp_path / "rival.safetensors"
     streamseg.save(network, streamseg.CAMVID, path, source="a test")
     loaded, classes = streamseg.load(path)
@@ -100,10 +100,10 @@ def test_a_rival_is_saved_and_loaded_as_any_network(name, tmp_path, image):
     assert (described.network, described.variant, described.source) == (name, None, "a test")
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", BASELINES)
 def test_a_rival_s_name_is_that_of_the_function_that_builds_it(name):
     with torch.device("meta"):
-        assert PEERS[name](2).name == name
+        assert BASELINES[name](2).name == name
 
 
 @pytest.mark.parametrize("changes", [{"network": "enet"}, {"attention": None, "network": "enet"}])
@@ -115,7 +115,7 @@ def test_a_rival_with_options_of_a_fanet_is_refused(saved, changes):
 
 def test_a_fanet_without_its_options_is_refused(tmp_path):
     path = tmp_path / "rival.safetensors"
-    streamseg.save(PEERS["enet"](11), streamseg.CAMVID, path)
+    streamseg.save(BASELINES["enet"](11), streamseg.CAMVID, path)
     rewrite(path, network="fanet18")
     with pytest.raises(ValueError, match="The options of a FANet are there, or not, but the network is fanet18"):
         streamseg.load(path)
@@ -129,9 +129,9 @@ def test_a_rival_that_load_would_build_otherwise_is_not_saved(tmp_path):
 
 
 def test_what_only_a_fanet_can_do_says_so_of_a_rival(model):
-    assert only_fanet(model, "export") is model
+    assert require_fanet(model, "export") is model
     with pytest.raises(ValueError, match="^export needs a FANet, but these weights are of enet: give weights of a FAN"):
-        only_fanet(PEERS["enet"](3), "export")
+        require_fanet(BASELINES["enet"](3), "export")
 
 
 def test_half_precision_is_saved_small_and_loaded_in_fp32(model, saved, tmp_path):

@@ -21,7 +21,7 @@ def test_without_ray_one_sentence_says_what_to_install(monkeypatch, capsys):
 
 @pytest.mark.parametrize("prefix", ["", "ray://"])
 def test_a_cluster_that_is_not_there_is_told_of_in_time(prefix, monkeypatch):
-    monkeypatch.setattr(cluster, "PATIENCE", 2.0)
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 2.0)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens
         address = f"{prefix}127.0.0.1:{taken.getsockname()[1]}"
@@ -30,7 +30,7 @@ def test_a_cluster_that_is_not_there_is_told_of_in_time(prefix, monkeypatch):
 
 
 def test_another_server_is_no_cluster(monkeypatch):
-    monkeypatch.setattr(cluster, "PATIENCE", 2.0)
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(ConnectionError, match="^No Ray cluster answers at 127.0.0.1:"):
@@ -133,7 +133,7 @@ def test_work_whose_worker_dies_is_begun_again_and_a_failure_costs_no_other(fake
 
     fake(CPU=4.0)
     rows = [{"number": number, "deaths": deaths} for number, deaths in ((1, 0), (2, 1), (3, 0), (4, 2), (5, 9), (6, 0))]
-    found = list(cluster.spread(Worker, (10,), rows, gpus=True))
+    found = list(cluster.map_on_cluster(Worker, (10,), rows, gpus=True))
     assert [row["number"] for row in found] == [10, 20, 40, 60]
     assert {row["device"] for row in found} == {"cpu"}
     assert begun == {1: 1, 2: 2, 3: 1, 4: 3, 5: cluster.TRIES, 6: 1}
@@ -157,6 +157,6 @@ def test_there_are_as_many_workers_as_there_is_work_and_room_for(fake, resources
             return {"device": self.device}
 
     ray = fake(**resources)
-    found = list(cluster.spread(Worker, (), [{"number": i} for i in range(rows)], gpus=gpus))
+    found = list(cluster.map_on_cluster(Worker, (), [{"number": i} for i in range(rows)], gpus=gpus))
     assert (ray.workers, ray.in_flight, ray.gpus, ray.blocks) == (workers, 1, share, rows)
     assert [row["device"] for row in found] == ["cuda:0" if share else "cpu"] * rows

@@ -99,8 +99,8 @@ def normalise_a_share(rank, folder):
     # shares of different sizes, and far from 0
     mine = slice(0, 1) if rank == 0 else slice(1, 4)
     torch.save([*normalise(norm[0], x[mine], upstream[mine])], folder / f"{rank}.pt")
-    assert distributed.total(torch.tensor(rank + 1)) == 3
-    distributed.leave()
+    assert distributed.all_reduce_sum(torch.tensor(rank + 1)) == 3
+    distributed.stop()
 
 
 @pytest.mark.slow
@@ -131,6 +131,6 @@ def test_a_process_on_its_own_is_the_first_of_one(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert distributed.start(CPU) == (0, 1)
     value = torch.tensor(3.0, requires_grad=True)
-    assert distributed.total(value) == 3
-    assert not distributed.total(value).requires_grad
-    distributed.leave()
+    assert distributed.all_reduce_sum(value) == 3
+    assert not distributed.all_reduce_sum(value).requires_grad
+    distributed.stop()

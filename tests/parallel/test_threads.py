@@ -4,12 +4,12 @@ import pytest
 import torch
 from waiting import PATIENCE
 
-from streamseg.parallel.threads import Abandoned, Crew, Line
+from streamseg.parallel.threads import BoundedQueue, GroupStopped, ThreadGroup
 
 
 @pytest.fixture
-def crew():
-    return Crew()
+def group():
+    return ThreadGroup()
 
 
 def wait_for(*threads):
@@ -18,8 +18,8 @@ def wait_for(*threads):
         assert not thread.is_alive()
 
 
-def test_what_goes_into_a_line_comes_out_in_order_and_never_more_than_it_holds(crew):
-    line, found, most = Line(crew, 3), [], 0
+def test_what_goes_into_a_line_comes_out_in_order_and_never_more_than_it_holds(group):
+    line, found, most = BoundedQueue(group, 3), [], 0
 
     def write():
         for i in range(1000):
@@ -32,14 +32,14 @@ def test_what_goes_into_a_line_comes_out_in_order_and_never_more_than_it_holds(c
             most = max(most, len(line.waiting))
             found.append(item)
 
-    wait_for(crew.start("write", write), crew.start("read", read))
-    assert crew.failure is None
+    wait_for(group.start("write", write), group.start("read", read))
+    assert group.failure is None
     assert found == list(range(1000))
     assert most <= 3
 
 
-def test_a_line_that_is_closed_takes_nothing_and_gives_what_it_has(crew):
-    line = Line(crew, 2)
+def test_a_line_that_is_closed_takes_nothing_and_gives_what_it_has(group):
+    line = BoundedQueue(group, 2)
     assert line.put("a")
     line.close()
     assert not line.put("b")
@@ -49,51 +49,51 @@ def test_a_line_that_is_closed_takes_nothing_and_gives_what_it_has(crew):
     assert line.ended
 
 
-def test_closing_a_full_line_sets_its_writer_free(crew):
-    line, found = Line(crew, 1), []
+def test_closing_a_full_line_sets_its_writer_free(group):
+    line, found = BoundedQueue(group, 1), []
     line.put("a")
-    writer = crew.start("write", lambda: found.append(line.put("b")))
+    writer = group.start("write", lambda: found.append(line.put("b")))
     line.close()
     wait_for(writer)
     assert found == [False]
 
 
-def test_the_newest_takes_the_place_of_all_that_waits(crew):
-    line = Line(crew, 2)
+def test_the_newest_takes_the_place_of_all_that_waits(group):
+    line = BoundedQueue(group, 2)
     assert [line.replace(i) for i in range(3)] == [0, 1, 1]
     line.close()
     assert list(line) == [2]
 
 
-def test_the_first_error_is_everybody_s_and_the_others_leave(crew):
-    empty, full, left = Line(crew, 1), Line(crew, 1), []
+def test_the_first_error_is_everybody_s_and_the_others_leave(group):
+    empty, full, left = BoundedQueue(group, 1), BoundedQueue(group, 1), []
     full.put("a")
 
     def leave(work):
         try:
             work()
-        except Abandoned:
+        except GroupStopped:
             left.append(work)
             raise
 
-    threads = [crew.start("read", leave, lambda: list(empty)), crew.start("write", leave, lambda: full.put("b"))]
-    first = crew.start("fail", [].pop)
+    threads = [group.start("read", leave, lambda: list(empty)), group.start("write", leave, lambda: full.put("b"))]
+    first = group.start("fail", [].pop)
     wait_for(first, *threads)
     assert len(left) == 2
-    assert isinstance(crew.failure, IndexError)
-    crew.fail(KeyError())
-    assert isinstance(crew.failure, IndexError)
-    with pytest.raises(Abandoned):
+    assert isinstance(group.failure, IndexError)
+    group.fail(KeyError())
+    assert isinstance(group.failure, IndexError)
+    with pytest.raises(GroupStopped):
         empty.put("c")
 
 
-def test_each_thread_computes_with_the_threads_that_it_is_given(crew):
+def test_each_thread_computes_with_the_threads_that_it_is_given(group):
     found = {}
     before = torch.get_num_threads()
     try:
         for count in (2, 1):
             wait_for(
-                crew.start(
+                group.start(
                     str(count),
                     lambda: found.update({threading.current_thread().name: torch.get_num_threads()}),
                     threads=count,

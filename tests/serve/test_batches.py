@@ -50,7 +50,7 @@ def test_a_batch_has_no_more_frames_than_allowed(engine, most, batches):
 
 
 def test_large_frames_are_seen_two_at_a_time_whatever_is_allowed(engine, monkeypatch):
-    monkeypatch.setattr("streamseg.serve.batches.PIXELS", 72 * 96)
+    monkeypatch.setattr("streamseg.serve.batches.MAX_PIXELS", 72 * 96)
     with queue_up(engine, moving(4)):
         pass
     assert engine.batches == [1, 2, 2]
@@ -136,7 +136,7 @@ class Preparing(Held):
 
 @pytest.fixture
 def at_once(monkeypatch):
-    monkeypatch.setattr("streamseg.serve.batches.QUIET", 0.01)
+    monkeypatch.setattr("streamseg.serve.batches.IDLE_SECONDS", 0.01)
 
 
 def test_sizes_are_prepared_when_nobody_waits_until_none_is_wanted(at_once):
@@ -198,8 +198,8 @@ def test_while_frames_wait_nothing_is_prepared(at_once):
 
 def test_a_server_is_busy_from_the_arrival_of_a_request_to_its_answer():
     with serving() as running:
-        batcher, desk = running.desk.batcher, running.desk
+        batcher, gate = running.gate.batcher, running.gate
         assert not batcher.busy()
-        with desk.place("picture"):
+        with gate.place("picture"):
             assert batcher.busy()
         assert not batcher.busy()

@@ -1,4 +1,4 @@
-from streamseg.serve.counters import Counter, Gauge, Histogram, render
+from streamseg.serve.counters import Counter, Gauge, Histogram, format_metrics
 
 
 def test_all_that_is_counted_is_in_the_format_of_prometheus():
@@ -8,7 +8,7 @@ def test_all_that_is_counted_is_in_the_format_of_prometheus():
     asked.add(path="/b", status="404")
     for seconds in (0.1, 0.5, 7.0):
         taken.add(seconds)
-    assert render([asked, taken, Gauge("open", "What is open.", lambda: 3)]).splitlines() == [
+    assert format_metrics([asked, taken, Gauge("open", "What is open.", lambda: 3)]).splitlines() == [
         "# HELP asked_total What was asked.",
         "# TYPE asked_total counter",
         'asked_total{path="/a",status="200"} 2',

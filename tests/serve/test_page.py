@@ -218,7 +218,7 @@ def test_a_wrong_token_is_told_in_its_place_and_another_can_be_given(visited, tm
     assert not tab.is_visible("#ask")
 
     # a server that was started again with another token refuses the stream, and a browser does not tell why
-    running.desk.token = "other"
+    running.gate.token = "other"
     (frame,) = moving(1, 120, 160)
     Image.fromarray(frame.permute(1, 2, 0).numpy()).save(tmp_path / "street.png")
     tab.set_input_files("#file", tmp_path / "street.png")

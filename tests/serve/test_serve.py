@@ -37,7 +37,7 @@ from websockets.sync.client import connect
 
 from streamseg.serve import Limits, server
 from streamseg.serve.app import pick_kind
-from streamseg.serve.desk import Refusal, take_file
+from streamseg.serve.gate import RequestError, take_file
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_the_kind_of_answer_is_what_the_client_likes_best(accept, kind):
 
 def test_a_kind_that_is_not_there_is_refused():
     for accept in ("text/html", "*/*;q=0", ""):
-        with pytest.raises(Refusal, match="accept one of image/png"):
+        with pytest.raises(RequestError, match="accept one of image/png"):
             pick_kind(accept)
 
 
@@ -167,12 +167,12 @@ def test_who_takes_no_end_of_a_refusal_is_not_waited_for():
 
     sent = []
     limits = SimpleNamespace(bytes=100, seconds=0.05)
-    desk = SimpleNamespace(requests=0, limits=limits, answered=SimpleNamespace(add=lambda **_: None))
+    gate = SimpleNamespace(requests=0, limits=limits, answered=SimpleNamespace(add=lambda **_: None))
     scope = {"type": "http", "method": "POST", "headers": [(b"content-length", b"8")]}
     with pytest.raises(TimeoutError):
-        asyncio.run(server.Guard(refuse, desk)(scope, receive, send))
+        asyncio.run(server.Guard(refuse, gate)(scope, receive, send))
     assert [message.get("more_body") for message in sent] == [None, True, None]
-    assert desk.requests == 0
+    assert gate.requests == 0
 
 
 def test_a_strip_is_labelled_but_is_no_jpeg(running):
@@ -188,7 +188,7 @@ def test_a_thousand_hostile_requests_get_no_500_and_the_server_answers_afterward
         found = {*clients.map(lambda request: hostile.check(running.port, request), hostile.requests(1000))}
     assert {101, 200, 400, 403, 404, 405, 406, 413, 415} <= found
     assert running.ask("/segment", PICTURE).status == 200
-    until(lambda: not (running.desk.begun or running.desk.streams))
+    until(lambda: not (running.gate.begun or running.gate.streams))
 
 
 def test_a_failure_of_the_network_is_told_and_the_next_picture_is_labelled(running, monkeypatch, capfd):
@@ -224,15 +224,15 @@ def count_dropped(running, reason):
 
 
 def test_what_is_not_done_in_time_is_given_up_and_counted(running, monkeypatch):
-    decode, late = running.desk.decode, count_dropped(running, "late")
+    decode, late = running.gate.decode, count_dropped(running, "late")
 
     async def decode_and_hurry(data):
         frame = await decode(data)
-        hurry.setattr(running.desk, "limits", Limits(seconds=0.05))  # from here on, however long it took to arrive
+        hurry.setattr(running.gate, "limits", Limits(seconds=0.05))  # from here on, however long it took to arrive
         return frame
 
     with monkeypatch.context() as hurry, running.engine.hold():
-        hurry.setattr(running.desk, "decode", decode_and_hurry)
+        hurry.setattr(running.gate, "decode", decode_and_hurry)
         found = running.ask("/segment", PICTURE)
     assert (found.status, found.headers["retry-after"]) == (503, "1")
     assert found.json["error"] == "It was not done within 0.05 s."
@@ -252,7 +252,7 @@ def test_a_full_queue_sends_clients_away_and_what_waited_is_seen_together():
             first = clients.submit(running.ask, "/segment", PICTURE)
             assert running.engine.asked.wait(PATIENCE)
             others = [clients.submit(running.ask, "/segment", PICTURE) for _ in range(3)]
-            until(lambda: len(running.desk.batcher.waiting) == 3)
+            until(lambda: len(running.gate.batcher.waiting) == 3)
             found = running.ask("/segment", PICTURE)
             assert found.status == 503
             assert found.json["error"] == "4 pictures are being labelled, and more have no room."
@@ -284,9 +284,9 @@ def test_who_hangs_up_is_not_worked_for(running):
             assert running.engine.asked.wait(PATIENCE)
             with socket.create_connection(("127.0.0.1", running.port)) as line:
                 line.sendall(REQUEST)
-                until(lambda: running.desk.batcher.waiting)
-            until(lambda: all(job.answer.cancelled() for job in running.desk.batcher.waiting))
-            until(lambda: running.desk.begun == 1)
+                until(lambda: running.gate.batcher.waiting)
+            until(lambda: all(job.answer.cancelled() for job in running.gate.batcher.waiting))
+            until(lambda: running.gate.begun == 1)
         assert first.result(PATIENCE).status == 200
         # the next one would be seen after what was left behind, or together with it
         assert running.ask("/segment", PICTURE).status == 200
@@ -401,9 +401,9 @@ def test_what_is_begun_is_answered_before_the_end():
                 client.send(PICTURE)
                 assert running.engine.asked.wait(PATIENCE)
                 picture = clients.submit(running.ask, "/segment", PICTURE)
-                until(lambda: running.desk.batcher.waiting)
+                until(lambda: running.gate.batcher.waiting)
                 running.server.should_exit = True
-                until(running.desk.closing.is_set)
+                until(running.gate.closing.is_set)
                 assert running.ask("/healthz").status == 503
                 assert running.ask("/segment", PICTURE).json["error"] == "The server is being shut down."
             assert json.loads(client.recv(PATIENCE))["frame"] == 0

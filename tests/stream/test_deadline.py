@@ -48,7 +48,7 @@ class Machine:
         """Label a frame; its network time, and whether its size was ready."""
         met = self.kept.pop(scale, 0)
         self.kept[scale] = met + 1
-        while len(self.kept) > fast.SIZES:
+        while len(self.kept) > fast.MAX_GRAPHS:
             self.kept.popitem(last=False)
         seconds = self.load * self.cost(scale) * math.exp(self.dice.gauss(0, self.noise))
         seconds += self.hiccup * (self.dice.random() < self.hiccups)
@@ -98,7 +98,7 @@ def test_a_deadline_makes_no_side_of_a_frame_larger_nor_smaller_than_its_share(s
 
 
 def test_all_sizes_of_a_frame_fit_into_what_an_engine_keeps_ready():
-    assert len(SCALES) <= fast.SIZES
+    assert len(SCALES) <= fast.MAX_GRAPHS
     assert SCALES[0] == 1.0
     assert POOR in SCALES
     assert list(SCALES) == sorted(SCALES, reverse=True)

@@ -14,27 +14,27 @@ from torch.nn import functional as F
 
 import streamseg
 from streamseg import NoAttention
-from streamseg.engine.tiles import labels_of
+from streamseg.engine.tiles import labels_from_scores
 from streamseg.io.images import write_image
 from streamseg.io.tensors import write_tensors
 from streamseg.models import checkpoint
-from streamseg.models.baselines import PEERS
+from streamseg.models.baselines import BASELINES
 from streamseg.stream.label_frames import (
     Fading,
     FadingInTime,
     LastFrames,
     advance,
+    bundled_model,
     context_distance,
     label_batch,
     label_frame,
     label_frames,
     load_state,
-    past_of,
+    network_size,
     save_state,
     segment,
-    shipped,
     step_batch,
-    working_size,
+    sum_past,
 )
 
 POLICIES = [1, 2, 4, Fading(0.5), Fading(0.9, limit=1), FadingInTime(0.1), FadingInTime(2.0, limit=1)]
@@ -98,14 +98,14 @@ def test_an_image_is_a_stream_of_one_frame(model, frames, tmp_path):
 
 def test_without_a_model_the_weights_that_ship_are_loaded_once(model, frames, tmp_path, monkeypatch):
     checkpoint.save(model, streamseg.CAMVID, tmp_path / "a.safetensors")
-    monkeypatch.setattr(checkpoint, "SHIPPED", tmp_path / "a.safetensors")
-    shipped.cache_clear()
+    monkeypatch.setattr(checkpoint, "BUNDLED", tmp_path / "a.safetensors")
+    bundled_model.cache_clear()
     try:
         assert segment(frames[0]).equal(segment(frames[0], model))
         (tmp_path / "a.safetensors").unlink()
         assert segment(frames[1]).equal(segment(frames[1], model))
     finally:
-        shipped.cache_clear()
+        bundled_model.cache_clear()
 
 
 def test_the_labels_are_the_caller_s_to_change(model, frames):
@@ -124,13 +124,13 @@ def test_a_frame_is_seen_at_the_size_that_is_given_and_labelled_at_its_own(model
     small = F.interpolate(frame[None], (64, 96), mode="bilinear", antialias=True)
     with torch.inference_mode():
         maps, _ = model.features(small)
-        assert labels.equal(labels_of(model.score(maps)[0], (150, 210)))
+        assert labels.equal(labels_from_scores(model.score(maps)[0], (150, 210)))
     assert label_frame(model, frame, size=(150, 210))[0].equal(segment(frame, model))
 
 
 @given(st.integers(1, 20_000), st.integers(1, 20_000), st.integers(4096, 10_000_000))
 def test_a_working_size_has_up_to_so_many_pixels_in_the_frame_s_proportion(height, width, pixels):
-    tall, wide = working_size(height, width, pixels)
+    tall, wide = network_size(height, width, pixels)
     assert min(tall, wide) >= 32
     assert tall * wide <= max(pixels, 32 * max(tall, wide))
     if min(height, width) >= 32 and height * width <= pixels:
@@ -141,10 +141,10 @@ def test_a_working_size_has_up_to_so_many_pixels_in_the_frame_s_proportion(heigh
 
 
 def test_usual_frames_are_seen_at_their_own_size_and_large_ones_smaller():
-    assert working_size(720, 1280) == (720, 1280)
-    assert working_size(1024, 2048) == (1024, 2048)
-    assert working_size(2160, 3840) == (1086, 1930)
-    assert working_size(10, 1_000_000) == (32, 65536)
+    assert network_size(720, 1280) == (720, 1280)
+    assert network_size(1024, 2048) == (1024, 2048)
+    assert network_size(2160, 3840) == (1086, 1930)
+    assert network_size(10, 1_000_000) == (32, 65536)
 
 
 def test_frames_may_change_their_size_within_a_stream(model):
@@ -204,7 +204,7 @@ def test_a_fading_past_is_a_share_of_the_past_and_the_last_context():
     for i, context in enumerate(contexts):
         state = advance(state, context, i / 25, Fading(0.8))
         past = 0.8 * (past + context)
-        torch.testing.assert_close(past_of(state, (i + 1) / 25, Fading(0.8)), past)
+        torch.testing.assert_close(sum_past(state, (i + 1) / 25, Fading(0.8)), past)
     assert len(state.contexts) == 1
 
 
@@ -216,7 +216,7 @@ def test_a_dropped_frame_changes_no_other_s_weight():
         state = None
         for i in range(0, 12, step):
             state = advance(state, context_of(*marks[i]), i / 10, policy)
-        weights.append(past_of(state, 1.2, policy).flatten())
+        weights.append(sum_past(state, 1.2, policy).flatten())
         expected = torch.tensor([0.5 ** ((1.2 - i / 10) / 0.3) if i % step == 0 else 0.0 for i in range(12)])
         torch.testing.assert_close(weights[-1], expected)
     torch.testing.assert_close(weights[0][::2], weights[1][::2])
@@ -239,7 +239,7 @@ def test_after_a_long_time_nothing_is_left(model, frames):
 
 def test_while_a_clock_is_set_back_nothing_fades():
     state = advance(None, context_of(1.0), 100.0, FadingInTime(1.0))
-    assert past_of(state, 50.0, FadingInTime(1.0)).item() == 1.0
+    assert sum_past(state, 50.0, FadingInTime(1.0)).item() == 1.0
 
 
 def test_frames_without_times_come_25_a_second(model, frames):
@@ -254,10 +254,10 @@ def test_the_past_weighs_no_more_than_the_limit_and_keeps_its_proportions(policy
     free = type(policy)(*list(vars(policy).values())[:1])
     state = None
     for i in range(10):
-        before = past_of(state, i / 10, policy)
+        before = sum_past(state, i / 10, policy)
         assert before is None or before.sum() < 1.5 + 1e-5
         state = advance(state, context_of(*torch.eye(10)[i].tolist()), i / 10, policy)
-    limited, whole = (past_of(state, 1.0, x) for x in (policy, free))
+    limited, whole = (sum_past(state, 1.0, x) for x in (policy, free))
     assert limited.sum().item() == pytest.approx(1.5)
     torch.testing.assert_close(limited / limited.sum(), whole / whole.sum())
 
@@ -348,7 +348,7 @@ def test_a_network_without_a_past_makes_streams_too(frames, tmp_path):
 
 @pytest.mark.parametrize("name", ["enet", "swiftnet18"])
 def test_a_rival_labels_each_frame_alone(frames, name):
-    network = PEERS[name](3).eval()
+    network = BASELINES[name](3).eval()
     (frame, labels), _ = label_frames(network, frames[:2])
     with torch.no_grad():
         expected = network(frame[None])[0].argmax(dim=0)
@@ -556,7 +556,7 @@ def test_labels_of_another_network_do_no_harm(model, frames):
 
 @pytest.mark.parametrize("name", ["enet"])
 def test_a_rival_s_labels_can_be_kept_steady_too(frames, name):
-    network = PEERS[name](3).eval()
+    network = BASELINES[name](3).eval()
     labels, _ = run(network, frames[:4], LastFrames(1, steady=1e6))
     assert differing(labels[2:], labels[1:-1]) == 0
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from streamseg.stream import latency
-from streamseg.stream.latency import STAGES, Histogram, Meter, bottleneck, line, render, to_json
+from streamseg.stream.latency import STAGES, Histogram, Meter, bottleneck, format_progress, format_summary, to_json
 
 
 class Clock:
@@ -208,14 +208,14 @@ def test_a_live_source_that_was_silent_is_the_bottleneck_whatever_was_dropped(me
 def test_a_run_without_frames_has_a_summary_too(meter):
     summary = meter.summary()
     assert bottleneck(summary) == "No frame was labelled."
-    assert "0 read" in render(summary)
-    assert line(summary) == "frame 0 · 0.0 fps"
+    assert "0 read" in format_summary(summary)
+    assert format_progress(summary) == "frame 0 · 0.0 fps"
     assert to_json(summary)["latency_ms"] is None
 
 
 def test_a_table_shows_a_run_in_few_aligned_lines(meter, clock):
     summary = run(meter, clock, frames=1000, wall=40.0, dropped=20, decode=0.003, network=0.036, encode=0.012)
-    assert render(summary).splitlines() == [
+    assert format_summary(summary).splitlines() == [
         "frames      1,020 read, 1,000 labelled, 1,000 written, 20 dropped (2.0 %)",
         "fps         source 25.5, network 27.8, output 25.0, in 40.0 s",
         "",
@@ -239,7 +239,7 @@ def test_a_table_of_several_streams_tells_which_drops_frames(meter, clock):
             meter.read(stream)
         meter.dropped(dropped, stream)
     clock.now += 60
-    assert "dropped     gate 3 of 1,500, yard 0 of 1,500" in render(meter.summary()).splitlines()
+    assert "dropped     gate 3 of 1,500, yard 0 of 1,500" in format_summary(meter.summary()).splitlines()
 
 
 @pytest.mark.parametrize("scale", [1e-5, 1, 1000])
@@ -254,10 +254,10 @@ def test_no_line_is_wider_than_a_terminal(meter, clock, scale):
     meter.shown(99.9 * scale)
     clock.now += 9.9 * scale
     summary = meter.summary()
-    assert max(map(len, render(summary).splitlines())) <= 80
+    assert max(map(len, format_summary(summary).splitlines())) <= 80
     for total in (None, 987_654_321):
-        assert len(line(summary, total)) <= 79
-        assert line(summary, total).endswith("dropped 12345678")
+        assert len(format_progress(summary, total)) <= 79
+        assert format_progress(summary, total).endswith("dropped 12345678")
 
 
 def test_a_line_of_79_letters_is_whole_and_one_of_80_loses_what_matters_least(meter, clock):
@@ -268,7 +268,7 @@ def test_a_line_of_79_letters_is_whole_and_one_of_80_loses_what_matters_least(me
     wanted = "frame 101 · 10.1 fps · latency 38 ms (p95 38) · mask age 60 ms · dropped "
     for digits, whole in ((79 - len(wanted), True), (80 - len(wanted), False)):
         meter.frames_dropped["gate"] = 10 ** (digits - 1)
-        shown = line(meter.summary())
+        shown = format_progress(meter.summary())
         assert ("mask age" in shown) == whole
         assert shown.endswith(f"dropped {10 ** (digits - 1)}")
         assert len(shown) == 79 or not whole
@@ -276,7 +276,7 @@ def test_a_line_of_79_letters_is_whole_and_one_of_80_loses_what_matters_least(me
 
 def test_the_live_line_tells_where_a_run_stands(meter, clock):
     summary = run(meter, clock, frames=312, wall=12.58, dropped=12)
-    assert line(summary) == "frame 312 · 24.8 fps · latency 38 ms (p95 38) · mask age 60 ms · dropped 12"
+    assert format_progress(summary) == "frame 312 · 24.8 fps · latency 38 ms (p95 38) · mask age 60 ms · dropped 12"
 
 
 @pytest.mark.parametrize(
@@ -284,14 +284,14 @@ def test_the_live_line_tells_where_a_run_stands(meter, clock):
 )
 def test_the_live_line_tells_how_far_it_is_unless_a_video_was_wrong_about_its_length(meter, clock, total, shown):
     summary = run(meter, clock, frames=312, wall=12.58)
-    assert line(summary, total) == f"{shown} · 24.8 fps · latency 38 ms (p95 38) · mask age 60 ms"
+    assert format_progress(summary, total) == f"{shown} · 24.8 fps · latency 38 ms (p95 38) · mask age 60 ms"
 
 
 def test_times_of_many_seconds_are_told_in_seconds(meter, clock):
     meter.labelled(12.3)
     clock.now += 20
-    assert "12.3 s" in render(meter.summary())
-    assert "latency 12 s (p95 12)" in line(meter.summary())
+    assert "12.3 s" in format_summary(meter.summary())
+    assert "latency 12 s (p95 12)" in format_progress(meter.summary())
 
 
 def test_json_holds_what_the_table_shows(meter, clock):

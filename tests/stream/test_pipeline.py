@@ -28,14 +28,14 @@ from waiting import PATIENCE, until
 import streamseg
 from streamseg import draw
 from streamseg.io.files import UNFINISHED
-from streamseg.io.outputs import Results, plan
+from streamseg.io.outputs import OutputFiles, plan_outputs
 from streamseg.io.sources import Capture, find_sources
 from streamseg.io.video import CutShort, open_video, read_label_video
-from streamseg.parallel.threads import Crew
+from streamseg.parallel.threads import ThreadGroup
 from streamseg.stream import latency, pipeline
-from streamseg.stream.label_frames import FadingInTime, LastFrames, Look, label_frames
+from streamseg.stream.label_frames import FadingInTime, LastFrames, Prediction, label_frames
 from streamseg.stream.latency import Meter
-from streamseg.stream.pipeline import AHEAD, BATCH, Labeller, Pipeline, Style
+from streamseg.stream.pipeline import AHEAD, BATCH, DrawStyle, LabelSettings, Pipeline
 
 
 @dataclass(eq=False)
@@ -102,7 +102,7 @@ def noise(seed, count, size=(48, 64)):
 def look(images, sizes, confident=False, **options):
     """What a network might say that sees the colour of a frame, divided by 11, and is never sure."""
     labels = [torch.full(size, int(image[0, 0, 0]) % 11).byte() for image, size in zip(images, sizes, strict=True)]
-    return [Look(x, torch.full_like(x, 69) if confident else None) for x in labels], [None] * len(images)
+    return [Prediction(x, torch.full_like(x, 69) if confident else None) for x in labels], [None] * len(images)
 
 
 @pytest.fixture
@@ -120,17 +120,17 @@ def quick(monkeypatch):
 
 @dataclass
 class Run:
-    outcome: pipeline.Outcome
+    outcome: pipeline.RunResult
     records: list[dict]
     summary: object
 
 
 def run(model, *sources, results=None, frames=1, confident=False, size=None, style=None, meter=None, **options):
     """Take sources through the pipeline, with a window of so many frames, and say how it went."""
-    pairs = list(zip(sources, results or [Results() for _ in sources], strict=True))
-    labeller = Labeller(model, streamseg.CAMVID, LastFrames(frames), size=size, confident=confident)
+    pairs = list(zip(sources, results or [OutputFiles() for _ in sources], strict=True))
+    labeller = LabelSettings(model, streamseg.CAMVID, LastFrames(frames), size=size, confident=confident)
     meter, records = meter or Meter(), io.StringIO()
-    outcome = Pipeline(pairs, labeller, style or Style(), meter, records=records, **options).run()
+    outcome = Pipeline(pairs, labeller, style or DrawStyle(), meter, records=records, **options).run()
     return Run(outcome, [json.loads(line) for line in records.getvalue().splitlines()], meter.summary())
 
 
@@ -154,8 +154,8 @@ def test_a_past_fades_by_the_times_of_the_frames(model):
 
     # half of the past is left after a second: after 1/25 s nearly all of it
     frames, times, policy, raw = noise(4, 4), [0.0, 1.0, 5.0, 5.04], FadingInTime(1.0), io.BytesIO()
-    labeller = Labeller(model, streamseg.CAMVID, policy)
-    Pipeline([(Timed(frames), Results())], labeller, Style(), Meter(), raw=raw).run()
+    labeller = LabelSettings(model, streamseg.CAMVID, policy)
+    Pipeline([(Timed(frames), OutputFiles())], labeller, DrawStyle(), Meter(), raw=raw).run()
     expected = [labels for _, labels in label_frames(model, frames, policy, times=times)]
     assert raw.getvalue() == b"".join(labels.numpy().tobytes() for labels in expected)
     steady = [labels for _, labels in label_frames(model, frames, policy)]
@@ -172,7 +172,7 @@ def test_several_streams_share_batches_and_never_their_state(model, tmp_path, mo
     monkeypatch.setattr(pipeline, "step_batch", counted)
     lengths = (6, 3, 5)
     clips = [Clip(noise(i, length), f"clip{i}") for i, length in enumerate(lengths)]
-    results = [Results(labels=tmp_path / f"{clip.name}.mkv") for clip in clips]
+    results = [OutputFiles(labels=tmp_path / f"{clip.name}.mkv") for clip in clips]
     done = run(model, *clips, results=results, frames=3)
     for clip, places in zip(clips, results, strict=True):
         written = [labels for labels, _ in read_label_video(places.labels)]
@@ -202,7 +202,7 @@ def test_pictures_that_do_not_belong_together_know_nothing_of_each_other(model):
 
 def test_confidence_is_the_probability_of_the_label(model, tmp_path):
     frames = noise(3, 2)
-    places = Results(labels=tmp_path / "l.mkv", confidence=tmp_path / "c.mkv")
+    places = OutputFiles(labels=tmp_path / "l.mkv", confidence=tmp_path / "c.mkv")
     run(model, Clip(frames), results=[places], confident=True)
     for frame, (labels, _), (confidence, _) in zip(
         frames, read_label_video(places.labels), read_label_video(places.confidence), strict=True
@@ -245,7 +245,7 @@ def test_memory_does_not_grow_with_the_length_of_a_video(model, quick, tmp_path)
             most = max(most, len(alive))
             yield frame
 
-    done = run(model, Clip(frames()), results=[Results(overlay=tmp_path / "a.mp4")])
+    done = run(model, Clip(frames()), results=[OutputFiles(overlay=tmp_path / "a.mp4")])
     assert done.outcome.frames == 3000
     # those in the three queues, and one in the hands of each of the four threads, which may still hold their last
     assert most <= 3 * AHEAD + 8
@@ -260,7 +260,7 @@ def test_many_files_are_read_a_few_at_a_time_and_each_is_there_when_it_is_done(m
         yield from [shade(number)] * 3
 
     clips = [Clip(frames(i), f"clip{i}") for i in range(2 * BATCH + 3)]
-    done = run(model, *clips, results=[Results(tmp_path / f"{clip.name}.mp4") for clip in clips])
+    done = run(model, *clips, results=[OutputFiles(tmp_path / f"{clip.name}.mp4") for clip in clips])
     assert done.outcome.frames == 3 * len(clips)
     assert sorted(begun) == list(range(len(clips)))
     # before the one after another eight begins, the first of these is whole
@@ -306,7 +306,7 @@ def test_reading_labelling_drawing_and_writing_happen_at_the_same_time(model, mo
 
     monkeypatch.setattr(pipeline, "step_batch", step)
     monkeypatch.setattr(draw, "overlay", paint)
-    places = Results(tmp_path / "a.mp4")
+    places = OutputFiles(tmp_path / "a.mp4")
     done = run(model, Clip(frames()), results=[places], wrote=lambda capture, *_: meet(capture.index, 0))
     assert done.outcome.frames == last
 
@@ -470,8 +470,8 @@ def test_the_length_of_a_run_is_known_once_every_source_has_told_its_own(model, 
                 yield Capture(frame, self.name, i, i / 25, time.monotonic(), total=len(self.frames))
 
     def totals(*clips):
-        labeller = Labeller(model, streamseg.CAMVID, LastFrames(1))
-        line = Pipeline([(clip, Results()) for clip in clips], labeller, Style(), Meter())
+        labeller = LabelSettings(model, streamseg.CAMVID, LastFrames(1))
+        line = Pipeline([(clip, OutputFiles()) for clip in clips], labeller, DrawStyle(), Meter())
         before = line.total
         line.run()
         return before, line.total
@@ -617,7 +617,7 @@ def test_frames_of_a_batch_that_was_not_prepared_are_late_but_decide_nothing(mod
 
 
 def test_int8_learns_its_ranges_from_frames_of_the_stream_and_not_from_preparing(model, priced, monkeypatch):
-    engine = SimpleNamespace(look=None, device=torch.device("cpu"), learning=True)
+    engine = SimpleNamespace(predict=None, device=torch.device("cpu"), learning=True)
     priced.price, step = 1e-6, pipeline.step_batch
 
     def learn(model, images, *rest, **options):
@@ -648,7 +648,7 @@ def test_a_slow_writer_raises_the_age_of_a_mask_and_not_the_latency_of_the_netwo
 
         yield keep
 
-    monkeypatch.setattr(pipeline, "writing", slow)
+    monkeypatch.setattr(pipeline, "open_writer", slow)
     done = run(model, Clip([shade(0, (64, 96))]))
     (record,) = done.records
     network = 1e-3 * 64 * 96
@@ -692,7 +692,7 @@ def test_a_signal_ends_the_video_in_good_order(model, quick, tmp_path, number, l
             yield shade(i)
 
     path = tmp_path / "a.mp4"
-    done = run(model, Clip(endless(), live=live), results=[Results(overlay=path)])
+    done = run(model, Clip(endless(), live=live), results=[OutputFiles(overlay=path)])
     assert done.outcome.signal == number
     with open_video(path) as written:
         assert sum(1 for _ in written) == done.outcome.frames == done.summary.labelled
@@ -710,7 +710,7 @@ def test_a_signal_is_heard_while_a_source_is_silent(model, quick, tmp_path):
         silent.wait(PATIENCE)
 
     path = tmp_path / "a.mp4"
-    assert run(model, Clip(frames()), results=[Results(overlay=path)]).outcome.frames == 1
+    assert run(model, Clip(frames()), results=[OutputFiles(overlay=path)]).outcome.frames == 1
     assert not silent.is_set()
     silent.set()
     with open_video(path) as written:
@@ -718,7 +718,7 @@ def test_a_signal_is_heard_while_a_source_is_silent(model, quick, tmp_path):
 
 
 def test_a_second_signal_breaks_off_and_leaves_nothing(model, quick, tmp_path, monkeypatch):
-    handler, fail, failed = signal.getsignal(signal.SIGINT), Crew.fail, threading.Event()
+    handler, fail, failed = signal.getsignal(signal.SIGINT), ThreadGroup.fail, threading.Event()
 
     def noted(self, error):
         fail(self, error)
@@ -729,10 +729,10 @@ def test_a_second_signal_breaks_off_and_leaves_nothing(model, quick, tmp_path, m
             interrupt_twice(handler)
             assert failed.wait(PATIENCE)
 
-    monkeypatch.setattr(Crew, "fail", noted)
+    monkeypatch.setattr(ThreadGroup, "fail", noted)
 
     with pytest.raises(KeyboardInterrupt):
-        run(model, Clip(shade(i) for i in range(10**6)), results=[Results(overlay=tmp_path / "a.mp4")], wrote=wrote)
+        run(model, Clip(shade(i) for i in range(10**6)), results=[OutputFiles(overlay=tmp_path / "a.mp4")], wrote=wrote)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -757,7 +757,7 @@ def test_a_source_that_breaks_off_keeps_what_came_and_holds_up_no_other(model, q
         yield from (shade(i) for i in range(7))
         raise problem
 
-    places = [Results(overlay=tmp_path / "a.mp4"), Results(overlay=tmp_path / "b.mp4")]
+    places = [OutputFiles(overlay=tmp_path / "a.mp4"), OutputFiles(overlay=tmp_path / "b.mp4")]
     done = run(model, Clip(frames(), "a"), Clip([shade(0)] * 20, "b"), results=places)
     assert done.outcome.problems == [str(problem)]
     assert done.outcome.frames == 27
@@ -771,14 +771,14 @@ def test_a_source_without_a_frame_leaves_no_file(model, quick, tmp_path):
         raise ValueError("there is nothing.")
         yield
 
-    done = run(model, Clip(frames()), results=[Results(overlay=tmp_path / "a.mp4", labels=tmp_path / "b.mkv")])
+    done = run(model, Clip(frames()), results=[OutputFiles(overlay=tmp_path / "a.mp4", labels=tmp_path / "b.mkv")])
     assert (done.outcome.frames, done.outcome.problems) == (0, ["there is nothing."])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_video_ends_where_its_size_changes(model, quick, tmp_path):
     frames = [shade(0, (32, 48))] * 5 + [shade(0, (64, 96))] * 5
-    done = run(model, Clip(frames, live=False), results=[Results(overlay=tmp_path / "a.mp4")])
+    done = run(model, Clip(frames, live=False), results=[OutputFiles(overlay=tmp_path / "a.mp4")])
     assert done.outcome.problems == [
         "clip ends after 5 frames: what follows has 96 x 64 pixels, and what came before 48 x 32; make all of them one "
         "size."
@@ -834,14 +834,14 @@ def test_an_error_anywhere_ends_the_run_and_leaves_nothing(model, quick, tmp_pat
         options["wrote"] = lambda *_: time.sleep(0.05)
         options["watch"] = fail_after(2, lambda: None)
     if late:  # the other threads go on for a while before they hear of it
-        fail = Crew.fail
+        fail = ThreadGroup.fail
 
         def slowly(self, error):
             time.sleep(0.1)
             fail(self, error)
 
-        monkeypatch.setattr(Crew, "fail", slowly)
-    places = [Results(tmp_path / "a.mp4", tmp_path / "a.mkv"), Results(tmp_path / "b.mp4")]
+        monkeypatch.setattr(ThreadGroup, "fail", slowly)
+    places = [OutputFiles(tmp_path / "a.mp4", tmp_path / "a.mkv"), OutputFiles(tmp_path / "b.mp4")]
     long = Clip((shade(0) for _ in range(10**6)), "long")
     before = torch.get_num_threads()
     with pytest.raises(Fault):
@@ -891,7 +891,7 @@ def test_the_network_has_all_threads_and_the_others_one_each(model, monkeypatch)
 def test_a_gpu_labels_draws_and_tells_the_time_of_every_stage(model, tmp_path, live):
     network = copy.deepcopy(model).to(f"cuda:{torch.cuda.device_count() - 1}")
     clips = [Clip(noise(i, 20, (240, 320)), f"clip{i}", live=live) for i in range(3)]
-    places = [Results(tmp_path / f"{i}.mp4", tmp_path / f"{i}.mkv", tmp_path / f"{i}-sure.mkv") for i in range(3)]
+    places = [OutputFiles(tmp_path / f"{i}.mp4", tmp_path / f"{i}.mkv", tmp_path / f"{i}-sure.mkv") for i in range(3)]
     done = run(network, *clips, results=places, frames=3, confident=True)
     stages = ["upload", "network", "download", "draw", "encode"]
     assert list(done.summary.stages) == (stages if live else ["decode", *stages])
@@ -956,12 +956,12 @@ def test_a_frame_under_its_colours_is_what_overlay_draws(model, quick, tmp_path)
     frame, labels = noise(5, 1)[0], torch.empty(48, 64, dtype=torch.uint8)
     labels.fill_(int(frame[0, 0, 0]) % 11)
     for style, expected in (
-        (Style(), draw.overlay(frame, labels, streamseg.CAMVID)),
-        (Style(alpha=0.9), draw.overlay(frame, labels, streamseg.CAMVID, 0.9)),
-        (Style(only=(3, 4)), draw.overlay(frame, labels, streamseg.CAMVID, 0.5, (3, 4))),
-        (Style(side_by_side=True), torch.cat([frame, draw.overlay(frame, labels, streamseg.CAMVID)], dim=2)),
+        (DrawStyle(), draw.overlay(frame, labels, streamseg.CAMVID)),
+        (DrawStyle(alpha=0.9), draw.overlay(frame, labels, streamseg.CAMVID, 0.9)),
+        (DrawStyle(only=(3, 4)), draw.overlay(frame, labels, streamseg.CAMVID, 0.5, (3, 4))),
+        (DrawStyle(side_by_side=True), torch.cat([frame, draw.overlay(frame, labels, streamseg.CAMVID)], dim=2)),
     ):
-        run(model, Clip([frame], moving=False), results=[Results(tmp_path / "a.png")], style=style)
+        run(model, Clip([frame], moving=False), results=[OutputFiles(tmp_path / "a.png")], style=style)
         assert streamseg.read_image(tmp_path / "a.png").equal(expected)
 
 
@@ -973,7 +973,7 @@ def test_the_legend_of_a_video_does_not_flicker(model, quick):
     def wrote(capture, *_):
         until(lambda: len(screen.frames) > capture.index)
 
-    run(model, Clip(frames), window=screen, style=Style(alpha=0.0, legend=True), wrote=wrote)
+    run(model, Clip(frames), window=screen, style=DrawStyle(alpha=0.0, legend=True), wrote=wrote)
     assert len(screen.frames) == 4
     changed = [(frame != frame[:, :1, -1:]).any(dim=0) for frame in screen.frames]
     assert changed[0].any()
@@ -1051,7 +1051,7 @@ def test_a_spoilt_file_becomes_a_file_or_a_sentence(model, quick, tmp_path, name
         frames = 0
         try:
             sources = find_sources([str(path)])
-            outcome = run(model, *sources, results=plan(sources, str(out), labels=True)).outcome
+            outcome = run(model, *sources, results=plan_outputs(sources, str(out), labels=True)).outcome
             frames, sentences = outcome.frames, sentences + outcome.problems
         except (ValueError, OSError) as problem:
             sentences.append(str(problem))
@@ -1075,7 +1075,7 @@ def test_what_is_left_of_a_video_has_its_frames_and_their_times(model, quick, tm
     path = make_clip(tmp_path / "a.mkv", 30)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
     sources = find_sources([str(path)])
-    done = run(model, *sources, results=[Results(tmp_path / "b.mp4")], style=Style(alpha=0.0))
+    done = run(model, *sources, results=[OutputFiles(tmp_path / "b.mp4")], style=DrawStyle(alpha=0.0))
     (sentence,) = done.outcome.problems
     assert f"{done.outcome.frames} frames" in sentence
     with open_video(tmp_path / "b.mp4") as written:

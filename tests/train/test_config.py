@@ -8,7 +8,7 @@ import pytest
 
 from streamseg.data.datasets import DATASETS
 from streamseg.models.attention import ATTENTIONS
-from streamseg.models.baselines import PEERS
+from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import FANETS
 from streamseg.models.encoder import ReduceBy, Reduction
 from streamseg.train.config import RECIPES, TrainConfig
@@ -80,7 +80,7 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(setting, value, expect
 
 def test_the_choices_of_a_config_are_all_that_can_be_built():
     choices = {name: get_args(hint) for name, hint in get_type_hints(TrainConfig).items()}
-    assert choices["network"] == (*FANETS, *PEERS)
+    assert choices["network"] == (*FANETS, *BASELINES)
     assert choices["attention"] == tuple(NAMES)
     assert set(NAMES.values()) == set(ATTENTIONS)
     assert choices["reduction"] == get_args(Reduction)

@@ -17,13 +17,13 @@ from torch import nn
 import streamseg
 from streamseg.data.datasets import folder
 from streamseg.evaluate import plot
-from streamseg.models.baselines import PEERS
+from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import Variant, build, variant_of
 from streamseg.models.encoder import resnet18
 from streamseg.train import loop as training, runlog
-from streamseg.train.feed import Batch, batch_indices, hold, wind
-from streamseg.train.loop import floats_of, follow, make_optimiser, set_rate
-from streamseg.train.trainee import Trainee
+from streamseg.train.feed import Batch, batch_indices, build_clip_index, cache_on_device
+from streamseg.train.loop import float_tensors, make_optimiser, set_learning_rate, update_ema
+from streamseg.train.loss_module import LossModule
 
 # an entry after 4 iterations and at the end, so that a stop after 3 or 5 comes between two
 EVERY = 4
@@ -61,7 +61,7 @@ def entries_often(monkeypatch):
 @pytest.fixture(autouse=True)
 def no_ink(monkeypatch):
     """Curves are drawn, but become pixels in the run `alone` only: that takes as long as to train."""
-    monkeypatch.setattr(plot, "save", lambda figure, path: None)
+    monkeypatch.setattr(plot, "save_figure", lambda figure, path: None)
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +94,11 @@ def interrupt(monkeypatch, at, act):
     """Let something happen in the middle of an iteration."""
 
     def follow_and_act(average, current, memory, step):
-        follow(average, current, memory, step)
+        update_ema(average, current, memory, step)
         if step + 1 == at:
             act()
 
-    monkeypatch.setattr(training, "follow", follow_and_act)
+    monkeypatch.setattr(training, "update_ema", follow_and_act)
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_a_network_learns(toy, tmp_path):
 def test_frames_of_different_sizes_are_streamed_and_trained_on(paint, tmp_path):
     data = paint(tmp_path / "data", [(64, 96), (80, 72), (40, 120), (64, 64), (96, 96)])
     dataset = folder(data, "train")
-    assert hold(dataset, wind(dataset, 1), CPU, 2) is None
+    assert cache_on_device(dataset, build_clip_index(dataset, 1), CPU, 2) is None
     run(data, tmp_path / "out", replace(TINY, iterations=2))
     assert [entry["step"] for entry in entries(tmp_path / "out")] == [2, 2]
 
@@ -218,13 +218,13 @@ def test_a_rival_trains_as_a_fanet_does_and_is_told_where_it_starts(toy, tmp_pat
 def test_a_rival_with_a_resnet_starts_from_imagenet_and_gives_it_the_encoder_s_rate(toy, tmp_path):
     imagenet = resnet18("None")
     torch.save(imagenet.state_dict(), tmp_path / "resnet18.pth")
-    network = PEERS["bisenet18"](3)
-    description = training.describe(replace(TINY, network="bisenet18"), folder(toy, "train").classes)
-    training.begin(network, description, "imagenet", tmp_path / "resnet18.pth")
+    network = BASELINES["bisenet18"](3)
+    description = training.describe_checkpoint(replace(TINY, network="bisenet18"), folder(toy, "train").classes)
+    training.load_initial_weights(network, description, "imagenet", tmp_path / "resnet18.pth")
     assert network.encoder.conv1.weight.equal(imagenet.conv1.weight)
-    optimiser = make_optimiser(Trainee(network, torch.ones(3)), replace(TINY, encoder_rate=0.1))
+    optimiser = make_optimiser(LossModule(network, torch.ones(3)), replace(TINY, encoder_rate=0.1))
     assert {group["share"] for group in optimiser.param_groups} == {0.1, 1.0}
-    alone = make_optimiser(Trainee(PEERS["enet"](3), torch.ones(3)), replace(TINY, encoder_rate=0.1))
+    alone = make_optimiser(LossModule(BASELINES["enet"](3), torch.ones(3)), replace(TINY, encoder_rate=0.1))
     assert {group["share"] for group in alone.param_groups} == {1.0}
 
 
@@ -234,9 +234,9 @@ def test_a_gentle_start_passes_res_1_on_and_adds_little_attention_and_changes_no
     for gentle in (False, True):
         torch.manual_seed(0)
         network = streamseg.fanet18(3)
-        training.begin(network, None, "imagenet", tmp_path / "resnet18.pth")
+        training.load_initial_weights(network, None, "imagenet", tmp_path / "resnet18.pth")
         if gentle:
-            streamseg.models.fanet.start_gently(network)
+            streamseg.models.fanet.init_as_identity(network)
         states.append(network.state_dict())
     plain, gentle = states
     shortcut = "encoder.layer1.0.downsample.0.weight"
@@ -253,16 +253,16 @@ def test_a_gentle_start_passes_res_1_on_and_adds_little_attention_and_changes_no
 def test_a_run_from_imagenet_begins_gently_if_told_so(toy, tmp_path, monkeypatch, initial, gentle, begun):
     torch.save(resnet18("None").state_dict(), tmp_path / "resnet18.pth")
     calls = []
-    monkeypatch.setattr(training, "start_gently", calls.append)
+    monkeypatch.setattr(training, "init_as_identity", calls.append)
     config = replace(FANET, iterations=1, validate="", gentle=gentle)
     weights = tmp_path / "resnet18.pth" if initial == "imagenet" else None
     run(toy, tmp_path / "out", config, initial=initial, encoder_weights=weights)
     assert len(calls) == begun
 
 
-@pytest.mark.parametrize("name", ["fanet18", *PEERS])
+@pytest.mark.parametrize("name", ["fanet18", *BASELINES])
 def test_only_the_last_layers_of_a_network_follow_from_its_classes(name):
-    layers = training.class_layers(training.describe(replace(TINY, network=name), streamseg.CAMVID))
+    layers = training.class_layers(training.describe_checkpoint(replace(TINY, network=name), streamseg.CAMVID))
     assert all(layer.startswith(("classify.", "score.", "joins.", "up.", "branches.")) for layer in layers)
     assert len(layers) == {"fanet18": 1, "bisenet18": 1, "shelfnet18": 1, "fcn16s": 6, "fcn8s": 9, "deeplab": 8}.get(
         name, 2
@@ -271,7 +271,7 @@ def test_only_the_last_layers_of_a_network_follow_from_its_classes(name):
 
 def test_a_variant_of_the_ablations_is_built_as_its_config_says():
     config = replace(FANET, attention="dot", key_channels=8, reduction="Conv-0", reduce_by="average")
-    description = training.describe(config, streamseg.CAMVID)
+    description = training.describe_checkpoint(config, streamseg.CAMVID)
     assert description.variant == Variant("DotAttention", 8, "Conv-0", "average", False)
     with torch.device("meta"):
         assert variant_of(build(description)) == description.variant
@@ -285,7 +285,7 @@ def test_clips_of_a_data_set_without_recordings_are_refused(toy, tmp_path):
 def rates(config, share=1.0):
     optimiser = torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))], "share": share}], lr=1)
     for step in range(config.iterations):
-        set_rate(optimiser, config, step)
+        set_learning_rate(optimiser, config, step)
         yield optimiser.param_groups[0]["lr"]
 
 
@@ -308,9 +308,9 @@ def test_the_rate_rises_in_the_warm_up_and_is_then_as_without_one():
 
 def test_the_encoder_has_its_share_of_the_rate_and_only_convolutions_decay():
     config = replace(TINY, encoder_rate=0.1, weight_decay=0.5)
-    trainee = Trainee(streamseg.fanet18(classes=3), torch.ones(3), auxiliary=0.4)
+    trainee = LossModule(streamseg.fanet18(classes=3), torch.ones(3), auxiliary=0.4)
     optimiser = make_optimiser(trainee, config)
-    set_rate(optimiser, config, 3)
+    set_learning_rate(optimiser, config, 3)
     seen = {id(x): group for group in optimiser.param_groups for x in group["params"]}
     assert len(seen) == len(list(trainee.parameters()))
     for name, parameter in trainee.named_parameters():
@@ -323,17 +323,17 @@ def test_the_encoder_has_its_share_of_the_rate_and_only_convolutions_decay():
 def test_an_average_without_memory_is_the_weights_and_one_with_memory_follows(model):
     average = streamseg.fanet18(classes=11)
     start = average.encoder.conv1.weight.clone()
-    follow(floats_of(average), floats_of(model), 0.75, step=1000)
+    update_ema(float_tensors(average), float_tensors(model), 0.75, step=1000)
     torch.testing.assert_close(average.encoder.conv1.weight, 0.75 * start + 0.25 * model.encoder.conv1.weight)
-    follow(floats_of(average), floats_of(model), 0.0, step=1000)
-    for ours, theirs in zip(floats_of(average), floats_of(model), strict=True):
+    update_ema(float_tensors(average), float_tensors(model), 0.0, step=1000)
+    for ours, theirs in zip(float_tensors(average), float_tensors(model), strict=True):
         assert ours.equal(theirs)
 
 
 def test_a_young_average_forgets_faster(model):
     average = streamseg.fanet18(classes=11)
     start = average.encoder.conv1.weight.clone()
-    follow(floats_of(average), floats_of(model), 0.999, step=0)
+    update_ema(float_tensors(average), float_tensors(model), 0.999, step=0)
     torch.testing.assert_close(average.encoder.conv1.weight, 0.1 * start + 0.9 * model.encoder.conv1.weight)
 
 
@@ -345,7 +345,7 @@ def test_clipping_bounds_a_step(toy, tmp_path):
         )
         run(toy, tmp_path / str(clip), replace(config, validate="", class_weighting=0.0))
         torch.manual_seed(config.seed)
-        start = PEERS["enet"](3).state_dict()
+        start = BASELINES["enet"](3).state_dict()
         end = torch.load(tmp_path / str(clip) / "state.pt", weights_only=True)["average"]
         moved[clip] = sum((end[name] - start[name]).square().sum() for name in start if name.endswith("weight")) ** 0.5
     assert moved[0.01] <= 0.011
@@ -389,8 +389,8 @@ def test_a_checkpoint_is_started_from_with_its_classes_or_with_new_ones(model, t
     new_names = streamseg.Classes(tuple("abcdefghijk"), streamseg.CAMVID.colours)
     three = streamseg.Classes(("a", "b", "c"), streamseg.CAMVID.colours[:3])
     for network, classes in ((same, streamseg.CAMVID), (other, three), (renamed, new_names)):
-        description = training.describe(FANET, classes)
-        training.begin(network, description, str(tmp_path / "start.safetensors"), None)
+        description = training.describe_checkpoint(FANET, classes)
+        training.load_initial_weights(network, description, str(tmp_path / "start.safetensors"), None)
         assert network.encoder.conv1.weight.equal(model.encoder.conv1.weight)
     assert same.classify[1].weight.equal(model.classify[1].weight)
     assert other.classify[1].weight.equal(last)
@@ -401,8 +401,8 @@ def test_a_checkpoint_is_started_from_with_its_classes_or_with_new_ones(model, t
 def test_a_checkpoint_of_another_network_is_no_start(model, tmp_path, network):
     streamseg.save(model, streamseg.CAMVID, tmp_path / "start.safetensors")
     with pytest.raises(ValueError, match="start.safetensors holds another kind of network"):
-        description = training.describe(FANET, streamseg.CAMVID)
-        training.begin(network(classes=11), description, str(tmp_path / "start.safetensors"), None)
+        description = training.describe_checkpoint(FANET, streamseg.CAMVID)
+        training.load_initial_weights(network(classes=11), description, str(tmp_path / "start.safetensors"), None)
 
 
 def test_without_a_network_it_says_how_to_get_the_imagenet_weights(toy, tmp_path, monkeypatch):
@@ -510,7 +510,7 @@ def test_a_batch_in_parts_trains_as_one_where_the_parts_are_alike(toy, tmp_path,
 def test_parts_of_a_batch_are_the_batch(toy):
     dataset = folder(toy, "train")
     config = replace(TINY, batch=4, steadiness=1.0)
-    batch = next(training.batches(dataset, wind(dataset, 1), None, config, 0, (0, 1), CPU, 2))
+    batch = next(training.batches(dataset, build_clip_index(dataset, 1), None, config, 0, (0, 1), CPU, 2))
     parts = list(batch.parts(2))
     assert [len(part.images) for part in parts] == [2, 2]
     assert torch.cat([part.images for part in parts]).equal(batch.images)
@@ -525,12 +525,12 @@ def test_a_batch_that_the_processes_cannot_share_is_refused(toy, tmp_path, monke
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_spares_the_last_good_state(toy, tmp_path, monkeypatch):
-    steady = training.set_rate
+    steady = training.set_learning_rate
 
     def explode(optimiser, config, step):
         steady(optimiser, config if step < 3 else replace(config, rate=1e30), step)
 
-    monkeypatch.setattr(training, "set_rate", explode)
+    monkeypatch.setattr(training, "set_learning_rate", explode)
     hot = replace(TINY, optimiser="sgd", warm_up=0.0, clip=0.0, iterations=20, validate="", validate_every=100)
     with pytest.raises(ValueError, match="no longer a number at iteration [45678]: start again with a lower --rate.$"):
         run(toy, tmp_path, hot, save_seconds=0)

@@ -7,10 +7,10 @@ from torch.nn import functional as F
 from streamseg.train.losses import (
     class_weights,
     cross_entropy,
-    divergence,
     hard_cross_entropy,
-    overlap_counts,
-    overlap_loss,
+    iou_loss,
+    kl_divergence,
+    soft_iou_counts,
 )
 
 ONES = torch.ones(4)
@@ -75,20 +75,20 @@ def test_where_less_than_a_sixteenth_has_a_label_only_labelled_pixels_count(pair
 def test_overlap_is_nothing_for_the_truth_and_all_for_its_contrary(pair):
     _, labels = pair
     truth = 100 * F.one_hot(labels.where(labels != 255, 0), 4).permute(0, 3, 1, 2).float()
-    assert overlap_loss(overlap_counts(truth, labels)) == pytest.approx(0, abs=1e-6)
-    assert overlap_loss(overlap_counts(truth.roll(1, dims=1), labels)) == pytest.approx(1, abs=1e-6)
+    assert iou_loss(soft_iou_counts(truth, labels)) == pytest.approx(0, abs=1e-6)
+    assert iou_loss(soft_iou_counts(truth.roll(1, dims=1), labels)) == pytest.approx(1, abs=1e-6)
 
 
 def test_overlap_looks_only_at_classes_that_occur():
     labels = torch.zeros(1, 8, 8, dtype=torch.long)
     right = torch.tensor([100.0, 0, 0, 0]).view(1, 4, 1, 1).expand(1, 4, 8, 8)
-    assert overlap_loss(overlap_counts(right, labels)) == pytest.approx(0, abs=1e-6)
+    assert iou_loss(soft_iou_counts(right, labels)) == pytest.approx(0, abs=1e-6)
 
 
 def test_overlaps_of_parts_of_a_batch_add_up(pair):
     logits, labels = pair
-    parts = sum(overlap_counts(logits[i : i + 1], labels[i : i + 1]) for i in range(2))
-    torch.testing.assert_close(parts, overlap_counts(logits, labels))
+    parts = sum(soft_iou_counts(logits[i : i + 1], labels[i : i + 1]) for i in range(2))
+    torch.testing.assert_close(parts, soft_iou_counts(logits, labels))
 
 
 def test_class_weights_favour_the_rare_and_leave_the_mean_pixel_alone():
@@ -110,5 +110,5 @@ def test_a_class_rarer_than_a_ten_thousandth_weighs_as_one_of_that_share():
 def test_divergence_is_pytorchs_kl_divergence():
     a, b = torch.randn(2, 2, 4, 5, 6, generator=torch.Generator().manual_seed(0))
     expected = F.kl_div(a.log_softmax(dim=1), b.softmax(dim=1), reduction="none").sum(dim=1).mean()
-    torch.testing.assert_close(divergence(a, b), expected)
-    assert divergence(a, a).item() == pytest.approx(0, abs=1e-6)
+    torch.testing.assert_close(kl_divergence(a, b), expected)
+    assert kl_divergence(a, a).item() == pytest.approx(0, abs=1e-6)

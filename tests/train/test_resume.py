@@ -17,7 +17,7 @@ from streamseg.train.config import RECIPES, TrainConfig
 def test_a_state_is_put_back_as_it_was(tmp_path):
     saved, other = nn.Linear(3, 2), nn.Linear(3, 2)
     resume.save_state(tmp_path, 7, {"batch": 2}, {"trainee": saved})
-    assert resume.restore(tmp_path, {"batch": 2}, {"trainee": other}) == 7
+    assert resume.restore_state(tmp_path, {"batch": 2}, {"trainee": other}) == 7
     assert other.weight.equal(saved.weight)
 
 
@@ -39,9 +39,9 @@ def test_other_settings_are_refused_with_the_options_to_give(tmp_path):
     resume.save_state(tmp_path, 7, theirs, {})
     ours = {"batch": 4, "crop": (64, 64), "leave_out": "a", "data": "x"}
     with pytest.raises(ValueError, match="go on with --batch 2 --crop 64 96 --leave-out '' --resume.$"):
-        resume.restore(tmp_path, ours, {})
+        resume.restore_state(tmp_path, ours, {})
     with pytest.raises(ValueError, match="other frames or classes: give the same --data to go on.$"):
-        resume.restore(tmp_path, {**theirs, "data": "y"}, {})
+        resume.restore_state(tmp_path, {**theirs, "data": "y"}, {})
 
 
 def other_values(config, field):
@@ -82,7 +82,7 @@ def test_the_options_that_a_refused_run_is_told_make_it_the_run_that_was_started
             theirs = replace(ours, **{field.name: value})
             resume.save_state(tmp_path, 7, {**asdict(theirs), "data": "x"}, {})
             with pytest.raises(ValueError, match="started with other settings") as refused:
-                resume.restore(tmp_path, {**asdict(ours), "data": "x"}, {})
+                resume.restore_state(tmp_path, {**asdict(ours), "data": "x"}, {})
             told = str(refused.value).partition("go on with ")[2].removesuffix(".")
             config, more = parse(monkeypatch, recipe, shlex.split(told))
             assert json.dumps(asdict(config)) == json.dumps(asdict(theirs)), told
@@ -96,7 +96,7 @@ def test_all_settings_at_once_are_told_as_options_that_work(recipe, tmp_path, mo
     theirs = replace(ours, **{field.name: other_values(ours, field)[-1] for field in fields(TrainConfig)})
     resume.save_state(tmp_path, 7, asdict(theirs), {})
     with pytest.raises(ValueError, match="started with other settings") as refused:
-        resume.restore(tmp_path, asdict(ours), {})
+        resume.restore_state(tmp_path, asdict(ours), {})
     config, _ = parse(
         monkeypatch, recipe, shlex.split(str(refused.value).partition("go on with ")[2].removesuffix("."))
     )
@@ -108,9 +108,9 @@ def test_a_state_from_before_a_setting_existed_was_run_with_its_default(tmp_path
     settings = asdict(RECIPES["paper-camvid-18"].config)
     older = {name: value for name, value in settings.items() if name not in ("gentle", "steadiness")}
     resume.save_state(tmp_path, 7, older, {})
-    assert resume.restore(tmp_path, settings, {}) == 7
+    assert resume.restore_state(tmp_path, settings, {}) == 7
     with pytest.raises(ValueError, match="go on with --no-gentle --resume.$"):
-        resume.restore(tmp_path, {**settings, "gentle": True}, {})
+        resume.restore_state(tmp_path, {**settings, "gentle": True}, {})
 
 
 @pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
@@ -121,19 +121,19 @@ def test_a_state_with_one_wrong_byte_is_refused(tmp_path, place):
     data[int(place * len(data))] ^= 4
     path.write_bytes(data)
     with pytest.raises(ValueError, match="is not the state of a run, or is damaged"):
-        resume.restore(tmp_path, {"batch": 2}, {"trainee": nn.Linear(300, 200)})
+        resume.restore_state(tmp_path, {"batch": 2}, {"trainee": nn.Linear(300, 200)})
 
 
 def test_a_run_goes_on_by_itself_only_if_torchrun_starts_it_again(tmp_path, monkeypatch):
     (tmp_path / "state.pt").write_text("a state")
-    assert not resume.is_again(tmp_path)
+    assert not resume.is_restarted(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    assert not resume.is_again(tmp_path)
+    assert not resume.is_restarted(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert resume.is_again(tmp_path)
-    assert not resume.is_again(tmp_path / "elsewhere")
+    assert resume.is_restarted(tmp_path)
+    assert not resume.is_restarted(tmp_path / "elsewhere")
 
 
 def test_one_process_agrees_with_itself():
-    assert resume.agree(0, 3, torch.device("cpu")) == 0
-    assert resume.agree(15, 3, torch.device("cpu")) == 15
+    assert resume.sync_stop_signal(0, 3, torch.device("cpu")) == 0
+    assert resume.sync_stop_signal(15, 3, torch.device("cpu")) == 15

@@ -9,7 +9,7 @@ import torch
 from streamseg.classes import Classes
 from streamseg.data.datasets import folder
 from streamseg.train.config import TrainConfig
-from streamseg.train.runlog import EVERY, SILENCE, Log, fingerprint, names_hash, summarise
+from streamseg.train.runlog import EVERY, SILENCE, RunLog, hash_files, hash_names, summarise
 
 CPU = torch.device("cpu")
 CONFIG = TrainConfig(dataset="folder", network="fanet18", crop=(64, 64), iterations=2000, batch=4)
@@ -22,7 +22,7 @@ def steps(out):
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"sessions": 3}', "{}", "[" * 100_000])
 def test_a_damaged_record_of_a_run_is_told_when_the_run_goes_on_and_is_kept(tmp_path, toy, text):
     (tmp_path / "run.json").write_text(text)
-    log = Log(tmp_path, 100, False)
+    log = RunLog(tmp_path, 100, False)
     with pytest.raises(ValueError, match="run.json is damaged: move it away, and the run goes on with a new one.$"):
         log.describe_run(CONFIG, folder(toy, "train"), CPU, toy, "nothing", 1)
     assert (tmp_path / "run.json").read_text() == text
@@ -30,26 +30,26 @@ def test_a_damaged_record_of_a_run_is_told_when_the_run_goes_on_and_is_kept(tmp_
 
 @pytest.mark.parametrize("line", ["5", "[]", '{"step": "50"}', '{"step": null}', '{"loss": 1}', "[" * 100_000])
 def test_a_damaged_entry_of_a_log_is_left_out(tmp_path, line):
-    Log(tmp_path, 0, False).write({"step": 50, "loss": 1.0})
+    RunLog(tmp_path, 0, False).write({"step": 50, "loss": 1.0})
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write(line + "\n")
     assert summarise(tmp_path / "log.jsonl")["iterations"] == 50
-    Log(tmp_path, 100, False)
+    RunLog(tmp_path, 100, False)
     assert steps(tmp_path) == [50]
 
 
 def test_an_entry_is_in_the_file_as_soon_as_it_is_written(tmp_path):
-    log = Log(tmp_path / "new" / "run", 0, False)
+    log = RunLog(tmp_path / "new" / "run", 0, False)
     for step in (50, 100):
         log.write({"step": step, "loss": 0.5})
         assert steps(tmp_path / "new" / "run")[-1] == step
 
 
 def test_a_run_that_goes_on_forgets_the_entries_after_its_state(tmp_path):
-    log = Log(tmp_path, 0, False)
+    log = RunLog(tmp_path, 0, False)
     for step in (50, 100, 150):
         log.write({"step": step, "loss": 1 / step})
-    resumed = Log(tmp_path, 100, False)
+    resumed = RunLog(tmp_path, 100, False)
     assert steps(tmp_path) == [50, 100]
     resumed.write({"step": 150, "loss": 0.25})
     assert steps(tmp_path) == [50, 100, 150]
@@ -57,16 +57,16 @@ def test_a_run_that_goes_on_forgets_the_entries_after_its_state(tmp_path):
 
 @pytest.mark.parametrize("rest", ['{"step": 1', '{"step": 100, "val_iou": {"a": 1}', "\x00\x00", "{", "{}}", "{}"])
 def test_a_last_line_that_was_cut_short_is_survived(tmp_path, rest):
-    Log(tmp_path, 0, False).write({"step": 50, "loss": 1.0})
+    RunLog(tmp_path, 0, False).write({"step": 50, "loss": 1.0})
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write(rest)
-    Log(tmp_path, 100, False).write({"step": 150, "loss": 0.5})
+    RunLog(tmp_path, 100, False).write({"step": 150, "loss": 0.5})
     assert steps(tmp_path) == [50, 150]
 
 
 def test_the_first_run_of_a_folder_starts_an_empty_log(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"step": 50, "loss": 1.0}\n')
-    Log(tmp_path, 0, False)
+    RunLog(tmp_path, 0, False)
     assert steps(tmp_path) == []
 
 
@@ -75,35 +75,35 @@ def test_what_a_killed_run_was_writing_is_cleared_away(tmp_path):
     (tmp_path / ".streamseg-77.jsonl").touch()
     (tmp_path / ".mine").touch()
     (tmp_path / "state.pt").touch()
-    Log(tmp_path, 100, False)
+    RunLog(tmp_path, 100, False)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mine", "log.jsonl", "state.pt"]
 
 
 def test_every_command_of_a_run_is_kept(toy, tmp_path, monkeypatch):
     for first, command in ((0, ["a"]), (50, ["b"])):
         monkeypatch.setattr(sys, "argv", command)
-        Log(tmp_path, first, False).describe_run(CONFIG, folder(toy, "train"), CPU, toy, "nothing", 1)
+        RunLog(tmp_path, first, False).describe_run(CONFIG, folder(toy, "train"), CPU, toy, "nothing", 1)
     assert [run["command"] for run in json.loads((tmp_path / "run.json").read_text())["sessions"]] == [["a"], ["b"]]
 
 
 def test_a_fingerprint_knows_other_files_but_not_another_place(toy, paint, tmp_path):
     dataset = folder(toy, "train")
     moved = folder(paint(tmp_path / "moved", [(64, 96)] * 8), "train")
-    assert fingerprint(moved) == fingerprint(dataset)
-    assert fingerprint(replace(dataset, pairs=dataset.pairs[1:])) != fingerprint(dataset)
+    assert hash_files(moved) == hash_files(dataset)
+    assert hash_files(replace(dataset, pairs=dataset.pairs[1:])) != hash_files(dataset)
 
 
 def test_a_mended_file_is_the_same_data_and_other_names_or_classes_are_not(toy, paint, tmp_path):
     dataset = folder(toy, "train")
     mended = folder(paint(tmp_path / "mended", [(72, 96)] * 8), "train")
-    assert names_hash(mended) == names_hash(dataset)
-    assert names_hash(replace(dataset, pairs=dataset.pairs[1:])) != names_hash(dataset)
+    assert hash_names(mended) == hash_names(dataset)
+    assert hash_names(replace(dataset, pairs=dataset.pairs[1:])) != hash_names(dataset)
     classes = Classes(("a", "b", "c"), dataset.classes.colours)
-    assert names_hash(replace(dataset, classes=classes)) != names_hash(dataset)
+    assert hash_names(replace(dataset, classes=classes)) != hash_names(dataset)
 
 
 def test_where_there_is_no_terminal_each_entry_is_a_line(tmp_path, capsys):
-    log = Log(tmp_path, 0, False)
+    log = RunLog(tmp_path, 0, False)
     for done in range(EVERY, 201, EVERY):
         log.step(CONFIG, done, 0.5, 0.001, CPU)
     lines = capsys.readouterr().err.splitlines()
@@ -116,7 +116,7 @@ def test_where_there_is_no_terminal_each_entry_is_a_line(tmp_path, capsys):
 def test_the_speed_is_that_of_the_last_iterations_without_the_validation(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    log = Log(tmp_path, 0, False)
+    log = RunLog(tmp_path, 0, False)
     for done, seconds in ((50, 100.0), (100, 10.0)):
         now[0] += seconds
         log.step(CONFIG, done, 0.5, 0.001, CPU)
@@ -133,7 +133,7 @@ def test_the_speed_is_that_of_the_last_iterations_without_the_validation(tmp_pat
 def test_the_first_line_comes_with_the_first_iteration_and_none_is_waited_for_long(tmp_path, capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    log = Log(tmp_path, 20, False)
+    log = RunLog(tmp_path, 20, False)
     seen = []
     for done in range(21, EVERY):  # three seconds each, on a slow CPU
         now[0] += 3
@@ -153,13 +153,13 @@ def test_the_first_line_comes_with_the_first_iteration_and_none_is_waited_for_lo
 
 def test_a_system_that_does_not_tell_its_memory_gets_a_line_without_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("streamseg.machine.peak_memory", lambda: 0.0)
-    Log(tmp_path, 0, False).step(CONFIG, EVERY, 0.5, 0.001, CPU)
+    RunLog(tmp_path, 0, False).step(CONFIG, EVERY, 0.5, 0.001, CPU)
     assert capsys.readouterr().err.endswith(" left\n")
 
 
 def test_on_a_terminal_one_line_is_written_over_and_ended_at_the_end(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    log = Log(tmp_path, 0, False)
+    log = RunLog(tmp_path, 0, False)
     for done in (EVERY, 2 * EVERY, 2000):
         log.step(CONFIG, done, 0.5, 0.001, CPU)
     shown = capsys.readouterr().err
@@ -170,7 +170,7 @@ def test_on_a_terminal_one_line_is_written_over_and_ended_at_the_end(tmp_path, c
 
 def test_tensorboard_gets_the_numbers_of_each_entry(tmp_path):
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    log = Log(tmp_path, 0, True)
+    log = RunLog(tmp_path, 0, True)
     log.write({"step": 50, "loss": 0.5, "val_iou": {"a": 1.0}})
     log.finish()
     events = loader.EventAccumulator(str(tmp_path))
@@ -182,4 +182,4 @@ def test_tensorboard_gets_the_numbers_of_each_entry(tmp_path):
 def test_without_tensorboard_it_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match=r"^TensorBoard is not installed: pip install 'streamseg\[train\]'$"):
-        Log(tmp_path, 0, True)
+        RunLog(tmp_path, 0, True)

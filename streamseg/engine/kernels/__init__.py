@@ -11,7 +11,7 @@ from streamseg.engine.kernels.backend import VERSION, use_triton
 from streamseg.engine.kernels.convolution import TILES, convolve
 from streamseg.engine.kernels.labels import label
 from streamseg.engine.kernels.resize import add_resized, resize_into
-from streamseg.engine.kernels.stem import look, squares, unfold_frame
+from streamseg.engine.kernels.stem import squares, stem_convolution, unfold_frame
 
 __all__ = [
     "TILES",
@@ -21,9 +21,9 @@ __all__ = [
     "convolve",
     "gather_context",
     "label",
-    "look",
     "resize_into",
     "squares",
+    "stem_convolution",
     "unfold_frame",
     "use_triton",
 ]

@@ -83,7 +83,7 @@ def unfold_kernel(
     tl.store(out + target, found.to(out.dtype.element_ty), (column < columns - 3)[:, None])
 
 
-def look(unfolded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def stem_convolution(unfolded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The first map (B, N, H/4, W/4) of unfolded frames: convolution, ReLU, and the largest of 3x3, every second pixel.
 
     The map before the pooling, the largest of all, is never written.

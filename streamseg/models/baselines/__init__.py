@@ -18,9 +18,9 @@ from streamseg.models.baselines.segnet import SegNet, segnet
 from streamseg.models.baselines.shelfnet import ShelfNet, shelfnet18
 from streamseg.models.baselines.swiftnet import SwiftNet, swiftnet18
 
-Peer = SegNet | ENet | ICNet | ERFNet | BiSeNet | ShelfNet | SwiftNet | FCN | DeepLab
+Baseline = SegNet | ENet | ICNet | ERFNet | BiSeNet | ShelfNet | SwiftNet | FCN | DeepLab
 
-PEERS: dict[str, Callable[[int], Peer]] = {
+BASELINES: dict[str, Callable[[int], Baseline]] = {
     "segnet": segnet,
     "enet": enet,
     "icnet": icnet,
@@ -34,4 +34,4 @@ PEERS: dict[str, Callable[[int], Peer]] = {
 }
 """Every rival's factory, by the name that it has on the command line."""
 
-__all__ = ["PEERS", "Peer", *PEERS]
+__all__ = ["PEERS", "Peer", *BASELINES]

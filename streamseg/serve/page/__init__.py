@@ -52,7 +52,7 @@ def fetch_library(folder: Path) -> Path:
             "registry that can be reached, and run: python -m streamseg.serve.page"
         ) from None
     if f"sha512-{base64.b64encode(hashlib.sha512(data).digest()).decode()}" != INTEGRITY:
-        raise ValueError(f"{web.show(address)} is not the {LIBRARY} {VERSION} that is expected: it is not used.")
+        raise ValueError(f"{web.redact(address)} is not the {LIBRARY} {VERSION} that is expected: it is not used.")
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         for name in NEEDED:

@@ -9,15 +9,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from streamseg.data.augment import move
-from streamseg.models.baselines import Peer
+from streamseg.data.augment import shift_camera
+from streamseg.models.baselines import Baseline
 from streamseg.models.fanet import FANet
 from streamseg.models.layers import conv, resize
 from streamseg.parallel import distributed
-from streamseg.train.losses import cross_entropy, divergence, hard_cross_entropy, overlap_counts, overlap_loss
+from streamseg.train.losses import cross_entropy, hard_cross_entropy, iou_loss, kl_divergence, soft_iou_counts
 
 
-class Trainee(nn.Module):
+class LossModule(nn.Module):
     """A network with its losses and, in training alone, auxiliary heads on its deep maps.
 
     Args:
@@ -35,7 +35,7 @@ class Trainee(nn.Module):
 
     def __init__(
         self,
-        network: FANet | Peer,
+        network: FANet | Baseline,
         class_weights: Tensor,
         *,
         auxiliary: float = 0.0,
@@ -73,7 +73,7 @@ class Trainee(nn.Module):
         """
         see: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]] = self.network.outputs
         if isinstance(self.network, FANet) and past is not None and seen is not None:
-            context, weight = remember(self.network, past, seen), seen.sum(dim=1).view(-1, 1, 1)
+            context, weight = sum_contexts(self.network, past, seen), seen.sum(dim=1).view(-1, 1, 1)
             see = partial(self.network.outputs, past=context, weight=weight)
         logits, maps = see(images)
         loss = self.loss(logits, labels)
@@ -81,9 +81,9 @@ class Trainee(nn.Module):
             loss = loss + self.auxiliary * self.loss(head(deep_map), labels)
         if self.steadiness and motion is not None:
             with torch.no_grad():  # what the moved camera says is given, not learned
-                moved = move(images, motion).contiguous(memory_format=torch.channels_last)
-                wanted = move(see(moved)[0], motion, back=True)
-            loss = loss + self.steadiness * divergence(logits, wanted)
+                moved = shift_camera(images, motion).contiguous(memory_format=torch.channels_last)
+                wanted = shift_camera(see(moved)[0], motion, back=True)
+            loss = loss + self.steadiness * kl_divergence(logits, wanted)
         return loss
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -94,14 +94,14 @@ class Trainee(nn.Module):
             loss, weight = hard_cross_entropy(logits, labels, self.class_weights, self.hard_pixels)
         else:
             loss, weight = cross_entropy(logits, labels, self.class_weights)
-        mean = loss * self.processes / distributed.total(weight).clamp(min=1e-6)
+        mean = loss * self.processes / distributed.all_reduce_sum(weight).clamp(min=1e-6)
         if not self.overlap:
             return mean
-        return mean + self.overlap * overlap_loss(distributed.add(overlap_counts(logits, labels)))
+        return mean + self.overlap * iou_loss(distributed.sum_with_gradient(soft_iou_counts(logits, labels)))
 
 
 @torch.no_grad()
-def remember(network: FANet, past: Tensor, seen: Tensor) -> list[Tensor]:
+def sum_contexts(network: FANet, past: Tensor, seen: Tensor) -> list[Tensor]:
     """The sum of the contexts of the frames that are looked at, stage by stage.
 
     They are given, not learned: own and past context are made by the same weights, and the own one teaches them. It

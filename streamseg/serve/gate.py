@@ -26,7 +26,7 @@ from starlette.types import Message
 from torch import Tensor
 
 from streamseg.classes import Classes
-from streamseg.io.images import TooLargeError, UnknownKindError, read_sent
+from streamseg.io.images import TooLargeError, UnknownKindError, decode_upload
 from streamseg.serve.batches import Answer, Batcher
 from streamseg.serve.counters import Counter, Gauge, Histogram
 from streamseg.stream.label_frames import Engine, State
@@ -54,7 +54,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """What labels pictures, and what is known of it."""
 
     engine: Engine
@@ -65,7 +65,7 @@ class Served:
     """The file that it came from."""
 
 
-class Refusal(Exception):  # noqa: N818 (what a client hears)
+class RequestError(Exception):
     """Why a request is not answered: a status, a sentence, and after how many seconds to ask again, if ever."""
 
     def __init__(self, status: int, sentence: str, again: int | None = None):
@@ -79,7 +79,7 @@ class Refusal(Exception):  # noqa: N818 (what a client hears)
         return JSONResponse({"error": self.sentence}, self.status, headers)
 
 
-class Desk:
+class RequestGate:
     """Where requests are received, limited and counted on their way to the network.
 
     Args:
@@ -87,7 +87,7 @@ class Desk:
         batch: The most frames that the network sees at once.
     """
 
-    def __init__(self, served: Served, limits: Limits | None = None, token: str = "", batch: int = 8):
+    def __init__(self, served: ServedModel, limits: Limits | None = None, token: str = "", batch: int = 8):
         self.served, self.limits, self.token = served, limits or Limits(), token
         self.begun = self.streams = self.requests = 0
         self.closing = asyncio.Event()
@@ -126,16 +126,16 @@ class Desk:
         # in the time that it takes whether one is nearly right or not
         known = [hmac.compare_digest(candidate.encode(), self.token.encode()) for candidate in candidates]
         if self.token and not any(known):
-            raise Refusal(401, "This server wants a token: send it as Authorization: Bearer TOKEN.")
+            raise RequestError(401, "This server wants a token: send it as Authorization: Bearer TOKEN.")
 
     @contextlib.contextmanager
     def place(self, source: str) -> Iterator[None]:
         """A place for a picture or frame, from its arrival to its answer."""
         if self.closing.is_set():
-            raise Refusal(503, "The server is being shut down.", 10)
+            raise RequestError(503, "The server is being shut down.", 10)
         if self.begun >= self.limits.queue:
             self.dropped.add(reason="full")
-            raise Refusal(503, f"{self.begun} pictures are being labelled, and more have no room.", self.wait())
+            raise RequestError(503, f"{self.begun} pictures are being labelled, and more have no room.", self.wait())
         begin = monotonic()
         self.begun += 1
         try:
@@ -153,7 +153,7 @@ class Desk:
         """The picture in a request: its body, or the first file in a form."""
         data = bytearray()
         most, seconds = self.limits.bytes, self.limits.seconds
-        too_large = Refusal(413, f"The picture has more than {most:,} bytes: make it smaller first.")
+        too_large = RequestError(413, f"The picture has more than {most:,} bytes: make it smaller first.")
         if int(request.headers.get("content-length", 0)) > most:
             raise too_large
         try:
@@ -163,23 +163,23 @@ class Desk:
                     if len(data) > most:
                         raise too_large
         except TimeoutError:
-            raise Refusal(408, f"The picture did not arrive within {seconds:g} s.") from None
+            raise RequestError(408, f"The picture did not arrive within {seconds:g} s.") from None
         except ClientDisconnect:
-            raise Refusal(400, "The picture was cut off.") from None
+            raise RequestError(400, "The picture was cut off.") from None
         picture = take_file(bytes(data), request.headers.get("content-type", ""))
         if not picture:
-            raise Refusal(400, "There is no picture in the request: send one as its body, or as a file in a form.")
+            raise RequestError(400, "There is no picture in the request: send one as its body, or as a file in a form.")
         return picture
 
     async def decode(self, data: bytes) -> Tensor:
         try:
-            return await self.in_thread(read_sent, data, self.limits.pixels)
+            return await self.in_thread(decode_upload, data, self.limits.pixels)
         except UnknownKindError as error:
-            raise Refusal(415, str(error)) from None
+            raise RequestError(415, str(error)) from None
         except TooLargeError as error:
-            raise Refusal(413, str(error)) from None
+            raise RequestError(413, str(error)) from None
         except ValueError as error:
-            raise Refusal(400, str(error)) from None
+            raise RequestError(400, str(error)) from None
 
     async def label(self, frame: Tensor, state: State | None = None) -> Answer:
         try:
@@ -187,10 +187,10 @@ class Desk:
                 return await asyncio.wrap_future(self.batcher.submit(frame, state))
         except TimeoutError:
             self.dropped.add(reason="late")
-            raise Refusal(503, f"It was not done within {self.limits.seconds:g} s.", self.wait()) from None
+            raise RequestError(503, f"It was not done within {self.limits.seconds:g} s.", self.wait()) from None
         except Exception:  # a fault of ours, or memory that is full
             logging.getLogger("streamseg").exception("A picture of %s could not be labelled.", tuple(frame.shape))
-            raise Refusal(500, "The server failed at this picture; its log says how.") from None
+            raise RequestError(500, "The server failed at this picture; its log says how.") from None
 
     async def in_thread(self, work: Callable[..., Result], *given: object) -> Result:
         """Do something that takes long without holding up other requests."""
@@ -204,7 +204,7 @@ class Desk:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 self.dropped.add(reason="gone")
-                raise Refusal(400, "The client has hung up.")
+                raise RequestError(400, "The client has hung up.")
             labels, _ = await work
             return labels
         finally:

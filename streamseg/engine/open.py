@@ -1,0 +1,37 @@
+"""Open weights as an engine: the one way from a file to what labels frames."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from streamseg.classes import Classes
+from streamseg.engine.engine import Engine
+from streamseg.engine.fast import pick_engine
+from streamseg.engine.runtime import ExportedEngine, open_weights
+
+
+class OpenedEngine(NamedTuple):
+    """An engine, and what its weights say about it."""
+
+    engine: Engine
+    classes: Classes
+    window: int
+    """Number of frames that the weights were trained on; 1 for an exported file without video state."""
+
+
+def open_engine(
+    weights: Path | None, device: torch.device, precision: str = "", *, eager: bool = False, trust: bool = False
+) -> OpenedEngine:
+    """Open a checkpoint or an exported file as the fastest engine for a device.
+
+    Args:
+        weights: A checkpoint, or an exported file (.onnx, .xml, .pt2); None for the bundled weights.
+        precision: fp32, fp16, bf16 or int8; the default is fp16 on a GPU and fp32 on the CPU.
+        eager: Keep the network itself, as tiles need it, instead of its fast form.
+        trust: Allow a .pt2 file, which is a program, to run.
+    """
+    model, classes, window = open_weights(weights, device, trust=trust)
+    if isinstance(model, ExportedEngine) and not model.manifest.state:
+        window = 1
+    return OpenedEngine(pick_engine(model, device, precision, eager=eager), classes, window)
