@@ -83,7 +83,10 @@ def test_an_mp4_whose_frames_come_before_its_index_is_known_by_its_beginning(hea
 
 
 def test_a_copy_is_gone_with_what_it_belongs_to_and_with_its_process(tmp_path):
-    program = "from streamseg.io.web import TemporaryCopy as Copy; copies = [Copy(), Copy()]; [print(c.path) for c in copies]; del copies[0]"
+    program = (
+        "from streamseg.io.web import TemporaryCopy as Copy; copies = [Copy(), Copy()]; "
+        "[print(copy.path) for copy in copies]; del copies[0]"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert len(done.stdout.split()) == 2
     assert not any(Path(name).exists() for name in done.stdout.split())
