@@ -98,7 +98,7 @@ def plan_outputs(
     elif several and not (wanted == 1 and NUMBER.search(path.name)):
         raise ValueError(
             f"{path} is one file, and there are several to write: the last name is where to write, so give a folder "
-            "there."
+            "there, or name the place to write with -o."
         )
     else:
         names = [path]
@@ -142,7 +142,7 @@ def check_targets(results: OutputFiles, source: Source, sources: Sequence[Source
             if file.exists() and not made_by_streamseg(file):
                 raise ValueError(
                     f"{file} is there, and was not written by streamseg: the last name is where to write, so give a "
-                    "new one there, or a folder."
+                    "new one or a folder there, or name the place to write with -o."
                 )
 
 

@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 from clips import make_clip
-from commands import complaint, run
+from commands import complaint, failing, run
 from make_datasets import make_camvid
 from PIL import Image
 
@@ -20,13 +20,6 @@ import streamseg
 from streamseg.cli.options import pick_device
 from streamseg.data import datasets
 from streamseg.evaluate.images import averaging
-
-
-@pytest.fixture(scope="module")
-def weights(model, tmp_path_factory):
-    path = tmp_path_factory.mktemp("weights") / "camvid.safetensors"
-    streamseg.save(model, streamseg.CAMVID, path)
-    return path
 
 
 @pytest.fixture
@@ -281,11 +274,11 @@ def test_a_data_set_is_packed_and_measured_in_shards(folder, drive, monkeypatch,
 
 def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch, capsys):
     shown = complaint(monkeypatch, capsys, "evaluate", "camvid.safetensors", "--data", toy, "--dataset", "folder")
-    assert f"other classes than those of {toy}: class 0 is Sky in the one and ground in the other." in shown
+    assert f"differ from those of {toy}: class 0 is Sky in the network and ground in the data." in shown
     fewer = streamseg.Classes(("ground", "box"), ((0, 0, 0), (1, 1, 1)))
     streamseg.save(streamseg.fanet18(classes=2), fewer, "fewer.safetensors")
     shown = complaint(monkeypatch, capsys, "evaluate", "fewer.safetensors", "--data", toy, "--dataset", "folder")
-    assert "class 2 is not there in the one and disc in the other." in shown
+    assert "class 2 is missing in the network and disc in the data." in shown
 
 
 @pytest.mark.parametrize(
@@ -336,13 +329,6 @@ def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
     command = command.replace("TOY", str(toy)).replace("DRIVE", str(drive))
     assert sentence in complaint(monkeypatch, capsys, *command.split())
     assert sorted(folder.iterdir()) == before
-
-
-def failing(error):
-    def fail(*_, **__):
-        raise error
-
-    return fail
 
 
 NO_MEMORY = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
