@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from streamseg.checks import check_count, check_positive, pick_kind
+from streamseg.checks import EXPORTED, check_count, check_positive, pick_kind
 from streamseg.cli.messages import check_figures, loading, open_messages, print_error, write_figures
 from streamseg.cli.options import (
     Device,
@@ -25,13 +25,11 @@ from streamseg.io.files import check_place
 if TYPE_CHECKING:
     from streamseg.serve import ServedModel
 
-KINDS = ("onnx", "openvino", "torch", "aotinductor")
-
 
 def export(
     *names: Annotated[Path, option("[WEIGHTS] OUT")],
     out: Annotated[Path | None, Parameter(name=("--out", "-o"), metavar="OUT", show_default="the last name")] = None,
-    to: Annotated[str, option(default="by the suffix", choices=KINDS)] = "",
+    to: Annotated[str, option(default="by the suffix", choices=EXPORTED)] = "",
     size: Annotated[str, option("HEIGHTxWIDTH", "any size")] = "",
     confidence: bool = False,
     video: bool = False,
@@ -102,7 +100,7 @@ def export(
 
 def split_export_names(names: tuple[Path, ...], out: Path | None) -> tuple[Path | None, Path]:
     """Return the checkpoint among the names, if any, and the file to write."""
-    if out and (len(names) > 1 or (names and names[0].suffix in (".onnx", ".xml", ".pt2"))):
+    if out and (len(names) > 1 or (names and names[0].suffix in EXPORTED.values())):
         raise ValueError(f"OUT is given twice, as {names[-1]} and as --out {out}: leave out one.")
     if out:
         names = (*names, out)
