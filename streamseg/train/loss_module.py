@@ -112,7 +112,7 @@ def sum_contexts(network: FANet, past: Tensor, used: Tensor) -> list[Tensor]:
     takes half the time this way.
     """
     frames = past.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-    contexts = network.remember(network.encode(frames))
+    contexts = network.compute_context(network.encode(frames))
     return [(x.unflatten(0, used.shape) * used[:, :, None, None]).sum(dim=1) for x in contexts]
 
 

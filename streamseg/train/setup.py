@@ -106,7 +106,7 @@ def set_up(
     torch.manual_seed(config.seed)
     torch.backends.cudnn.benchmark = True
     description = describe_checkpoint(config, dataset.classes)
-    network = checkpoint.build(description)
+    network = checkpoint.build_network(description)
     if initial == "imagenet" and encoder_of(network) is None:
         initial = "nothing"
     if not resume:
@@ -214,7 +214,9 @@ def class_layers(description: checkpoint.Description) -> list[str]:
     """Return the names of the weights whose shapes depend on the number of classes: those of the last layers."""
     with torch.device("meta"):
         one, two = (
-            checkpoint.build(replace(description, classes=Classes(names, ((0, 0, 0),) * len(names)))).state_dict()
+            checkpoint.build_network(
+                replace(description, classes=Classes(names, ((0, 0, 0),) * len(names)))
+            ).state_dict()
             for names in (("a",), ("a", "b"))
         )
     return [name for name in one if one[name].shape != two[name].shape]

@@ -8,7 +8,7 @@ from runs import FANET, TINY, run
 import streamseg
 from streamseg.data.datasets import folder
 from streamseg.models.baselines import BASELINES
-from streamseg.models.checkpoint import Variant, build, variant_of
+from streamseg.models.checkpoint import Variant, build_network, variant_of
 from streamseg.models.encoder import resnet18
 from streamseg.train import setup
 from streamseg.train.loss_module import LossModule
@@ -76,7 +76,7 @@ def test_a_variant_of_the_ablations_is_built_as_its_config_says():
     description = setup.describe_checkpoint(config, streamseg.CAMVID)
     assert description.variant == Variant("DotAttention", 8, "Conv-0", "average", False)
     with torch.device("meta"):
-        assert variant_of(build(description)) == description.variant
+        assert variant_of(build_network(description)) == description.variant
 
 
 def test_clips_of_a_data_set_without_recordings_are_refused(toy, tmp_path):
