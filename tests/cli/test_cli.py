@@ -19,7 +19,7 @@ from PIL import Image
 import streamseg
 from streamseg.cli.options import pick_device
 from streamseg.data import datasets
-from streamseg.evaluate.images import averaging
+from streamseg.evaluate.engines import averaging_engine
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_lines_of_json_can_go_to_standard_output_and_all_words_away(folder, toy,
 
 
 def test_ctrl_c_is_exit_130(monkeypatch, toy, capsys):
-    monkeypatch.setattr("streamseg.evaluate.check.check", failing(KeyboardInterrupt()))
+    monkeypatch.setattr("streamseg.evaluate.check.check_dataset", failing(KeyboardInterrupt()))
     assert run(monkeypatch, "check", "folder", "--data", toy) == 130
     assert capsys.readouterr() == ("", "")
 
@@ -148,7 +148,8 @@ def test_the_plots_of_an_evaluation_look_as_the_evaluation_did(folder, toy, monk
     seen, wanted = [], []
     monkeypatch.setattr("streamseg.evaluate.images.write_plots", lambda *given: seen.append(given[2]))
     monkeypatch.setattr(
-        "streamseg.evaluate.images.averaging", lambda *given: wanted.append(averaging(*given)) or wanted[0]
+        "streamseg.evaluate.engines.averaging_engine",
+        lambda *given: wanted.append(averaging_engine(*given)) or wanted[0],
     )
     streamseg.save(streamseg.fanet18(classes=3), folder_classes(toy), "toy.safetensors")
     scales = ("--scales", "0.5", "1.0", "--flip", "--plots", "plots")
