@@ -24,9 +24,9 @@ from torch import Tensor
 import streamseg
 from streamseg.classes import IGNORE
 from streamseg.deploy import archive
-from streamseg.io.video import write_label_video, write_video
+from streamseg.io.video_writing import write_label_video, write_video
 from streamseg.parallel import cluster
-from streamseg.stream.label_frames import LastFrames
+from streamseg.stream.state import LastFrames
 
 PICTURE = Path(__file__).parent.parent / "samples" / "suburb-1.jpg"
 RATE = Fraction(30)

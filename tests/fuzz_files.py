@@ -60,9 +60,9 @@ def make_originals(folder: Path, exported: Callable[[str], Path]) -> None:
     from streamseg.deploy import archive
     from streamseg.io.images import write_image
     from streamseg.io.tensors import write_tensors
-    from streamseg.io.video import write_label_video
+    from streamseg.io.video_writing import write_label_video
     from streamseg.models.encoder import resnet18
-    from streamseg.stream.label_frames import LastFrames, State
+    from streamseg.stream.state import LastFrames, State
     from streamseg.train import resume
 
     torch.manual_seed(0)
@@ -256,14 +256,14 @@ def read_named(path: Path) -> object:
 
 
 def read_labels(path: Path) -> object:
-    from streamseg.io.video import read_label_video
+    from streamseg.io.video_reading import read_label_video
 
     return [tensors_text({"": labels}) for labels, _ in read_label_video(path)]
 
 
 def read_archive(path: Path) -> object:
     from streamseg.deploy import archive
-    from streamseg.stream.label_frames import LastFrames
+    from streamseg.stream.state import LastFrames
 
     out = str(path.parent)
     archive.open_archive(out, archive.describe_archive(archive.ArchiveSettings(None, LastFrames(1)), "/videos"))

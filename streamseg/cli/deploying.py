@@ -154,7 +154,8 @@ def serve(
         from streamseg.engine.open import open_engine
         from streamseg.io.images import allow_large_pictures
         from streamseg.models import checkpoint
-        from streamseg.stream.label_frames import LastFrames, check_window
+        from streamseg.stream.label_frames import check_window
+        from streamseg.stream.state import LastFrames
 
     token = token or os.environ.get("STREAMSEG_TOKEN", "")
     if token and not server.TOKEN.fullmatch(token):

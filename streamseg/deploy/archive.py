@@ -25,7 +25,8 @@ from streamseg.classes import Classes
 from streamseg.engine.open import open_engine
 from streamseg.io.files import UNFINISHED
 from streamseg.io.outputs import OutputFiles
-from streamseg.io.sources import VIDEO_SUFFIXES, VideoFile, absolute, is_list, read_list
+from streamseg.io.resolve import VIDEO_SUFFIXES, absolute, is_list, read_list
+from streamseg.io.sources import VideoFile
 from streamseg.io.stores import (
     fixed_part,
     is_on_disk,
@@ -39,9 +40,9 @@ from streamseg.io.stores import (
 from streamseg.io.web import is_address, redact
 from streamseg.models import checkpoint
 from streamseg.parallel import cluster
-from streamseg.stream.label_frames import Policy
 from streamseg.stream.latency import Meter
 from streamseg.stream.pipeline import DrawStyle, LabelSettings, Pipeline
+from streamseg.stream.state import Policy
 
 STATISTICS, SETTINGS, REPORT, PROBLEM = "frames.parquet", "archive.json", "report.json", "problem.txt"
 """The files of an archive beside its videos: of each video, of all, of a job, and of a video that is damaged."""

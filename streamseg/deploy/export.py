@@ -23,6 +23,7 @@ from torch.export import Dim, ExportedProgram
 from streamseg.checks import EXPORTED as KINDS, pick_kind
 from streamseg.classes import Classes
 from streamseg.deploy.onnx_int8 import names_of_int8, round_network
+from streamseg.engine.engine import resize_frames
 from streamseg.engine.runtime import (
     ENTRY,
     MAX_SIDE,
@@ -37,10 +38,10 @@ from streamseg.engine.tiles import check_model
 from streamseg.evaluate import metrics
 from streamseg.io.checksums import write_checksum
 from streamseg.io.files import check_place, written_whole
-from streamseg.io.sources import read_frames
+from streamseg.io.resolve import read_frames
 from streamseg.io.tensors import short_error
 from streamseg.models.fanet import FANet
-from streamseg.stream.label_frames import check_size, label_frame, label_frames, resize_frames
+from streamseg.stream.label_frames import check_size, label_frame, label_frames
 
 OPSET = 18
 """The oldest set of ONNX's operators that torch exports to: as many programs as possible read it."""

@@ -177,11 +177,11 @@ def is_json_lines(path: Path) -> bool:
 
 def made_by_streamseg(path: Path) -> bool:
     """Whether a picture or a video was written here."""
-    from streamseg.io import images, video
+    from streamseg.io import images, video_reading
 
     if path.suffix.lower() in PICTURE_SUFFIXES:
         return images.made_by_streamseg(path)
-    return video.made_by_streamseg(path)
+    return video_reading.made_by_streamseg(path)
 
 
 @contextmanager
@@ -191,7 +191,7 @@ def open_writer(results: OutputFiles, source: Source, classes: Classes) -> Itera
     Pictures appear one by one, each whole; a video appears at the end, and not at all after an error.
     """
     from streamseg.io import images
-    from streamseg.io.video import write_label_video, write_video
+    from streamseg.io.video_writing import write_label_video, write_video
 
     def write_pictures(drawn: FrameOutput) -> None:
         files = results.of(drawn.capture)

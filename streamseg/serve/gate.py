@@ -26,10 +26,11 @@ from starlette.types import Message
 from torch import Tensor
 
 from streamseg.classes import Classes
+from streamseg.engine.engine import Engine
 from streamseg.io.images import TooLargeError, UnknownKindError, decode_upload
 from streamseg.serve.batches import Answer, Batcher
 from streamseg.serve.counters import Counter, Gauge, Histogram
-from streamseg.stream.label_frames import Engine, State
+from streamseg.stream.state import State
 
 Result = TypeVar("Result")
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from streamseg import draw
 from streamseg.checks import CutShort
 from streamseg.classes import IGNORE, Classes
+from streamseg.engine.engine import EagerEngine, Engine, resize_frames, to_engine
 from streamseg.engine.tiles import label_tiled
 from streamseg.io.images import render_legend
 from streamseg.io.outputs import FrameOutput, OutputFiles, open_writer
@@ -35,19 +36,10 @@ from streamseg.models.fanet import FANet
 from streamseg.parallel.signals import StopSignals
 from streamseg.parallel.threads import BoundedQueue, ThreadGroup
 from streamseg.stream.deadline import LEAST, PASSES, POOR, Deadline, smaller
-from streamseg.stream.label_frames import (
-    MAX_PIXELS,
-    EagerEngine,
-    Engine,
-    Policy,
-    State,
-    network_size,
-    resize_frames,
-    step_batch,
-    to_engine,
-)
+from streamseg.stream.label_frames import MAX_PIXELS, network_size, step_batch
 from streamseg.stream.latency import Meter
 from streamseg.stream.observer import PipelineObserver
+from streamseg.stream.state import Policy, State
 
 AHEAD = 3
 """Frames that may wait in each queue."""

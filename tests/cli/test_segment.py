@@ -28,7 +28,7 @@ from streamseg import cli
 from streamseg.engine.folded import Folded
 from streamseg.io import sources
 from streamseg.io.images import write_image
-from streamseg.io.video import open_video, read_label_video
+from streamseg.io.video_reading import open_video, read_label_video
 from streamseg.stream import pipeline
 
 
@@ -739,7 +739,7 @@ def test_pictures_need_no_library_for_video_and_videos_say_which_they_need(here,
     paint("a.png")
     make_clip(Path("v.mp4"), 2)
     gc.collect()  # videos of other tests, which end with the library they began with
-    monkeypatch.setattr("streamseg.io.video.av", None)
+    monkeypatch.setattr("streamseg.io.pyav.av", None)
     for _ in range(2):
         assert segment("a.png", "--labels") == 0
     capsys.readouterr()

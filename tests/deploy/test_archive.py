@@ -28,8 +28,8 @@ from streamseg.deploy.archive import (
     open_archive,
 )
 from streamseg.io.stores import open_store, read_text
-from streamseg.io.video import read_label_video
-from streamseg.stream.label_frames import LastFrames
+from streamseg.io.video_reading import read_label_video
+from streamseg.stream.state import LastFrames
 
 ORDERS = ArchiveSettings(None, LastFrames(1))
 

@@ -19,7 +19,7 @@ from streamseg.io.checksums import BLANK, PREFIX, check_checksum, check_zip, wri
 from streamseg.io.images import write_image
 from streamseg.io.tensors import read_tensors, write_tensors
 from streamseg.models import checkpoint
-from streamseg.stream.label_frames import State
+from streamseg.stream.state import State
 
 DAMAGED = r"is damaged \(its checksum does not match\): copy or download it again\.$"
 

@@ -27,16 +27,20 @@ from waiting import PATIENCE, until
 
 import streamseg
 from streamseg import draw
+from streamseg.checks import CutShort
+from streamseg.engine.engine import Prediction
 from streamseg.io.files import UNFINISHED
 from streamseg.io.outputs import OutputFiles, plan_outputs
-from streamseg.io.sources import Capture, find_sources
-from streamseg.io.video import CutShort, open_video, read_label_video
+from streamseg.io.resolve import find_sources
+from streamseg.io.sources import Capture
+from streamseg.io.video_reading import open_video, read_label_video
 from streamseg.parallel.threads import ThreadGroup
 from streamseg.stream import latency, pipeline
-from streamseg.stream.label_frames import FadingInTime, LastFrames, Prediction, label_frames
+from streamseg.stream.label_frames import label_frames
 from streamseg.stream.latency import Meter
 from streamseg.stream.observer import PipelineObserver
 from streamseg.stream.pipeline import AHEAD, BATCH, DrawStyle, LabelSettings, Pipeline
+from streamseg.stream.state import FadingInTime, LastFrames
 
 
 @dataclass(eq=False)
