@@ -382,7 +382,7 @@ class Pipeline:
     @property
     def learning(self) -> bool:
         """Whether the engine still learns the ranges of int8 from the frames that it sees."""
-        return getattr(self.settings.model, "learning", False)
+        return getattr(self.settings.model, "calibrating", False)
 
     def batches(self) -> Iterator[list[FrameJob]]:
         """Frames for the network: of the source whose turn it is, and those of other sources that have its size.

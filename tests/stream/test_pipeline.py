@@ -636,12 +636,12 @@ def test_frames_of_a_batch_that_was_not_prepared_are_late_but_decide_nothing(mod
 
 
 def test_int8_learns_its_ranges_from_frames_of_the_stream_and_not_from_preparing(model, priced, monkeypatch):
-    engine = SimpleNamespace(predict=None, device=torch.device("cpu"), learning=True)
+    engine = SimpleNamespace(predict=None, device=torch.device("cpu"), calibrating=True)
     priced.price, step = 1e-6, pipeline.step_batch
 
     def learn(model, images, *rest, **options):
         if len(priced.seen) == 8:
-            engine.learning = False
+            engine.calibrating = False
         return step(model, images, *rest, **options)
 
     monkeypatch.setattr(pipeline, "step_batch", learn)
