@@ -73,7 +73,7 @@ def compare_with_ray(clips: int = 16, frames: int = 60, size: tuple[int, int] = 
             [pattern],
             f"{folder}/ray",
             archive.ArchiveSettings(None, LastFrames(1)),
-            cluster.LOCAL,
+            cluster.LOCAL_CLUSTER,
             progress=lambda report: done.append((time.monotonic() - begun, report.frames)),
         )
         with_start = total / (time.monotonic() - begun)
@@ -158,7 +158,7 @@ class Machine:
     slowest: float
     """Of these, the one that takes longest, which one thread of each worker does."""
     cores: int = 16
-    workers: int = cluster.PER_GPU
+    workers: int = cluster.WORKERS_PER_GPU
     gigabits: float = 25.0
     """A second, of its line to the store."""
 

@@ -241,9 +241,9 @@ def read_shards(path: Path) -> object:
 
 
 def read_picture(path: Path) -> object:
-    from streamseg.io.images import decode_upload, read_ids, read_image
+    from streamseg.io.images import decode_upload, read_image, read_label_ids
 
-    for read in (read_ids, lambda path: decode_upload(path.read_bytes(), 10**7)):
+    for read in (read_label_ids, lambda path: decode_upload(path.read_bytes(), 10**7)):
         with suppress(ValueError):
             read(path)
     return tensors_text({"": read_image(path)})

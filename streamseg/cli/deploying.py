@@ -19,7 +19,7 @@ from streamseg.cli.options import (
     pick_device,
 )
 from streamseg.cli.say import check_figures, loading, open_messages, print_error, write_figures
-from streamseg.io.files import check_place
+from streamseg.io.files import check_writable
 
 
 def export(
@@ -65,7 +65,7 @@ def export(
         raise ValueError(f"{len(names)} names are too many: give a checkpoint, if not the one that ships, and OUT.")
     *given, out = names
     kind = pick_export_format(out, to)
-    check_place(out)
+    check_writable(out)
     check_weights(given[0] if given else None)
     check_figures(json)
     if int8 and pictures is None:

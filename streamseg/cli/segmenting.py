@@ -235,7 +235,7 @@ def segment(
         if not outcome.frames and problems:
             fail(problems[0])
         if records:
-            records.write(dumps({"summary": latency.to_json(summary)}) + "\n")
+            records.write(dumps({"summary": latency.summary_to_json(summary)}) + "\n")
 
     if not quiet:
         clear_line()

@@ -37,7 +37,7 @@ from streamseg.engine.runtime import (
 from streamseg.engine.tiles import check_model
 from streamseg.evaluate import metrics
 from streamseg.io.checksums import write_checksum
-from streamseg.io.files import check_place, written_whole
+from streamseg.io.files import check_writable, written_whole
 from streamseg.io.resolve import read_frames
 from streamseg.io.tensors import short_error
 from streamseg.models.fanet import FANet
@@ -148,7 +148,7 @@ def export_model(
     path = Path(path)
     kind = pick_export_format(path, to)
     check_model(model)
-    check_place(path)
+    check_writable(path)
     if len(classes) != model.classes:
         raise ValueError(f"The network tells {model.classes} classes apart, but {len(classes)} are named.")
     if model.mean.dtype != torch.float32:

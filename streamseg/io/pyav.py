@@ -26,10 +26,10 @@ except ImportError:  # an extra: all that is no video works without it
 
 
 # of each plane of FFmpeg's formats its channel; planes are converted and copied in a third of the time of RGB pixels
-CHANNELS = {"gbrp": (1, 2, 0), "gray": (0,), "rgb24": (0, 1, 2)}
+PLANE_CHANNELS = {"gbrp": (1, 2, 0), "gray": (0,), "rgb24": (0, 1, 2)}
 
 
-def check_av() -> None:
+def require_av() -> None:
     if av is None:
         raise ImportError("Reading and writing video needs PyAV: pip install 'streamseg[video]'")
 
@@ -48,20 +48,20 @@ def time_base(stream: "Stream") -> Fraction:
     return stream.time_base or Fraction(1, 1000)
 
 
-def planes(frame: "VideoFrame") -> Iterator[Tensor]:
+def plane_views(frame: "VideoFrame") -> Iterator[Tensor]:
     """The pixels (H, W) of each plane of a frame, or of each channel if it has but one, in its own memory."""
     height, width = frame.height, frame.width
-    several = len(CHANNELS[frame.format.name]) // len(frame.planes)
+    several = len(PLANE_CHANNELS[frame.format.name]) // len(frame.planes)
     for plane in frame.planes:
         rows = torch.frombuffer(plane, dtype=torch.uint8).view(-1, plane.line_size)
         yield from rows[:height, : several * width].unflatten(1, (width, several)).unbind(2)
 
 
-def reformatter() -> Callable[..., "VideoFrame"]:
+def new_reformatter() -> Callable[..., "VideoFrame"]:
     """A function that converts frames of one video; its arguments are names of colours, as all versions know them."""
     return av.video.reformatter.VideoReformatter().reformat
 
 
-def colour_matrix(height: int) -> str:
+def default_colour_matrix(height: int) -> str:
     """How players take the colours of a video that says nothing about them."""
     return "ITU709" if height > 576 else "ITU601"

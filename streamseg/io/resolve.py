@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 from streamseg.io.sources import (
-    NUMBER,
-    RATE,
-    Live,
+    DEFAULT_RATE,
+    NUMBER_FIELD,
+    LiveSource,
     NumberedPictures,
-    Picture,
+    PictureFile,
     Pictures,
     RawFrames,
     Source,
     VideoFile,
-    count,
-    numbered,
+    fill_number,
     numbered_files,
     open_camera,
     open_stream,
+    plural,
     readable_errors,
 )
 
@@ -52,10 +52,10 @@ PICTURE_SUFFIXES = (*checks.PICTURE_SUFFIXES, ".gif", ".apng", ".avif", ".ppm", 
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".wmv", ".flv")
 """What names of videos end in."""
 
-WHOLE = (".mp4", ".mov", ".m4v", ".avi")
+INDEXED_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi")
 """Suffixes of videos with an index, which only whole files have: no live stream is one."""
 
-Found: TypeAlias = Picture | NumberedPictures | VideoFile | Live | RawFrames
+Found: TypeAlias = PictureFile | NumberedPictures | VideoFile | LiveSource | RawFrames
 
 
 def read_frames(source: str | Path | int) -> Generator["Tensor", None, None]:
@@ -125,17 +125,17 @@ def resolve_sources(
         for entry, opening in entries:
             try:
                 with readable_errors(entry, opening):
-                    items = resolve_name(entry, raw_size, Fraction(rate or RATE).limit_denominator(100_000))
+                    items = resolve_name(entry, raw_size, Fraction(rate or DEFAULT_RATE).limit_denominator(100_000))
             except (OSError, ValueError) as problem:
                 problems.append(problem)
             else:
-                found.update((identity(item), item) for item in items if identity(item) not in found)
+                found.update((source_key(item), item) for item in items if source_key(item) not in found)
     return with_unique_names(found.values()), problems
 
 
-def identity(item: Found) -> str:
+def source_key(item: Found) -> str:
     """What is the same for two names of one thing."""
-    elsewhere = is_address(item.address) or isinstance(item, RawFrames | Live)
+    elsewhere = is_address(item.address) or isinstance(item, RawFrames | LiveSource)
     return item.address if elsewhere else str(absolute(item.address))
 
 
@@ -180,10 +180,10 @@ def resolve_name(name: str, raw_size: tuple[int, int] | None, rate: Fraction) ->
     if name and path.exists():
         return find_in_folder(path) if path.is_dir() else [find_file(path)]
     if is_number(name):
-        return [Live(f"camera{int(name)}", name, open_camera)]
+        return [LiveSource(f"camera{int(name)}", name, open_camera)]
     if name.startswith("/dev/"):
         raise FileNotFoundError(f"No camera at {name}: is it plugged in?")
-    if NUMBER.search(name):
+    if NUMBER_FIELD.search(name):
         return [find_numbered(path, rate)]
     if glob.has_magic(name):
         return find_matching(name)
@@ -204,23 +204,23 @@ def find_file(path: Path) -> Found:
     """The picture or the video in a file; what its name does not tell its content does."""
     kind = path.stat().st_mode
     if stat.S_ISCHR(kind):
-        return Live(path.name, str(path), open_camera)
+        return LiveSource(path.name, str(path), open_camera)
     if not stat.S_ISREG(kind):
         raise ValueError(f"{path} is neither a file nor a camera: raw frames can come through standard input, as -.")
     if path.suffix.lower() in PICTURE_SUFFIXES:
-        return Picture(path.stem, str(path))
+        return PictureFile(path.stem, str(path))
     if path.suffix.lower() in VIDEO_SUFFIXES:
         return VideoFile(path.stem, str(path))
-    for item in (Picture(path.stem, str(path)), VideoFile(path.stem, str(path))):
-        if gives_a_frame(item):
+    for item in (PictureFile(path.stem, str(path)), VideoFile(path.stem, str(path))):
+        if is_readable(item):
             return item
     raise ValueError(f"{path} is neither a picture nor a video that can be read.")
 
 
-def gives_a_frame(item: Picture | VideoFile) -> bool:
+def is_readable(item: PictureFile | VideoFile) -> bool:
     """Whether there is anything to see."""
     try:
-        if isinstance(item, Picture):
+        if isinstance(item, PictureFile):
             item.read()
         else:
             with closing(item.captures()) as captures:
@@ -234,7 +234,7 @@ def find_in_folder(folder: Path) -> list[Found]:
     """The pictures and videos in a folder, not in folders within."""
     found = find_by_suffix(path for path in folder.iterdir() if not path.name.startswith("."))
     if not found:
-        raise FileNotFoundError(f"No picture and no video in {folder}: looked for {endings()}.")
+        raise FileNotFoundError(f"No picture and no video in {folder}: looked for {all_suffixes()}.")
     return found
 
 
@@ -243,7 +243,7 @@ def find_matching(pattern: str) -> list[Found]:
     names = glob.iglob(pattern, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute pattern)
     found = find_by_suffix(Path(name) for name in names)
     if not found:
-        raise FileNotFoundError(f"No picture and no video matches {pattern}: looked for {endings()}.")
+        raise FileNotFoundError(f"No picture and no video matches {pattern}: looked for {all_suffixes()}.")
     return found
 
 
@@ -266,14 +266,14 @@ def natural_key(path: Path) -> tuple[list[list[str | int]], str]:
     return parts, str(path)
 
 
-def endings() -> str:
+def all_suffixes() -> str:
     return " ".join(PICTURE_SUFFIXES + VIDEO_SUFFIXES)
 
 
 def find_numbered(pattern: Path, rate: Fraction) -> NumberedPictures:
     """The pictures of a pattern such as frame_%04d.png: from the lowest number up to where one is missing."""
-    places = NUMBER.findall(pattern.name)
-    if len(places) != 1 or NUMBER.search(str(pattern.parent)):
+    places = NUMBER_FIELD.findall(pattern.name)
+    if len(places) != 1 or NUMBER_FIELD.search(str(pattern.parent)):
         raise ValueError(f"{pattern} needs one number in the name of its files, such as frame_%04d.png.")
     paths = numbered_files(pattern)
     if not paths:
@@ -282,10 +282,9 @@ def find_numbered(pattern: Path, rate: Fraction) -> NumberedPictures:
     while end in paths:
         end += 1
     left_out = len(paths) - (end - first)
-    note = (
-        f"{numbered(pattern.name, end)} is missing: frames end before it, without {count(left_out, 'later picture')}."
-    )
-    before, after = NUMBER.split(pattern.name)
+    skipped = plural(left_out, "later picture")
+    note = f"{fill_number(pattern.name, end)} is missing: the video ends before it, ignoring {skipped}."
+    before, after = NUMBER_FIELD.split(pattern.name)
     frames = tuple(paths[number] for number in range(first, end))
     name = before.rstrip("_-. ") or after.removesuffix(pattern.suffix).lstrip("_-. ") or "sequence"
     return NumberedPictures(name, str(pattern), frames, rate, note if left_out else "")
@@ -293,57 +292,59 @@ def find_numbered(pattern: Path, rate: Fraction) -> NumberedPictures:
 
 def find_address(address: str) -> Found:
     """The picture, video or stream at an address."""
-    parts = web.split(address)
+    parts = web.split_address(address)
     place = PurePosixPath(unquote(parts.path))
     name = "_".join([(parts.hostname or "").replace(".", "-"), *([place.stem] if place.stem else [])])
     if parts.scheme.startswith("rtsp"):
-        return Live(name, address, open_stream)
-    address, suffix = web.join(parts), place.suffix.lower()
+        return LiveSource(name, address, open_stream)
+    address, suffix = web.join_address(parts), place.suffix.lower()
     if suffix in PICTURE_SUFFIXES:
-        return Picture(place.stem, address)
+        return PictureFile(place.stem, address)
     with web.open_address(address) as response:
         kind = web.content_type(response)
         if suffix == ".m3u8" or "mpegurl" in kind:
-            return VideoFile(name, address) if web.has_end(response, address) else Live(name, address, open_stream)
+            return (
+                VideoFile(name, address) if web.has_end(response, address) else LiveSource(name, address, open_stream)
+            )
         if kind.startswith("image/"):
-            return Picture(place.stem or name, address)
+            return PictureFile(place.stem or name, address)
         if kind.startswith(("audio/", "text/html")):
             what = "sound" if kind.startswith("audio/") else "a web page"
             raise ValueError(f"{redact(address)} is {what}, not a video.")
-        has_end = "Content-Length" in response.headers or suffix in WHOLE
-    from streamseg.io.video_reading import tells_its_length
+        has_end = "Content-Length" in response.headers or suffix in INDEXED_SUFFIXES
+    from streamseg.io.video_reading import has_known_length
 
     # asked after the answer has been closed: some servers talk with one at a time
-    live = kind.startswith("multipart/") or not (has_end or tells_its_length(address))
-    return Live(name, address, open_stream) if live else VideoFile(name, address)
+    live = kind.startswith("multipart/") or not (has_end or has_known_length(address))
+    return LiveSource(name, address, open_stream) if live else VideoFile(name, address)
 
 
 def with_unique_names(items: Iterable[Found]) -> list[Source]:
     """Sources in order, the pictures among the items as one of them, all under names that differ."""
     items = list(items)
-    pictures = [item for item in items if isinstance(item, Picture)]
+    pictures = [item for item in items if isinstance(item, PictureFile)]
     sources: list[Source] = []
     for item in items:
-        if not isinstance(item, Picture):
+        if not isinstance(item, PictureFile):
             sources.append(item)
         elif item is pictures[0]:
             sources.append(group_pictures(pictures))
-    names = distinct([place_of(source) for source in sources])
+    names = unique_file_names([place_of(source) for source in sources])
     return [replace(source, name=name) for source, name in zip(sources, names, strict=True)]
 
 
-def group_pictures(pictures: Sequence[Picture]) -> Pictures:
+def group_pictures(pictures: Sequence[PictureFile]) -> Pictures:
     """Pictures as one source."""
-    names = distinct([place_of(picture) for picture in pictures])
+    names = unique_file_names([place_of(picture) for picture in pictures])
     named = tuple(replace(picture, name=name) for picture, name in zip(pictures, names, strict=True))
     folders = {place_of(picture)[:-2] for picture in pictures}
     together = [folder[-1] for folder in folders if folder] if len(folders) == 1 else []
     return Pictures(names[0] if len(names) == 1 else (together or ["pictures"])[0], named)
 
 
-def place_of(item: Picture | Source) -> tuple[str, ...]:
+def place_of(item: PictureFile | Source) -> tuple[str, ...]:
     """What tells an item from others of its name: folders, name, suffix."""
-    if isinstance(item, Pictures | NumberedPictures | Live | RawFrames):
+    if isinstance(item, Pictures | NumberedPictures | LiveSource | RawFrames):
         return item.name, ""
     place: PurePath
     if is_address(item.address):
@@ -354,7 +355,7 @@ def place_of(item: Picture | Source) -> tuple[str, ...]:
     return *place.parts[:-1], item.name, place.suffix
 
 
-def distinct(places: Sequence[tuple[str, ...]]) -> list[str]:
+def unique_file_names(places: Sequence[tuple[str, ...]]) -> list[str]:
     """A name for each place, fit for files: its own, with the suffix or with as many folders as it takes to differ."""
     alike = defaultdict(list)
     for i, place in enumerate(places):

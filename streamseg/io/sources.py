@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from streamseg.io.video_reading import Video
 
 
-RATE = Fraction(25)
+DEFAULT_RATE = Fraction(25)
 """Frames a second where nothing says how many."""
 
-WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
+RECONNECT_DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds before each attempt to reach a live source again."""
 
-NUMBER = re.compile(r"%(?:0\d+)?d")
+NUMBER_FIELD = re.compile(r"%(?:0\d+)?d")
 """The place for a number in the names of numbered pictures."""
 
 
@@ -57,7 +57,7 @@ class Capture:
 
 
 @dataclass(frozen=True)
-class Picture:
+class PictureFile:
     """A picture in a file or on a web server."""
 
     name: str
@@ -80,7 +80,7 @@ class Pictures:
     """Pictures that have nothing to do with each other."""
 
     name: str
-    pictures: tuple[Picture, ...]
+    pictures: tuple[PictureFile, ...]
     live: ClassVar[bool] = False
     moving: ClassVar[bool] = False
     rate: ClassVar[Fraction | None] = None
@@ -126,11 +126,11 @@ class NumberedPictures:
         """Each frame; one that cannot be read ends them with CutShort."""
         for i, path in enumerate(self.paths):
             try:
-                frame, _ = Picture(self.name, str(path)).read()
+                frame, _ = PictureFile(self.name, str(path)).read()
             except (OSError, ValueError) as problem:
                 if i == 0:
                     raise
-                raise CutShort(f"{self.address} ends after {count(i, 'frame')}: {problem}") from None
+                raise CutShort(f"{self.address} ends after {plural(i, 'frame')}: {problem}") from None
             note = self.note if i == 0 else ""
             yield Capture(frame, self.name, i, float(i / self.rate), time.monotonic(), note, len(self.paths))
 
@@ -185,7 +185,7 @@ class VideoFile:
 
 
 @dataclass(frozen=True)
-class Live:
+class LiveSource:
     """A camera or a network stream."""
 
     name: str
@@ -212,7 +212,7 @@ class Live:
                             note = f"{redact(self.address)} went away and came back after {now - lost:.1f} s."
                         if shift is None:
                             # a stream begins again at 0; what arrived in a burst may be ahead of the clock
-                            shift = (max(now - began, latest + float(1 / RATE)) if index else 0.0) - seconds
+                            shift = (max(now - began, latest + float(1 / DEFAULT_RATE)) if index else 0.0) - seconds
                         latest = shift + seconds
                         yield Capture(frame, self.name, index, latest, now, note)
                         index, attempt, note = index + 1, 0, ""
@@ -223,12 +223,12 @@ class Live:
                 raise ValueError(f"Not one frame came from {redact(self.address)}.")
             if attempt == 0:
                 lost = time.monotonic()
-            if attempt == len(WAITS):
+            if attempt == len(RECONNECT_DELAYS):
                 raise CutShort(
-                    f"{redact(self.address)} went away after {count(index, 'frame')} and did not come back within "
+                    f"{redact(self.address)} went away after {plural(index, 'frame')} and did not come back within "
                     f"{time.monotonic() - lost:.0f} s."
                 )
-            time.sleep(WAITS[attempt])
+            time.sleep(RECONNECT_DELAYS[attempt])
             attempt += 1
 
 
@@ -263,7 +263,7 @@ class RawFrames:
         if filled:
             raise CutShort(
                 f"Standard input ended within a frame of {height} x {width} pixels ({filled} of {len(buffer)} bytes), "
-                f"after {count(index, 'whole frame')}: was it cut short, or is --raw-size another?"
+                f"after {plural(index, 'whole frame')}: was it cut short, or is --raw-size another?"
             )
         if index == 0:
             raise ValueError(f"Standard input was empty: expected raw RGB frames of {height} x {width} pixels.")
@@ -277,7 +277,7 @@ def read_into(file: io.FileIO, buffer: bytearray) -> int:
     return filled
 
 
-Source: TypeAlias = Pictures | NumberedPictures | VideoFile | Live | RawFrames
+Source: TypeAlias = Pictures | NumberedPictures | VideoFile | LiveSource | RawFrames
 
 
 def open_camera(address: str) -> "Video":
@@ -294,18 +294,18 @@ def open_stream(address: str) -> "Video":
     return video_reading.open_stream(address)
 
 
-def numbered(name: str, number: int) -> str:
+def fill_number(name: str, number: int) -> str:
     """A name with a number in the place for it."""
-    return NUMBER.sub(lambda place: place[0] % number, name)
+    return NUMBER_FIELD.sub(lambda place: place[0] % number, name)
 
 
 def numbered_files(pattern: Path) -> dict[int, Path]:
     """The files that are there of those that a pattern such as frame_%04d.png stands for, by their numbers."""
-    shape = re.compile("([0-9]+)".join(map(re.escape, NUMBER.split(pattern.name))))
+    shape = re.compile("([0-9]+)".join(map(re.escape, NUMBER_FIELD.split(pattern.name))))
     files = {}
     for path in pattern.parent.iterdir() if pattern.parent.is_dir() else ():
         match = shape.fullmatch(path.name)
-        if match and path.name == numbered(pattern.name, int(match[1])):
+        if match and path.name == fill_number(pattern.name, int(match[1])):
             files[int(match[1])] = path
     return files
 
@@ -326,5 +326,5 @@ def readable_errors(address: str, opening: str = "") -> Iterator[None]:
         raise next(kind for kind in kinds if isinstance(error, kind))(sentence) from None
 
 
-def count(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

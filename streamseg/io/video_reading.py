@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from streamseg.checks import CutShort as CutShort
-from streamseg.io.checksums import damaged
+from streamseg.io.checksums import damaged_file_error
 from streamseg.io.containers import is_cut, matroska_is_damaged
 from streamseg.io.web import is_address, redact
 
@@ -29,17 +29,26 @@ if TYPE_CHECKING:
     from av.buffer import Buffer
     from av.container import InputContainer
 
-from streamseg.io.pyav import CHANNELS, av, check_av, closed_on_error, colour_matrix, planes, reformatter, time_base
+from streamseg.io.pyav import (
+    PLANE_CHANNELS,
+    av,
+    closed_on_error,
+    default_colour_matrix,
+    new_reformatter,
+    plane_views,
+    require_av,
+    time_base,
+)
 
 # FFmpeg's numbers for what a video may say of its colours
 UNSPECIFIED, BT709, BT601 = 2, 1, 6
 LIMITED, FULL = 1, 2
 
 # twice what 8K has: a damaged file may ask for more than there is memory
-MOST_PIXELS = 2**26
+MAX_PIXELS_PER_FRAME = 2**26
 
 # seconds between two frames; more is a damaged timestamp, and too much for MP4
-LONGEST_PAUSE = 3600.0
+MAX_FRAME_GAP = 3600.0
 
 ATTACHED_PICTURE = 0x400
 
@@ -57,16 +66,16 @@ class Video:
         self.rate = frame_rate(stream)
         """Frames a second, on average."""
         self.has_audio = bool(container.streams.audio)
-        self.length = stated_frames(stream) or round((container.duration or 0) / av.time_base * self.rate) or None
+        self.length = declared_frames(stream) or round((container.duration or 0) / av.time_base * self.rate) or None
         """How many frames it has, as far as it says so, and at an even rate if it tells a time alone."""
-        self.reformat = reformatter()
+        self.reformat = new_reformatter()
         self.fault: av.error.FFmpegError | None = None
         self.unreadable = 0
         self.end = self.end_of_all = 0.0
         decoded = self.decode()
         first = next(decoded, None)
         if first is None:
-            raise explain(self.fault, name) if self.fault else ValueError(f"Not one frame of {name} can be read.")
+            raise reading_error(self.fault, name) if self.fault else ValueError(f"Not one frame of {name} can be read.")
         self.decoded = itertools.chain([first], decoded)
         self.stored_size = (first.height, first.width)
         self.turn = find_orientation(first)
@@ -153,7 +162,7 @@ class Video:
             height,
             # FFmpeg's way to planes leaves the columns behind the last 16 as it finds them
             "rgb24" if width % 16 else "gbrp",
-            src_colorspace=colour_matrix(height) if stored.colorspace == UNSPECIFIED else None,
+            src_colorspace=default_colour_matrix(height) if stored.colorspace == UNSPECIFIED else None,
             # of no meaning for RGB, but PyAV 14 looks at the colours' matrix only if the two differ
             dst_colorspace="ITU601",
             src_color_range="JPEG" if stored.color_range == FULL else None,
@@ -164,7 +173,7 @@ class Video:
         place = self.container.name
         if place.startswith("file:") and is_cut(Path(place.removeprefix("file:"))):
             return True
-        end, missing = stated_end(self.stream), 0.0
+        end, missing = declared_end(self.stream), 0.0
         if end is not None:
             missing = end - self.end
         elif "matroska" in self.container.format.name:  # where the whole's length stands at its beginning
@@ -197,12 +206,12 @@ def find_orientation(frame: "VideoFrame") -> Orientation:
 
 def to_tensor(frame: "VideoFrame", turn: Orientation) -> Tensor:
     """The pixels of a frame as channels (C, H, W)."""
-    channels = CHANNELS[frame.format.name]
+    channels = PLANE_CHANNELS[frame.format.name]
     size = (frame.width, frame.height) if turn.transposed else (frame.height, frame.width)
     tensor = torch.empty(len(channels), *size, dtype=torch.uint8)
     # numpy copies: torch would open a team of threads in each thread that decodes
     array = tensor.numpy()
-    for channel, pixels in zip(channels, planes(frame), strict=True):
+    for channel, pixels in zip(channels, plane_views(frame), strict=True):
         upright = pixels.T if turn.transposed else pixels
         array[channel] = upright.numpy()[:: turn.rows, :: turn.columns]
     return tensor
@@ -226,7 +235,7 @@ class FrameClock:
         if self.origin is None:
             self.origin, self.origin_time = timestamp, due
         seconds = self.origin_time + float((timestamp - self.origin) * self.tick)
-        if self.latest is not None and not 0 < seconds - self.latest < LONGEST_PAUSE:
+        if self.latest is not None and not 0 < seconds - self.latest < MAX_FRAME_GAP:
             if -self.step < seconds - self.latest <= 0:
                 # the same time twice: what follows is right again
                 seconds = self.latest + self.step / 4
@@ -244,7 +253,7 @@ def open_video(address: str | Path, *, name: str = "", timeout: float = 10.0) ->
         name: What errors call it, if not by its address.
         timeout: Seconds within which a server must answer.
     """
-    return start_reading(open_container(str(address), timeout), name or redact(str(address)), "AUTO")
+    return open_video_stream(open_container(str(address), timeout), name or redact(str(address)), "AUTO")
 
 
 def open_stream(address: str, *, timeout: float = 10.0) -> Video:
@@ -257,12 +266,12 @@ def open_stream(address: str, *, timeout: float = 10.0) -> Video:
     options = {"analyzeduration": "1000000"}
     if address.lower().startswith("rtsp"):
         options["rtsp_transport"] = "tcp"
-    return start_reading(open_container(address, timeout, options), redact(address), "SLICE")
+    return open_video_stream(open_container(address, timeout, options), redact(address), "SLICE")
 
 
 def open_camera(name: str, *, timeout: float = 10.0) -> Video:
     """Open a camera: the first is 0; or a device, such as /dev/video0 on Linux, or a camera's name elsewhere."""
-    check_av()
+    require_av()
     options: dict[str, str] = {}
     if sys.platform == "linux":
         format, device = "v4l2", f"/dev/video{name}" if name.isdigit() else name
@@ -286,14 +295,14 @@ def open_camera(name: str, *, timeout: float = 10.0) -> Video:
         raise (FileNotFoundError if message.startswith("No ") else OSError)(message) from None
     except ValueError:
         raise OSError(f"Camera {name} cannot be used: this PyAV was built without cameras.") from None
-    return start_reading(container, f"Camera {name}", "SLICE")
+    return open_video_stream(container, f"Camera {name}", "SLICE")
 
 
 def read_label_video(path: str | Path) -> Iterator[tuple[Tensor, float]]:
     """The labels (H, W) and times of a video that write_label_video wrote."""
     path = Path(path)
     if path.is_file() and matroska_is_damaged(path):
-        raise damaged(path)
+        raise damaged_file_error(path)
     with open_video(path) as video:
         codec = video.stream.codec_context.name
         for stored, seconds in video.timed():
@@ -304,7 +313,7 @@ def read_label_video(path: str | Path) -> Iterator[tuple[Tensor, float]]:
             yield to_tensor(stored, Orientation())[0], seconds
 
 
-def tells_its_length(address: str) -> bool:
+def has_known_length(address: str) -> bool:
     """Whether the video at an address says how long it is, as no live stream does."""
     try:
         with open_container(address, 10.0, {"analyzeduration": "1"}) as container:
@@ -315,7 +324,7 @@ def tells_its_length(address: str) -> bool:
         return False
 
 
-def made_by_streamseg(path: Path) -> bool:
+def video_made_by_streamseg(path: Path) -> bool:
     """Whether a file is a video that was written here."""
     try:
         with open_container(str(path), 10.0) as container:
@@ -326,7 +335,7 @@ def made_by_streamseg(path: Path) -> bool:
 
 def open_container(address: str, timeout: float, options: dict[str, str] | None = None) -> "InputContainer":
     """Open a file or an address; what is wrong with it is told in a sentence."""
-    check_av()
+    require_av()
     options = dict(options or {})
     location = address
     if not is_address(address):
@@ -347,10 +356,10 @@ def open_container(address: str, timeout: float, options: dict[str, str] | None 
         # some protocols make something else of it
         if time.monotonic() - began >= timeout:
             raise TimeoutError(f"{redact(address)} did not answer in time.") from None
-        raise explain(error, redact(address)) from None
+        raise reading_error(error, redact(address)) from None
 
 
-def start_reading(container: "InputContainer", name: str, threads: str) -> Video:
+def open_video_stream(container: "InputContainer", name: str, threads: str) -> Video:
     """The video in a container; it is closed if there is none."""
     with closed_on_error(container):
         stream = container.streams.best("video")
@@ -359,11 +368,11 @@ def start_reading(container: "InputContainer", name: str, threads: str) -> Video
         if stream.codec_context is None:
             raise ValueError(f"{name} holds video of a kind that cannot be decoded: convert it to MP4 first.")
         stream.codec_context.thread_type = threads
-        stream.codec_context.options = {"max_pixels": str(MOST_PIXELS)}
+        stream.codec_context.options = {"max_pixels": str(MAX_PIXELS_PER_FRAME)}
         return Video(container, stream, name)
 
 
-def explain(error: "av.error.FFmpegError", name: str) -> Exception:
+def reading_error(error: "av.error.FFmpegError", name: str) -> Exception:
     """What an error on reading means, in a sentence."""
     if isinstance(error, av.error.ExitError | av.error.TimeoutError):
         return TimeoutError(f"{name} did not answer in time.")
@@ -382,14 +391,14 @@ def frame_rate(stream: "VideoStream") -> Fraction:
     return Fraction(25)
 
 
-def stated_frames(stream: "VideoStream") -> int:
+def declared_frames(stream: "VideoStream") -> int:
     """How many frames a file says that it holds; 0 if it does not say, as an AVI by who could not go back to count."""
     return stream.frames if stream.frames < 2**30 else 0
 
 
-def stated_end(stream: "VideoStream") -> float | None:
+def declared_end(stream: "VideoStream") -> float | None:
     """The time at which a file says that its video ends; None if it does not say, or FFmpeg only estimates it."""
-    if stated_frames(stream) and stream.duration:
+    if declared_frames(stream) and stream.duration:
         return float(((stream.start_time or 0) + stream.duration) * time_base(stream))
     match = re.fullmatch(r"(\d+):(\d+):(\d+\.\d+)", stream.metadata.get("DURATION", ""))  # what Matroska has
     return 3600 * int(match[1]) + 60 * int(match[2]) + float(match[3]) if match else None

@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     from av import AudioStream, Packet, VideoFrame, VideoStream
     from av.container import InputContainer, OutputContainer
 
-from streamseg.io.pyav import CHANNELS, av, check_av, closed_on_error, colour_matrix, planes, reformatter, time_base
+from streamseg.io.pyav import (
+    PLANE_CHANNELS,
+    av,
+    closed_on_error,
+    default_colour_matrix,
+    new_reformatter,
+    plane_views,
+    require_av,
+    time_base,
+)
 from streamseg.io.video_reading import open_container
 
 
@@ -48,9 +57,9 @@ VIDEO_FORMATS = {
 }
 """By the suffix of the name to write to."""
 
-LABELS = VideoFormat("matroska", ("ffv1",), "")
+LABEL_FORMAT = VideoFormat("matroska", ("ffv1",), "")
 
-OPTIONS = {
+CODEC_OPTIONS = {
     # without B-frames packets are in the order of their times: every player starts at 0, and uneven times end where
     # they should; encoding takes 15 % less time for a larger file
     "libx264": {"crf": "18", "preset": "veryfast", "bf": "0"},
@@ -80,7 +89,7 @@ class VideoWriter:
         pixels: str,
         add_audio: "Callable[[OutputContainer, VideoFormat], Iterator[AudioPacket]] | None" = None,
     ) -> None:
-        check_av()
+        require_av()
         self.path, self.size, self.pixels = path, size, pixels
         rate = rate.limit_denominator(1_000_000)
         self.step = float(1 / rate)
@@ -88,7 +97,7 @@ class VideoWriter:
         self.ticks = rate.numerator * (65535 // rate.numerator) or 60000
         self.tick = -1
         self.seconds = 0.0
-        self.reformat = reformatter()
+        self.reformat = new_reformatter()
         self.audio: Iterator[AudioPacket] = iter(())
         self.closed = False
         with self.telling():
@@ -112,7 +121,7 @@ class VideoWriter:
         if codec is None:
             raise ValueError(f"This PyAV was built without {kind.codecs[-1]}, which {self.path} needs: write an .mp4.")
         height, width = self.size
-        stream = cast("VideoStream", self.container.add_stream(codec, rate=rate, options=OPTIONS[codec]))
+        stream = cast("VideoStream", self.container.add_stream(codec, rate=rate, options=CODEC_OPTIONS[codec]))
         context = stream.codec_context
         context.time_base = stream.time_base = Fraction(1, self.ticks)
         context.thread_type = "AUTO"
@@ -121,7 +130,7 @@ class VideoWriter:
             context.height, context.width, context.pix_fmt = height, width, "gray"
         else:
             context.height, context.width, context.pix_fmt = height + height % 2, width + width % 2, "yuv420p"
-            context.colorspace = BT709 if colour_matrix(height) == "ITU709" else BT601
+            context.colorspace = BT709 if default_colour_matrix(height) == "ITU709" else BT601
             context.color_primaries = context.color_trc = context.colorspace
             context.color_range = LIMITED
         return stream
@@ -171,7 +180,7 @@ class VideoWriter:
         height, width = self.size
         context = self.stream.codec_context
         picture = av.VideoFrame(context.width, context.height, self.pixels)
-        for channel, pixels in zip(CHANNELS[self.pixels], planes(picture), strict=True):
+        for channel, pixels in zip(PLANE_CHANNELS[self.pixels], plane_views(picture), strict=True):
             # numpy copies: torch would open a team of threads in each thread that encodes
             array = pixels.numpy()
             array[:height, :width] = channels[channel].numpy()
@@ -179,7 +188,7 @@ class VideoWriter:
             array[height:] = array[height - 1]
         if self.pixels == "gray":
             return picture
-        return self.reformat(picture, format="yuv420p", dst_colorspace=colour_matrix(height))
+        return self.reformat(picture, format="yuv420p", dst_colorspace=default_colour_matrix(height))
 
     def mux(self, packets: "list[Packet]") -> None:
         """Add encoded frames to the file."""
@@ -224,7 +233,7 @@ def write_video(
         rate: Frames a second, on average; when each is shown is told with it.
         audio_from: The file or address whose sound to keep, as far as the frames go.
     """
-    check_av()
+    require_av()
     check_video_suffix(path)
     kind = VIDEO_FORMATS[path.suffix.lower()]
     if audio_from is not None:
@@ -261,7 +270,7 @@ def write_label_video(path: Path, size: tuple[int, int], rate: Fraction) -> Vide
     """Start to write a video of labels (H, W), as grey pixels in an .mkv, that holds them exactly."""
     if path.suffix.lower() != ".mkv":
         raise ValueError(f"{path} names no kind of video that holds labels exactly: end it in .mkv.")
-    return VideoWriter(path, LABELS, size, rate, "gray")
+    return VideoWriter(path, LABEL_FORMAT, size, rate, "gray")
 
 
 @dataclass(frozen=True)
@@ -285,7 +294,7 @@ def copy_audio(
             packet.stream = track
             yield packet
 
-    return time_sounds(source, packets())
+    return shift_audio(source, packets())
 
 
 def encode_audio(
@@ -299,7 +308,7 @@ def encode_audio(
             yield from track.encode(frame)
         yield from track.encode(None)
 
-    return time_sounds(source, packets())
+    return shift_audio(source, packets())
 
 
 def open_audio(address: str) -> "tuple[InputContainer, AudioStream]":
@@ -312,7 +321,7 @@ def open_audio(address: str) -> "tuple[InputContainer, AudioStream]":
         return source, stream
 
 
-def time_sounds(source: "InputContainer", packets: "Iterator[Packet]") -> Iterator[AudioPacket]:
+def shift_audio(source: "InputContainer", packets: "Iterator[Packet]") -> Iterator[AudioPacket]:
     """Packets on the clock of the source's video, from its first frame on; those out of order are left out."""
     video = source.streams.best("video")
     start = (video.start_time or 0) * time_base(video) if video else Fraction(0)

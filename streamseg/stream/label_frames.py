@@ -36,7 +36,7 @@ from streamseg.stream.state import (
     Policy,
     State,
     advance,
-    distances,
+    context_distances,
     frame_time,
     past_weight,
     stack_pasts,
@@ -181,7 +181,7 @@ def step_batch(
             FrameBatch(images, stack_pasts(pasts), weights, sizes, confident, policy.steady, before)
         )
         if cut is not None:
-            for i, distance in enumerate(distances(known, contexts, engine.widths)):
+            for i, distance in enumerate(context_distances(known, contexts, engine.widths)):
                 if distance > cut:  # a new scene is seen once more, without the past, which is rare
                     known[i] = None
                     alone = FrameBatch(

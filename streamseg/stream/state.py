@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.checks import check_count, check_positive
-from streamseg.io.checksums import BLANK, take_checksum
-from streamseg.io.tensors import open_tensors, take_tensors, write_tensors
+from streamseg.io.checksums import BLANK_CHECKSUM, pop_checksum
+from streamseg.io.tensors import load_tensors, open_tensors, write_tensors
 
 FRAME_TIME = 1 / 25
 """Seconds between frames that come without times."""
 
 # in the metadata of a file
-ENTRY = "streamseg-state"
+STATE_ENTRY = "streamseg-state"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class LastFrames:
     def __post_init__(self) -> None:
         check_count("window", self.frames)
         check_positive("limit", self.limit)
-        check_steady(self.steady)
+        check_steady_margin(self.steady)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Fading:
         if self.share >= 1:
             raise ValueError(f"share is {self.share}; expected less than 1: what never fades grows without end.")
         check_positive("limit", self.limit)
-        check_steady(self.steady)
+        check_steady_margin(self.steady)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class FadingInTime:
         if self.half_life == math.inf:
             raise ValueError("half_life is inf; expected seconds: what never fades grows without end.")
         check_positive("limit", self.limit)
-        check_steady(self.steady)
+        check_steady_margin(self.steady)
 
 
 Policy = LastFrames | Fading | FadingInTime
@@ -159,7 +159,7 @@ def context_distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     return 1 - F.cosine_similarity(a[1].flatten(1), b[1].flatten(1))
 
 
-def distances(states: Sequence[State | None], contexts: Tensor, widths: Sequence[int]) -> list[float]:
+def context_distances(states: Sequence[State | None], contexts: Tensor, widths: Sequence[int]) -> list[float]:
     """How far each stream's next context, of (B, D, C), is from those it has seen; 0 where it has seen none."""
     far = [0.0] * len(states)
     found = {}
@@ -196,7 +196,7 @@ def to_policy(window: int | Policy) -> Policy:
     return window if isinstance(window, Policy) else LastFrames(window)
 
 
-def check_steady(given: float) -> None:
+def check_steady_margin(given: float) -> None:
     """Raise a ValueError if an advantage of the last labels is none."""
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < math.inf:
         raise ValueError(f"steady is {given!r:.80}; expected a number from 0 up, such as 1.")
@@ -208,10 +208,10 @@ def save_state(state: State, path: str | Path) -> None:
         raise ValueError(
             f"The state is a {type(state).__name__}; expected what label_frame gives with a frame's labels."
         )
-    entry = json.dumps({"weights": state.weights, "seconds": state.seconds, "checksum": BLANK})
+    entry = json.dumps({"weights": state.weights, "seconds": state.seconds, "checksum": BLANK_CHECKSUM})
     tensors = {"contexts": state.contexts} | ({} if state.coarse is None else {"coarse": state.coarse})
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    write_tensors(Path(path), tensors, {"format": "pt", ENTRY: entry})
+    write_tensors(Path(path), tensors, {"format": "pt", STATE_ENTRY: entry})
 
 
 def load_state(path: str | Path) -> State:
@@ -220,12 +220,12 @@ def load_state(path: str | Path) -> State:
     if not path.is_file():
         raise FileNotFoundError(f"No state of a stream at {path}: check the path.")
     with open_tensors(path) as file:
-        metadata, tensors = file.metadata() or {}, take_tensors(path, file)
-    if ENTRY not in metadata:
+        metadata, tensors = file.metadata() or {}, load_tensors(path, file)
+    if STATE_ENTRY not in metadata:
         raise ValueError(f"{path} holds no state of a stream: give a file that save_state wrote.")
     try:
-        entry = json.loads(metadata[ENTRY])
-        take_checksum(path, entry)
+        entry = json.loads(metadata[STATE_ENTRY])
+        pop_checksum(path, entry)
         weights, seconds = tuple(map(float, entry["weights"])), float(entry["seconds"])
         contexts, coarse = tensors.pop("contexts"), tensors.pop("coarse", None)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:

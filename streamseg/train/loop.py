@@ -67,7 +67,7 @@ def train(
         words: Where to tell how far it is; standard error unless given.
     """
     config.check()
-    share = rank, processes = distributed.start(device)
+    share = rank, processes = distributed.join_process_group(device)
     again = distributed.all_reduce_sum(torch.tensor(int(is_restarted(out)), device=device))
     resume = resume or bool(again)
     check_out(out, resume)
@@ -131,7 +131,7 @@ def train(
 
     shared: nn.Module = trainee
     if processes > 1:
-        distributed.synchronise(trainee)
+        distributed.use_sync_batch_norm(trainee)
         with warnings.catch_warnings():  # of an option whose new name torch 2.11 does not know
             warnings.simplefilter("ignore", FutureWarning)
             shared = DistributedDataParallel(trainee, broadcast_buffers=False)
@@ -191,7 +191,7 @@ def train(
             if stopped and not last:
                 if log:
                     log.say(f"Stopped at iteration {done} of {config.iterations}: go on with --resume.")
-                distributed.stop()
+                distributed.leave_process_group()
                 sys.exit(128 + stopped)
             if validating and not last:
                 measure(done)
@@ -204,7 +204,7 @@ def train(
     measure(config.iterations)
     if log:
         log.finish()
-    distributed.stop()
+    distributed.leave_process_group()
     return weights
 
 

@@ -74,7 +74,7 @@ def here(monkeypatch):
         def __exit__(self, *_):
             pass
 
-    monkeypatch.setattr("streamseg.parallel.cluster.check_installed", lambda: None)
+    monkeypatch.setattr("streamseg.parallel.cluster.require_ray", lambda: None)
     monkeypatch.setattr("streamseg.parallel.cluster.ray_cluster", Connected)
     monkeypatch.setattr("streamseg.parallel.cluster.map_on_cluster", spread)
     return rows

@@ -18,4 +18,4 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def brief_waits(monkeypatch):
     """Live sources are given up soon."""
-    monkeypatch.setattr(sources, "WAITS", (0.01, 0.02))
+    monkeypatch.setattr(sources, "RECONNECT_DELAYS", (0.01, 0.02))

@@ -7,7 +7,7 @@ from PIL import Image
 from source_files import film, names, number, numbers, only, paint, shade
 
 from streamseg.io.resolve import find_sources, read_frames, resolve_sources
-from streamseg.io.sources import Live, Pictures, VideoFile
+from streamseg.io.sources import LiveSource, Pictures, VideoFile
 
 
 def test_several_pictures_are_one_source_in_the_order_given(here):
@@ -129,7 +129,7 @@ def test_numbered_pictures_end_at_a_gap_and_say_so(here):
     captures = list(only("%d.png").captures())
     assert [number(capture.frame) for capture in captures] == [3, 4]
     assert [capture.note for capture in captures] == [
-        "5.png is missing: frames end before it, without 2 later pictures.",
+        "5.png is missing: the video ends before it, ignoring 2 later pictures.",
         "",
     ]
 
@@ -213,7 +213,7 @@ def test_a_list_names_things_beside_it(here):
     pictures, video, stream = find_sources(["x/list.txt"])
     assert numbers(pictures) == [2, 1, 3]
     assert numbers(video) == list(range(6))
-    assert isinstance(stream, Live)
+    assert isinstance(stream, LiveSource)
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ import streamseg
 from streamseg.checks import CutShort
 from streamseg.io.video_reading import (
     FrameClock,
-    made_by_streamseg,
     open_camera,
     open_stream,
     open_video,
     read_label_video,
+    video_made_by_streamseg,
 )
 from streamseg.io.video_writing import VIDEO_FORMATS, write_frames, write_label_video, write_video
 
@@ -357,9 +357,9 @@ def test_written_videos_are_known_again(tmp_path):
     make_clip(tmp_path / "other.mp4", 3)
     (tmp_path / "text.mp4").write_text("no video")
     for suffix in VIDEO_FORMATS:
-        assert made_by_streamseg(write(tmp_path / f"a{suffix}", even(3)))
+        assert video_made_by_streamseg(write(tmp_path / f"a{suffix}", even(3)))
     for name in ("other.mp4", "text.mp4", "nowhere.mp4"):
-        assert not made_by_streamseg(tmp_path / name)
+        assert not video_made_by_streamseg(tmp_path / name)
 
 
 def test_a_video_of_colours_holds_no_labels(tmp_path):

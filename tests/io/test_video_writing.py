@@ -13,9 +13,9 @@ from clips import NTSC, UNEVEN, even, make_clip, number, picture, read, write
 from streamseg.checks import check_video_suffix
 from streamseg.io.files import written_whole
 from streamseg.io.video_reading import (
-    made_by_streamseg,
     open_video,
     read_label_video,
+    video_made_by_streamseg,
 )
 from streamseg.io.video_writing import VIDEO_FORMATS, write_frames, write_label_video, write_video
 
@@ -269,4 +269,4 @@ def test_a_video_of_labels_holds_them_exactly(tmp_path, size):
     read_back = list(read_label_video(tmp_path / "a.mkv"))
     assert torch.stack([one for one, _ in read_back]).equal(labels)
     assert [seconds for _, seconds in read_back] == pytest.approx(UNEVEN, abs=1e-3)
-    assert made_by_streamseg(tmp_path / "a.mkv")
+    assert video_made_by_streamseg(tmp_path / "a.mkv")

@@ -137,7 +137,7 @@ def test_a_video_that_can_be_read_as_it_comes_is_not_copied(here, temporary):
 )
 def test_what_cannot_be_copied_is_told_and_leaves_nothing(here, temporary, monkeypatch, options, room, sentence):
     shoot("a.mp4")
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=web.ROOM + room))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=web.DISK_RESERVE + room))
     with (
         file_server(here, ranges=False, **options) as url,
         pytest.raises(ValueError, match=f"^{url}/a.mp4 {sentence}"),
