@@ -171,8 +171,10 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
             tensorboard=run.tensorboard,
             compiled=device.type == "cuda" and kernels.VERSION != "none",  # torch.compile needs Triton there
             threads=torch.get_num_threads(),
-            words=open_messages(run.quiet, STANDARD_OUTPUT),
+            messages=open_messages(run.quiet, STANDARD_OUTPUT),
         )
+    except training.TrainingStopped as stop:
+        sys.exit(128 + stop.signal)
     except RuntimeError as error:
         if debugging() or not out_of_memory(error):
             raise
