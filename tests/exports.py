@@ -40,7 +40,7 @@ def manifest(network, size, video):
     return Manifest(
         classes=streamseg.CAMVID,
         size=size,
-        state=tuple(attend.context_shape for attend in network.attends) if video else (),
+        state=tuple(attend.context_shape for attend in network.attentions) if video else (),
         confidence=video,
         window=3,
         averages=network.averages,

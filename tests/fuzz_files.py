@@ -154,7 +154,7 @@ def tensors_text(tensors: dict) -> str:
 def read_weights(path: Path) -> object:
     from streamseg.models import checkpoint
 
-    model, description = checkpoint.read(path)
+    model, description = checkpoint.read_checkpoint(path)
     assert checkpoint.describe(path) == description
     return tensors_text(model.state_dict()), description
 

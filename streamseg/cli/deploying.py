@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from streamseg.checks import check_count, check_positive, pick_kind
+from streamseg.checks import check_count, check_positive, pick_export_format
 from streamseg.cli.options import (
     Device,
     Json,
@@ -64,7 +64,7 @@ def export(
     if len(names) > 2:
         raise ValueError(f"{len(names)} names are too many: give a checkpoint, if not the one that ships, and OUT.")
     *given, out = names
-    kind = pick_kind(out, to)
+    kind = pick_export_format(out, to)
     check_place(out)
     check_weights(given[0] if given else None)
     check_figures(json)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import tyro
 
-from streamseg.checks import check_choice, check_readable, no_data
+from streamseg.checks import check_choice, check_readable, missing_data_error
 from streamseg.evaluate.paper import DOWNLOADS
 from streamseg.io.web import is_address, restore_address
 from streamseg.machine import available_cores
@@ -48,7 +48,7 @@ def check_data(dataset: str, data: Path | None) -> None:
     check_choice("dataset", dataset, DATASETS)
     if data is not None and not is_address(restore_address(data)) and not data.exists():
         source = f" It is {DOWNLOADS[dataset]}." if dataset in DOWNLOADS else ""
-        raise FileNotFoundError(f"{no_data(dataset, data)}{source}")
+        raise FileNotFoundError(f"{missing_data_error(dataset, data)}{source}")
 
 
 def check_folder(folder: Path | None, content: str) -> None:

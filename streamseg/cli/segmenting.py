@@ -184,6 +184,7 @@ def segment(
         check_json_lines(json, sources, results)
     with loading(quiet):
         from streamseg.io.window import Window
+        from streamseg.stream.observer import PipelineObserver
         from streamseg.stream.pipeline import Pipeline
 
         labeller, style = labeller_and_style()
@@ -192,18 +193,22 @@ def segment(
     meter = latency.Meter()
     last = monotonic()
 
-    def wrote(capture: Capture, shares: list[float], places: OutputFiles) -> None:
-        if places.are_pictures and places.paths and not quiet:
-            clear_line()
-            print(f"{capture.name}: {describe_shares(labeller.classes.names, shares)}", file=words)
-            print("  " + "  ".join(map(str, places.of(capture).paths)), file=words)
+    class Terminal(PipelineObserver):
+        def message(self, sentence: str) -> None:
+            print_error(sentence)
 
-    def watch() -> None:
-        nonlocal last
-        if not quiet and sys.stderr.isatty() and monotonic() - last > 0.25:
-            last = monotonic()
-            told = latency.format_progress(meter.summary(), pipeline.total)
-            print(f"\r\x1b[K{told}", end="", file=sys.stderr, flush=True)
+        def frame_written(self, capture: Capture, shares: list[float], files: OutputFiles) -> None:
+            if files.are_pictures and files.paths and not quiet:
+                clear_line()
+                print(f"{capture.name}: {describe_shares(labeller.classes.names, shares)}", file=words)
+                print("  " + "  ".join(map(str, files.of(capture).paths)), file=words)
+
+        def tick(self) -> None:
+            nonlocal last
+            if not quiet and sys.stderr.isatty() and monotonic() - last > 0.25:
+                last = monotonic()
+                told = latency.format_progress(meter.summary(), pipeline.total)
+                print(f"\r\x1b[K{told}", end="", file=sys.stderr, flush=True)
 
     screen = Window("streamseg") if show else None
     with ExitStack() as files:
@@ -221,9 +226,7 @@ def segment(
             records=records,
             raw=sys.stdout.buffer if raw else None,
             window=screen,
-            say=print_error,
-            wrote=wrote,
-            watch=watch,
+            observer=Terminal(),
         )
         outcome = pipeline.run()
         summary = meter.summary()

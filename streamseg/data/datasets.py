@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from streamseg.checks import no_data
+from streamseg.checks import missing_data_error
 from streamseg.classes import IGNORE, Classes
 from streamseg.data.layouts import LAYOUTS, Pair as Pair, frame_before, recording_and_number
 from streamseg.io import images
@@ -218,7 +218,7 @@ def list_splits(name: str, data: str | Path) -> dict[str, Dataset]:
     list_them, _ = LAYOUTS[name]
     splits = {split: Dataset(name, split, *found) for split, found in list_them(Path(data)).items()}
     if not splits:
-        raise no_data(name, data)
+        raise missing_data_error(name, data)
     return splits
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from streamseg.checks import EXPECTED, PICTURE_SUFFIXES as SUFFIXES
+from streamseg.checks import DATASET_LAYOUTS, PICTURE_SUFFIXES as SUFFIXES
 from streamseg.classes import ADE20K, CAMVID, CITYSCAPES, COCO_STUFF, COCO_STUFF_182, IGNORE, Classes, Colour
 from streamseg.data.labels import read_camvid_colours, read_mat, read_translated
 
@@ -222,11 +222,11 @@ def distance(colour: Colour, other: Colour) -> int:
 
 
 LAYOUTS: dict[str, tuple[Callable[[Path], dict[str, Split]], str]] = {
-    "cityscapes": (list_cityscapes, EXPECTED["cityscapes"]),
-    "camvid": (list_camvid, EXPECTED["camvid"]),
-    "coco-stuff": (list_coco_stuff, EXPECTED["coco-stuff"]),
-    "ade20k": (list_ade20k, EXPECTED["ade20k"]),
-    "folder": (list_folder, EXPECTED["folder"]),
+    "cityscapes": (list_cityscapes, DATASET_LAYOUTS["cityscapes"]),
+    "camvid": (list_camvid, DATASET_LAYOUTS["camvid"]),
+    "coco-stuff": (list_coco_stuff, DATASET_LAYOUTS["coco-stuff"]),
+    "ade20k": (list_ade20k, DATASET_LAYOUTS["ade20k"]),
+    "folder": (list_folder, DATASET_LAYOUTS["folder"]),
 }
 """How the splits of each data set are listed, and where they are expected."""
 

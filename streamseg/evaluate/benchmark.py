@@ -271,7 +271,7 @@ def summarise_times(way: str, times: Sequence[float], batch: int, memory: float 
 
 def stage_shares(quick: FastEngine, frames: Tensor, device: torch.device, seconds: float) -> dict[str, float]:
     """The share of each stage in the time from frames to labels, from the times of ever longer beginnings of it."""
-    ready, folded = quick.prepare((frames.shape, False)), quick.folded
+    ready, folded = quick.allocate((frames.shape, False)), quick.folded
     ready.frame.copy_(frames)
     unfolded = ready.unfolded if device.type == "cuda" else None
 

@@ -203,7 +203,7 @@ def build_row(row: Row, classes: int) -> nn.Module:
         return ATTENTIONS[row.attention](row.channels, row.key_channels).eval()
     names = Classes(tuple(map(str, range(classes))), ((0, 0, 0),) * classes)
     variant = variant_of(row) if row.network in checkpoint.FANETS else None
-    return checkpoint.build(checkpoint.Description(row.network, variant, names, row.window, "")).eval()
+    return checkpoint.build_network(checkpoint.Description(row.network, variant, names, row.window, "")).eval()
 
 
 def time_row(row: Row, classes: int, device: torch.device, compiled: bool) -> dict[str, float]:

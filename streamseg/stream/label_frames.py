@@ -266,7 +266,8 @@ def step_batch(
                     predictions[i : i + 1], _ = engine.predict(alone)
         after = [advance(*entry, policy) for entry in zip(known, contexts.split(1), moments, strict=True)]
         return predictions, [
-            replace(state, coarse=prediction.coarse) for state, prediction in zip(after, predictions, strict=True)
+            replace(state, coarse=prediction.low_res_labels)
+            for state, prediction in zip(after, predictions, strict=True)
         ]
 
 

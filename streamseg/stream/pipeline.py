@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
@@ -47,6 +47,7 @@ from streamseg.stream.label_frames import (
     to_engine,
 )
 from streamseg.stream.latency import Meter
+from streamseg.stream.observer import PipelineObserver
 
 AHEAD = 3
 """Frames that may wait in each queue."""
@@ -181,9 +182,7 @@ class Pipeline:
         records: IO[str] | None = None,
         raw: BinaryIO | None = None,
         window: Window | None = None,
-        say: Callable[[str], None] = lambda sentence: None,
-        wrote: Callable[[Capture, list[float], OutputFiles], None] = lambda capture, shares, results: None,
-        watch: Callable[[], None] = lambda: None,
+        observer: PipelineObserver | None = None,
     ):
         """
         Args:
@@ -191,14 +190,13 @@ class Pipeline:
             records: Where a line of JSON for each frame goes.
             raw: Where the labels of each frame go as bytes.
             window: Where the frames are shown.
-            say: Told what a user should know.
-            wrote: Told of each frame that was written, with the shares of its classes.
-            watch: Called every now and then by the main thread.
+            observer: Receives messages, written frames and ticks.
         """
         self.group = ThreadGroup()
         self.streams = [Stream(source, results, self.group) for source, results in sources]
         self.settings, self.style, self.meter, self.deadline = settings, style, meter, Deadline(deadline)
-        self.records, self.raw, self.window, self.say, self.wrote, self.watch = records, raw, window, say, wrote, watch
+        self.records, self.raw, self.window = records, raw, window
+        self.observer = observer or PipelineObserver()
         self.live = any(source.live for source, _ in sources)
         self.stopped = False
         self.problems: list[str] = []
@@ -280,7 +278,7 @@ class Pipeline:
 
     def supervise(self, signal: int) -> None:
         """What the main thread does meanwhile: show frames, and stop when asked to."""
-        self.watch()
+        self.observer.tick()
         self.refresh()
         if (signal or (self.window and self.window.closed)) and not self.stopped:
             self.stopped = True
@@ -298,7 +296,7 @@ class Pipeline:
             with closing(stream.source.captures()) as captures:
                 while capture := self.decode(stream, captures):
                     if capture.note:
-                        self.say(capture.note)
+                        self.observer.message(capture.note)
                     stream.total = capture.total
                     size = size or capture.frame.shape
                     if stream.source.moving and capture.frame.shape != size:  # no video holds both
@@ -392,7 +390,7 @@ class Pipeline:
     @property
     def learning(self) -> bool:
         """Whether the engine still learns the ranges of int8 from the frames that it sees."""
-        return getattr(self.settings.model, "learning", False)
+        return getattr(self.settings.model, "calibrating", False)
 
     def batches(self) -> Iterator[list[FrameJob]]:
         """Frames for the network: of the source whose turn it is, and those of other sources that have its size.
@@ -463,7 +461,7 @@ class Pipeline:
         if scale < POOR and not self.warned:
             self.warned = True
             least = self.choose_size(jobs[0], LEAST)
-            self.say(
+            self.observer.message(
                 f"To hold the deadline frames are now seen at {self.seen_at[0]} x {self.seen_at[1]}, where labels get "
                 f"poor; the smallest is {least[0]} x {least[1]}."
             )
@@ -581,7 +579,7 @@ class Pipeline:
                 self.newest_picture = job.picture
                 if self.records:
                     self.record(self.records, job, age)
-                self.wrote(job.capture, job.shares, stream.results)
+                self.observer.frame_written(job.capture, job.shares, stream.results)
 
     def record(self, records: IO[str], job: FrameJob, age: float) -> None:
         """A line of JSON about a frame."""

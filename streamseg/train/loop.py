@@ -84,7 +84,7 @@ def train(
     torch.manual_seed(config.seed)
     torch.backends.cudnn.benchmark = True
     description = describe_checkpoint(config, dataset.classes)
-    network = checkpoint.build(description)
+    network = checkpoint.build_network(description)
     untrained = initial == "imagenet" and encoder_of(network) is None
     initial = "nothing" if untrained else initial
     if not resume:
@@ -256,7 +256,9 @@ def class_layers(description: checkpoint.Description) -> list[str]:
     """The weights whose shapes follow from the number of classes: those of the last layers."""
     with torch.device("meta"):
         one, two = (
-            checkpoint.build(replace(description, classes=Classes(names, ((0, 0, 0),) * len(names)))).state_dict()
+            checkpoint.build_network(
+                replace(description, classes=Classes(names, ((0, 0, 0),) * len(names)))
+            ).state_dict()
             for names in (("a",), ("a", "b"))
         )
     return [name for name in one if one[name].shape != two[name].shape]

@@ -108,7 +108,7 @@ def sum_contexts(network: FANet, past: Tensor, seen: Tensor) -> list[Tensor]:
     takes half of the time.
     """
     frames = past.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-    contexts = network.remember(network.encode(frames))
+    contexts = network.compute_context(network.encode(frames))
     return [(x.unflatten(0, seen.shape) * seen[:, :, None, None]).sum(dim=1) for x in contexts]
 
 

@@ -603,7 +603,7 @@ def test_ctrl_c_before_the_first_frame_is_quiet(here, segment, monkeypatch, caps
         raise KeyboardInterrupt
 
     paint("a.png")
-    monkeypatch.setattr("streamseg.models.checkpoint.read", interrupted)
+    monkeypatch.setattr("streamseg.models.checkpoint.read_checkpoint", interrupted)
     assert segment("a.png") == 130
     assert capsys.readouterr() == ("", "")
 

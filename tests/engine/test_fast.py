@@ -133,7 +133,7 @@ def test_bytes_learn_their_ranges_from_the_first_frames(model, frames):
         labels = quick(frame)
         if number < fast.CALIBRATION_FRAMES:
             assert labels.equal(exact(frame))
-        assert quick.learning == (number + 1 < fast.CALIBRATION_FRAMES)
+        assert quick.calibrating == (number + 1 < fast.CALIBRATION_FRAMES)
     assert quick.seen == []
     assert not labels.equal(exact(frames[-1]))
 

@@ -106,7 +106,7 @@ def test_what_a_file_cannot_do_is_a_sentence(exported):
     with pytest.raises(ValueError, match="sees each frame alone: leave out the window, .* was exported with --video."):
         list(streamseg.label_frames(file, [frame, frame], Fading(0.5)))
     with pytest.raises(ValueError, match="gives no confidence: export it again with --confidence."):
-        file.predict(FrameBatch(frame[None], None, [0.0], [SIZE], confident=True))
+        file.predict(FrameBatch(frame[None], None, [0.0], [SIZE], with_confidence=True))
     with pytest.raises(
         ValueError, match="gives labels, whose scores it does not tell: keep them steady with a network"
     ):

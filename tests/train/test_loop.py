@@ -18,7 +18,7 @@ import streamseg
 from streamseg.data.datasets import folder
 from streamseg.evaluate import plot
 from streamseg.models.baselines import BASELINES
-from streamseg.models.checkpoint import Variant, build, variant_of
+from streamseg.models.checkpoint import Variant, build_network, variant_of
 from streamseg.models.encoder import resnet18
 from streamseg.train import loop as training, runlog
 from streamseg.train.feed import Batch, batch_indices, build_clip_index, cache_on_device
@@ -274,7 +274,7 @@ def test_a_variant_of_the_ablations_is_built_as_its_config_says():
     description = training.describe_checkpoint(config, streamseg.CAMVID)
     assert description.variant == Variant("DotAttention", 8, "Conv-0", "average", False)
     with torch.device("meta"):
-        assert variant_of(build(description)) == description.variant
+        assert variant_of(build_network(description)) == description.variant
 
 
 def test_clips_of_a_data_set_without_recordings_are_refused(toy, tmp_path):
