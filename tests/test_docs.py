@@ -114,7 +114,7 @@ def test_the_commands_of_the_readme_run(folder, monkeypatch, paint):
         if program == "make":
             assert arguments[0] in targets
             continue
-        assert program == "streamseg"
+        assert Path(program).name == "streamseg"
         if arguments[0] == "train":  # as it stands, but short, small and without the network
             arguments += ["--initial", "nothing", "--iterations", "2", "--batch", "2", "--crop", "64", "64"]
         monkeypatch.setattr("sys.argv", [program, *arguments])
