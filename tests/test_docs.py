@@ -338,3 +338,20 @@ def test_the_commands_of_the_page_on_troubles_that_need_nothing_run(checkout, mo
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_path_of_a_frame_in_contributing_exists():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    steps = re.findall(r"`(streamseg/[\w/]+\.py)`: `([\w.]+)`", page)
+    assert len(steps) >= 8
+    for file, name in steps:
+        body = ast.parse((ROOT / file).read_text()).body
+        for part in name.split("."):
+            [found] = [node for node in body if getattr(node, "name", "") == part]
+            body = found.body
+
+
+def test_contributing_lists_every_folder_of_the_package():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    folders = {path.parent.name for path in (ROOT / "streamseg").glob("*/__init__.py")}
+    assert {*re.findall(r"^\| `streamseg/(\w+)` \|", page, re.MULTILINE)} == folders
