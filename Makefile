@@ -23,7 +23,7 @@ lint: .venv/installed-dev
 
 docs: .venv/installed-docs
 	.venv/bin/python docs/options.py
-	.venv/bin/python docs/build.py
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build
 
 wheel: .venv/installed
 	.venv/bin/python -m streamseg.serve.page

@@ -20,7 +20,7 @@ from streamseg.cli.say import (
     pick_progress,
     write_figures,
 )
-from streamseg.io.files import check_place
+from streamseg.io.files import check_writable
 from streamseg.machine import available_cores
 from streamseg.train.config import RECIPES, TrainConfig
 
@@ -51,7 +51,7 @@ def check(
     check_data(dataset, data)
     if sheet:
         check_suffix(sheet)
-        check_place(sheet)
+        check_writable(sheet)
     check_figures(json)
     words = open_messages(quiet, json)
     with loading(quiet):

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from streamseg.data.datasets import Dataset, read_pairs
+from streamseg.engine.engine import Engine, to_engine
 from streamseg.evaluate import metrics, plot
 from streamseg.evaluate.engines import open_evaluation_engine
 from streamseg.models.checkpoint import Network
 from streamseg.parallel import cluster, distributed
-from streamseg.stream.label_frames import Engine, label_frame, to_engine
+from streamseg.stream.label_frames import label_frame
 
 WORST = 6
 """Number of worst frames that an evaluation lists."""

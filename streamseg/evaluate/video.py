@@ -15,6 +15,7 @@ from torch import Tensor
 
 from streamseg.data.datasets import Dataset, SequenceFrame, check_sizes, in_parallel
 from streamseg.data.layouts import VIDEOS
+from streamseg.engine.engine import Engine, to_engine
 from streamseg.evaluate import metrics
 from streamseg.evaluate.images import (
     Evaluation,
@@ -25,7 +26,8 @@ from streamseg.evaluate.images import (
     format_shares,
 )
 from streamseg.models.checkpoint import Network
-from streamseg.stream.label_frames import Engine, LastFrames, Policy, check_window, label_frame, to_engine, to_policy
+from streamseg.stream.label_frames import check_window, label_frame
+from streamseg.stream.state import LastFrames, Policy, to_policy
 
 WARM_UP = 3
 """Frames of a size that are labelled before the first one is timed."""

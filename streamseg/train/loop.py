@@ -100,7 +100,7 @@ def train(
             if stopped and not last:
                 if log:
                     log.say(f"Stopped at iteration {done} of {config.iterations}: go on with --resume.")
-                distributed.stop()
+                distributed.leave_process_group()
                 raise TrainingStopped(stopped)
             if validating and not last:
                 log_accuracy(setup, log, done, threads)
@@ -111,7 +111,7 @@ def train(
     log_accuracy(setup, log, config.iterations, threads)
     if log:
         log.finish()
-    distributed.stop()
+    distributed.leave_process_group()
     return weights
 
 
@@ -119,7 +119,7 @@ def share_gradients(module: nn.Module, processes: int) -> nn.Module:
     """Return a module that averages its gradients over all processes, if there are several."""
     if processes == 1:
         return module
-    distributed.synchronise(module)
+    distributed.use_sync_batch_norm(module)
     with warnings.catch_warnings():  # of an option whose new name torch 2.11 does not know
         warnings.simplefilter("ignore", FutureWarning)
         return DistributedDataParallel(module, broadcast_buffers=False)

@@ -95,7 +95,7 @@ def set_up(
 ) -> TrainingSetup:
     """Check the settings, open the data, and build or restore what is trained; see train for the arguments."""
     config.check()
-    share = _, processes = distributed.start(device)
+    share = _, processes = distributed.join_process_group(device)
     restarted = distributed.all_reduce_sum(torch.tensor(int(is_restarted(out)), device=device))
     resume = resume or bool(restarted)
     check_out(out, resume)

@@ -139,6 +139,6 @@ def test_an_impossible_run_is_refused_in_a_sentence_and_writes_nothing(toy, tmp_
 
 
 def test_a_batch_that_the_processes_cannot_share_is_refused(toy, tmp_path, monkeypatch):
-    monkeypatch.setattr("streamseg.parallel.distributed.start", lambda device: (0, 3))
+    monkeypatch.setattr("streamseg.parallel.distributed.join_process_group", lambda device: (0, 3))
     with pytest.raises(ValueError, match="^A batch of 2 cannot be shared by 3 processes: choose a multiple.$"):
         run(toy, tmp_path)
