@@ -10,6 +10,12 @@ import av
 import torch
 from torch import Tensor
 
+from streamseg.io.video_reading import open_video
+from streamseg.io.video_writing import write_video
+
+NTSC = Fraction(30000, 1001)
+UNEVEN = [0.0, 0.04, 0.1, 0.11, 0.3, 0.31, 0.5, 0.9, 1.0, 1.002, 1.5]
+
 # a, b, c, d of the matrix in an MP4, which maps the pixel (x, y) to (a x + c y, b x + d y)
 TURNS = {
     "upright": (1, 0, 0, 1),
@@ -103,3 +109,21 @@ def cut(path: Path, part: float) -> Path:
     data = path.read_bytes()
     path.write_bytes(data[: round(len(data) * part)])
     return path
+
+
+def read(path):
+    """The numbers of a video's frames, and their times."""
+    with open_video(path) as video:
+        pairs = [(number(frame), seconds) for frame, seconds in video]
+    return [i for i, _ in pairs], [seconds for _, seconds in pairs]
+
+
+def write(path, times, rate=NTSC, size=(48, 64), **options):
+    with write_video(path, size, rate, **options) as writer:
+        for i, seconds in enumerate(times):
+            writer.write(picture(i, size), seconds)
+    return path
+
+
+def even(frames, rate=NTSC):
+    return [float(i / rate) for i in range(frames)]

@@ -40,9 +40,9 @@ def make_originals(folder: Path, exported: Callable[[str], Path]) -> None:
     from streamseg.deploy import archive
     from streamseg.io.images import write_image
     from streamseg.io.tensors import write_tensors
-    from streamseg.io.video import write_label_video
+    from streamseg.io.video_writing import write_label_video
     from streamseg.models.encoder import resnet18
-    from streamseg.stream.label_frames import LastFrames, State
+    from streamseg.stream.state import LastFrames, State
     from streamseg.train import resume
 
     torch.manual_seed(0)
@@ -221,9 +221,9 @@ def read_shards(path: Path) -> object:
 
 
 def read_picture(path: Path) -> object:
-    from streamseg.io.images import decode_upload, read_ids, read_image
+    from streamseg.io.images import decode_upload, read_image, read_label_ids
 
-    for read in (read_ids, lambda path: decode_upload(path.read_bytes(), 10**7)):
+    for read in (read_label_ids, lambda path: decode_upload(path.read_bytes(), 10**7)):
         with suppress(ValueError):
             read(path)
     return hash_tensors({"": read_image(path)})
@@ -236,14 +236,14 @@ def read_source(path: Path) -> object:
 
 
 def read_labels(path: Path) -> object:
-    from streamseg.io.video import read_label_video
+    from streamseg.io.video_reading import read_label_video
 
     return [hash_tensors({"": labels}) for labels, _ in read_label_video(path)]
 
 
 def read_archive(path: Path) -> object:
     from streamseg.deploy import archive
-    from streamseg.stream.label_frames import LastFrames
+    from streamseg.stream.state import LastFrames
 
     out = str(path.parent)
     archive.open_archive(out, archive.describe_archive(archive.ArchiveSettings(None, LastFrames(1)), "/videos"))

@@ -27,7 +27,7 @@ __main__
 # the only place that imports a third-party package
 DOORS = {
     "PIL": "io.images",
-    "av": "io.video",
+    "av": "io.pyav io.video_reading io.video_writing",
     "fastapi": "serve",
     "fsspec": "io.stores",
     "h11": "serve",

@@ -23,7 +23,7 @@ from streamseg.cli.options import (
     pick_policy,
 )
 from streamseg.cli.say import check_figures, clear_line, loading, open_messages, pick_progress, write_figures
-from streamseg.io.files import check_place
+from streamseg.io.files import check_writable
 
 
 def evaluate(
@@ -278,7 +278,7 @@ def benchmark(
             raise ValueError(f"{name!r:.80} is neither a file nor one of the networks {', '.join(NETWORKS)}.")
     check_figures(json)
     if plot:
-        check_place(plot)
+        check_writable(plot)
     with loading(quiet):
         from streamseg.engine import runtime
         from streamseg.evaluate import benchmark as costs, plot as plots

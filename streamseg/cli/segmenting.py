@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import torch
 
     from streamseg.deploy.archive import ArchiveSettings
-    from streamseg.stream.label_frames import Policy
     from streamseg.stream.pipeline import DrawStyle, LabelSettings, Pipeline, RunResult
+    from streamseg.stream.state import Policy
 
 MAY_BE_LATE = 0.05
 """The share of the frames that may be late where a deadline is held."""
@@ -109,7 +109,8 @@ def segment(
     from time import monotonic
 
     from streamseg.io.outputs import OutputFiles, check_json_lines, plan_outputs
-    from streamseg.io.sources import Capture, resolve_sources
+    from streamseg.io.resolve import resolve_sources
+    from streamseg.io.sources import Capture
     from streamseg.stream import latency
 
     given, out = (names[:-1], names[-1]) if len(names) > 1 else (names, "")
@@ -234,7 +235,7 @@ def segment(
         if not outcome.frames and problems:
             fail(problems[0])
         if records:
-            records.write(dumps({"summary": latency.to_json(summary)}) + "\n")
+            records.write(dumps({"summary": latency.summary_to_json(summary)}) + "\n")
 
     if not quiet:
         clear_line()
@@ -271,8 +272,9 @@ def open_labeller(
     from streamseg.engine.engine import ImageEngine
     from streamseg.engine.open import open_engine
     from streamseg.models import checkpoint
-    from streamseg.stream.label_frames import LastFrames, check_window
+    from streamseg.stream.label_frames import check_window
     from streamseg.stream.pipeline import LabelSettings
+    from streamseg.stream.state import LastFrames
 
     engine, classes, trained = open_engine(weights, place, precision, eager=tile, trust=trust)
     if isinstance(engine, runtime.ExportedEngine):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from streamseg.classes import IGNORE
-from streamseg.io.images import lookup_labels, read_colour_codes, read_ids
+from streamseg.io.images import lookup_labels, read_colour_codes, read_label_ids
 
 
 class UnknownIdsError(ValueError):
@@ -25,7 +25,7 @@ class UnknownIdsError(ValueError):
 
 def read_translated(path: Path, label_of: dict[int, int]) -> Tensor:
     """Labels of a file of ids, by the label of each id."""
-    return translate(read_ids(path), label_of, path)
+    return translate(read_label_ids(path), label_of, path)
 
 
 def read_mat(path: Path, label_of: dict[int, int]) -> Tensor:

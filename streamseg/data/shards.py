@@ -25,9 +25,9 @@ from streamseg.classes import IGNORE, Classes
 from streamseg.data.datasets import DATASETS, Dataset, in_parallel, list_splits
 from streamseg.data.labels import translate
 from streamseg.data.layouts import Pair
-from streamseg.io.checksums import BLANK, check_bytes, damaged, take_checksum, write_checksum
+from streamseg.io.checksums import BLANK_CHECKSUM, check_bytes, damaged_file_error, pop_checksum, write_checksum
 from streamseg.io.files import written_whole
-from streamseg.io.images import read_downloaded, read_downloaded_ids, write_labels
+from streamseg.io.images import read_downloaded, read_downloaded_label_ids, write_labels
 from streamseg.io.stores import read_range, read_text
 from streamseg.io.web import restore_address
 
@@ -63,7 +63,7 @@ def open_dataset(name: str, data: Path, split: str) -> Dataset:
     check_bytes(f"{data / split}.json", index.encode())
     try:
         entry = json.loads(index)
-        take_checksum(f"{data / split}.json", entry)
+        pop_checksum(f"{data / split}.json", entry)
         classes = Classes(tuple(entry["classes"]), tuple(map(tuple, entry["colours"])))
         dataset, pairs, spans = entry["dataset"], [], dict[Path, ByteRange]()
         for number, (shard, stem, suffix, image, labels) in enumerate(entry["frames"]):
@@ -104,7 +104,7 @@ def read_image(spans: Mapping[Path, ByteRange], path: Path) -> Tensor:
 def read_labels(spans: Mapping[Path, ByteRange], classes: int, path: Path) -> Tensor:
     """The labels of a file in a shard."""
     label_of = {label: label for label in (*range(classes), IGNORE)}
-    return translate(read_downloaded_ids(fetch(spans, path), restore_address(path)), label_of, path)
+    return translate(read_downloaded_label_ids(fetch(spans, path), restore_address(path)), label_of, path)
 
 
 def size_of(spans: Mapping[Path, ByteRange], path: Path) -> int:
@@ -117,7 +117,7 @@ def fetch(spans: Mapping[Path, ByteRange], path: Path) -> io.BytesIO:
     shard, span = restore_address(path.parents[1]), spans[path]
     data = read_range(shard, span.start, span.size)
     if span.crc32 not in (None, zlib.crc32(data)):
-        raise damaged(shard)
+        raise damaged_file_error(shard)
     return io.BytesIO(data)
 
 
@@ -150,7 +150,9 @@ def pack(
             progress(done, total)
         index = {"dataset": name, "classes": dataset.classes.names, "colours": dataset.classes.colours}
         with written_whole(out / f"{dataset.split}.json") as temporary:
-            temporary.write_text(json.dumps({**index, "frames": frames, "checksum": BLANK}) + "\n", encoding="utf-8")
+            temporary.write_text(
+                json.dumps({**index, "frames": frames, "checksum": BLANK_CHECKSUM}) + "\n", encoding="utf-8"
+            )
             write_checksum(temporary)
     return {dataset.split: len(dataset) for dataset in datasets}
 

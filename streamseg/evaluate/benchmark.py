@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from streamseg.engine import kernels
+from streamseg.engine.engine import FrameBatch
 from streamseg.engine.fast import PRECISIONS, FastEngine, accelerate, capture_graph, fast_precisions
 from streamseg.engine.runtime import OPENERS, ExportedEngine, open_exported
 from streamseg.engine.tiles import labels_from_scores
@@ -27,7 +28,6 @@ from streamseg.models import checkpoint
 from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import FANETS, Network
 from streamseg.models.fanet import FANet
-from streamseg.stream.label_frames import FrameBatch
 
 CLASSES = 19
 """Of networks that are given by name: Cityscapes'."""

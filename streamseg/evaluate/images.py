@@ -17,12 +17,13 @@ from torch.nn import functional as F
 
 from streamseg.data.datasets import Dataset, read_pairs
 from streamseg.engine import runtime
+from streamseg.engine.engine import Engine, ImageEngine, to_engine
 from streamseg.engine.fast import CALIBRATION_FRAMES, FastEngine, accelerate
 from streamseg.evaluate import metrics, plot
 from streamseg.models.checkpoint import Network
 from streamseg.models.fanet import FANet
 from streamseg.parallel import cluster, distributed
-from streamseg.stream.label_frames import Engine, ImageEngine, label_frame, to_engine
+from streamseg.stream.label_frames import label_frame
 
 WORST = 6
 """How many of the worst frames an evaluation names."""

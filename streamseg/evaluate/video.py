@@ -15,10 +15,12 @@ from torch import Tensor
 
 from streamseg.data.datasets import Dataset, SequenceFrame, check_sizes, in_parallel
 from streamseg.data.layouts import VIDEOS
+from streamseg.engine.engine import Engine, to_engine
 from streamseg.evaluate import metrics
 from streamseg.evaluate.images import Evaluation, Tally, check_dataset, draw_plots, format_shares, to_json
 from streamseg.models.checkpoint import Network
-from streamseg.stream.label_frames import Engine, LastFrames, Policy, check_window, label_frame, to_engine, to_policy
+from streamseg.stream.label_frames import check_window, label_frame
+from streamseg.stream.state import LastFrames, Policy, to_policy
 
 WARM_UP = 3
 """How many frames of a size are labelled before the first one is timed."""

@@ -7,7 +7,7 @@ from make_datasets import make_camvid, make_cityscapes, make_folder, make_snippe
 from streamseg.classes import CAMVID
 from streamseg.data.datasets import DATASETS, Dataset, camvid, cityscapes, folder, in_parallel, read_pairs
 from streamseg.data.layouts import recording_and_number
-from streamseg.io.images import read_ids
+from streamseg.io.images import read_label_ids
 
 
 def test_cityscapes_clips_end_in_the_labelled_frame(tmp_path):
@@ -109,7 +109,7 @@ def test_an_error_in_a_thread_reaches_the_reader(tmp_path):
 
 def test_a_clip_has_a_frame():
     with pytest.raises(ValueError, match="A clip of 0 frames; expected 1 or more"):
-        Dataset("folder", "train", CAMVID, (), read_ids).clips(0)
+        Dataset("folder", "train", CAMVID, (), read_label_ids).clips(0)
 
 
 def test_a_data_set_s_folder_may_be_a_string(tmp_path):

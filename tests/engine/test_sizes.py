@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from streamseg.engine import fast
+from streamseg.engine.engine import FrameBatch
 from streamseg.engine.sizes import RECENT, SizeCounter
-from streamseg.stream.label_frames import FrameBatch
 
 EAGER, CAPTURE = 5.0, 2000.0
 """What a frame takes without a graph, and what a graph takes to be made, in frames that have one."""

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from streamseg.classes import Classes
 from streamseg.data.datasets import Pair
+from streamseg.engine.engine import EagerEngine, ImageEngine
 from streamseg.engine.fast import FastEngine, accelerate
 from streamseg.engine.runtime import open_exported
 from streamseg.evaluate.images import (
@@ -29,7 +30,7 @@ from streamseg.evaluate.images import (
 )
 from streamseg.io.images import read_image
 from streamseg.models.baselines import BASELINES
-from streamseg.stream.label_frames import EagerEngine, ImageEngine, label_frame
+from streamseg.stream.label_frames import label_frame
 
 THREE = Classes(("Road", "Sky", "Car"), ((128, 64, 128), (128, 128, 128), (64, 0, 128)))
 

@@ -28,7 +28,7 @@ from streamseg.evaluate.reproduce import (
 from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import Description
 from streamseg.train.config import RECIPES
-from streamseg.train.loop import describe_checkpoint
+from streamseg.train.setup import describe_checkpoint
 
 CPU = torch.device("cpu")
 SMALL = Table(

@@ -20,7 +20,8 @@ from streamseg.evaluate.video import (
 )
 from streamseg.io.images import read_image
 from streamseg.models.baselines import BASELINES
-from streamseg.stream.label_frames import FadingInTime, label_frame, label_frames
+from streamseg.stream.label_frames import label_frame, label_frames
+from streamseg.stream.state import FadingInTime
 
 SMALL = (32, 48)
 
