@@ -17,11 +17,12 @@ import torch
 
 import streamseg
 from streamseg.io.outputs import OutputFiles, plan_outputs
-from streamseg.io.sources import Capture, Source, find_sources
-from streamseg.stream.label_frames import LastFrames
+from streamseg.io.resolve import find_sources
+from streamseg.io.sources import Capture, Source
 from streamseg.stream.latency import Meter, Summary, format_summary
 from streamseg.stream.observer import PipelineObserver
 from streamseg.stream.pipeline import DrawStyle, LabelSettings, Pipeline
+from streamseg.stream.state import LastFrames
 
 PICTURE = Path(__file__).parent.parent / "samples" / "suburb-1.jpg"
 

@@ -9,7 +9,7 @@ from clips import picture
 from PIL import Image
 
 import streamseg
-from streamseg.io.video import open_video
+from streamseg.io.video_reading import open_video
 
 
 def start(weights, *arguments, **pipes):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from streamseg.checks import EXPORTED, check_count, check_positive, pick_kind
+from streamseg.checks import EXPORT_SUFFIXES, check_count, check_positive, pick_export_format
 from streamseg.cli.messages import check_figures, loading, open_messages, print_error, write_figures
 from streamseg.cli.options import (
     Device,
@@ -20,7 +20,7 @@ from streamseg.cli.options import (
     parse_size,
     pick_device,
 )
-from streamseg.io.files import check_place
+from streamseg.io.files import check_writable
 
 if TYPE_CHECKING:
     from streamseg.serve import ServedModel
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def export(
     *names: Annotated[Path, option("[WEIGHTS] OUT")],
     out: Annotated[Path | None, Parameter(name=("--out", "-o"), metavar="OUT", show_default="the last name")] = None,
-    to: Annotated[str, option(default="by the suffix", choices=EXPORTED)] = "",
+    to: Annotated[str, option(default="by the suffix", choices=EXPORT_SUFFIXES)] = "",
     size: Annotated[str, option("HEIGHTxWIDTH", "any size")] = "",
     confidence: bool = False,
     video: bool = False,
@@ -65,8 +65,8 @@ def export(
     from dataclasses import asdict
 
     given, target = split_export_names(names, out)
-    kind = pick_kind(target, to)
-    check_place(target)
+    kind = pick_export_format(target, to)
+    check_writable(target)
     check_weights(given)
     check_figures(json)
     if int8 and pictures is None:
@@ -100,7 +100,7 @@ def export(
 
 def split_export_names(names: tuple[Path, ...], out: Path | None) -> tuple[Path | None, Path]:
     """Return the checkpoint among the names, if any, and the file to write."""
-    if out and (len(names) > 1 or (names and names[0].suffix in EXPORTED.values())):
+    if out and (len(names) > 1 or (names and names[0].suffix in EXPORT_SUFFIXES.values())):
         raise ValueError(f"OUT is given twice, as {names[-1]} and as --out {out}: leave out one.")
     if out:
         names = (*names, out)
@@ -190,7 +190,8 @@ def open_served(weights: Path | None, device: str, precision: str, window: int |
     from streamseg.engine import runtime
     from streamseg.engine.open import open_engine
     from streamseg.models import checkpoint
-    from streamseg.stream.label_frames import LastFrames, check_window
+    from streamseg.stream.label_frames import check_window
+    from streamseg.stream.state import LastFrames
 
     place = pick_device(device or runtime.default_device(weights))
     engine, classes, trained = open_engine(weights, place, precision, trust=trust)

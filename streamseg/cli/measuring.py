@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -30,16 +29,15 @@ from streamseg.cli.options import (
     pick_policy,
 )
 from streamseg.evaluate.paper import DOWNLOADS, TABLES
-from streamseg.io.files import check_place
+from streamseg.io.files import check_writable
 
 if TYPE_CHECKING:
     import torch
 
-    from streamseg.classes import Classes
     from streamseg.data import datasets
     from streamseg.engine.engine import Engine
     from streamseg.evaluate.reproduce import RunEvaluator
-    from streamseg.stream.label_frames import Policy
+    from streamseg.stream.state import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +105,8 @@ def evaluate(
     with loading(options.quiet):
         from streamseg.data.shards import open_dataset
         from streamseg.engine import runtime
-        from streamseg.evaluate import images, plot
+        from streamseg.evaluate import plot
+        from streamseg.evaluate.engines import open_evaluation_engine
 
     policy = pick_policy(options.window, options.half_life, options.steady)
     check_combination(options, policy)
@@ -116,13 +115,17 @@ def evaluate(
     device = pick_device(options.device or runtime.default_device(weights))
     data = options.data.absolute() if options.ray and options.data.exists() else options.data
     frames = keep_frames(open_dataset(options.dataset, data, options.split), options.only)
-    model, classes, _ = runtime.open_weights(weights, device, trust=options.trust)
-    check_classes(classes, frames.classes, options.data)
-    if isinstance(model, runtime.ExportedEngine):
-        check_exported(model, policy, precision=options.precision, steady=options.steady)
-    engine = images.make_evaluation_engine(
-        model, device, frames, precision=options.precision, scales=options.scales, flip=options.flip
+    engine = open_evaluation_engine(
+        weights,
+        device,
+        frames,
+        precision=options.precision,
+        scales=options.scales,
+        flip=options.flip,
+        trust=options.trust,
     )
+    if isinstance(engine, runtime.ExportedEngine):
+        check_exported(engine, policy, precision=options.precision, steady=options.steady)
     if policy:
         evaluate_sequences(engine, frames, policy, options)
     else:
@@ -145,16 +148,6 @@ def keep_frames(frames: "datasets.Dataset", prefix: str) -> "datasets.Dataset":
     return replace(frames, pairs=tuple(pair for pair in frames.pairs if pair.image.name.startswith(prefix)))
 
 
-def check_classes(trained: "Classes", labelled: "Classes", data: Path) -> None:
-    """Raise an error if the classes of a network are not those of a data set."""
-    for number, (ours, theirs) in enumerate(zip_longest(trained.names, labelled.names, fillvalue="missing")):
-        if ours != theirs:
-            raise ValueError(
-                f"The classes of the network differ from those of {data}: class {number} is {ours} in the network and "
-                f"{theirs} in the data."
-            )
-
-
 def evaluate_sequences(
     engine: "Engine", frames: "datasets.Dataset", policy: "Policy", options: EvaluateOptions
 ) -> None:
@@ -166,7 +159,7 @@ def evaluate_sequences(
     messages, progress = open_messages(options.quiet, options.json), pick_progress(options.quiet)
     found = video.evaluate_video(engine, frames, policy, threads=torch.get_num_threads(), progress=progress)
     print(video.format_video_evaluation(found), file=messages)
-    write_figures(options.json, video.video_to_json(found), messages)
+    write_figures(options.json, video.video_evaluation_to_json(found), messages)
     if options.plots:
         video.write_video_plots(options.plots, found, engine, frames, policy)
         print_plots(options.plots, messages)
@@ -197,7 +190,7 @@ def evaluate_frames(
     else:
         found = images.evaluate(engine, frames, threads=torch.get_num_threads(), progress=progress)
     print(images.format_evaluation(found), file=messages)
-    write_figures(options.json, images.to_json(found), messages)
+    write_figures(options.json, images.evaluation_to_json(found), messages)
     if options.plots:
         images.write_plots(options.plots, found, engine, frames)
         print_plots(options.plots, messages)
@@ -258,15 +251,17 @@ def reproduce(
         plot.new_figure(1, 1)  # fails here rather than after the work, if the library is missing
     messages, progress = open_messages(quiet, json), pick_progress(quiet)
     place = pick_device(device)
-    judge = open_runs(runs, data, dataset, split, only, place) if runs and data else None
+    evaluator = open_runs(runs, data, dataset, split, only, place) if runs and data else None
     timed = speed == "yes" or (not speed and place.type == "cuda")
     figures = []
     for part in [part for name, parts in TABLES.items() if table in (name, "all") for part in parts]:
-        results = reproduction.reproduce(part, place, timed=timed, compiled=compiled, judge=judge, progress=progress)
+        results = reproduction.reproduce(
+            part, place, timed=timed, compiled=compiled, evaluator=evaluator, progress=progress
+        )
         notes = [describe_timing(place)] if timed else []
-        notes += [judge.describe()] if judge and any("miou" in result.found for result in results) else []
+        notes += [evaluator.note()] if evaluator and any("miou" in result.found for result in results) else []
         print(reproduction.format_table(part, results, notes), file=messages)
-        figures.append(reproduction.to_json(part, results, notes))
+        figures.append(reproduction.table_to_json(part, results, notes))
         if out:
             written = reproduction.write_table(out, part, results, notes)
             print("  ".join(map(str, written)), end="\n\n", file=messages)
@@ -348,7 +343,7 @@ def benchmark(
     check_models(models)
     check_figures(json)
     if plot:
-        check_place(plot)
+        check_writable(plot)
     with loading(quiet):
         from streamseg.engine import runtime
         from streamseg.evaluate import benchmark as costs, plot as plots
@@ -364,7 +359,9 @@ def benchmark(
     for number, name in enumerate(models):
         progress(number, len(models))
         found.append(
-            costs.measure(name, frame_size, batch, place, precision, compiled=compiled, seconds=seconds, trust=trust)
+            costs.measure_cost(
+                name, frame_size, batch, place, precision, compiled=compiled, seconds=seconds, trust=trust
+            )
         )
     if not quiet:
         clear_line()

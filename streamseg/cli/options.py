@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 from cyclopts import Parameter
 
-from streamseg.checks import check_readable, no_data
+from streamseg.checks import check_readable, missing_data_error
 from streamseg.evaluate.paper import DOWNLOADS
 from streamseg.machine import available_cores
 from streamseg.train.config import TrainConfig
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from streamseg.engine.runtime import ExportedEngine
-    from streamseg.stream.label_frames import Policy
+    from streamseg.stream.state import Policy
 
 
 DATASETS: tuple[str, ...] = get_args({field.name: field.type for field in fields(TrainConfig)}["dataset"])
@@ -53,7 +53,7 @@ def check_data(dataset: str, data: Path | None) -> None:
 
     if data is not None and not is_address(restore_address(data)) and not data.exists():
         source = f" It is {DOWNLOADS[dataset]}." if dataset in DOWNLOADS else ""
-        raise FileNotFoundError(f"{no_data(dataset, data)}{source}")
+        raise FileNotFoundError(f"{missing_data_error(dataset, data)}{source}")
 
 
 def check_folder(folder: Path | None, content: str) -> None:
@@ -74,7 +74,7 @@ def parse_size(name: str, text: str) -> tuple[int, int] | None:
 
 def pick_policy(window: int | None, half_life: float | None, steady: float = 0.0) -> "Policy | None":
     """Return the window policy that the options ask for: the last frames, or a decaying past; None for neither."""
-    from streamseg.stream.label_frames import FadingInTime, LastFrames
+    from streamseg.stream.state import FadingInTime, LastFrames
 
     if window is not None and half_life is not None:
         raise ValueError("Give --window or --half-life, not both.")
@@ -116,7 +116,7 @@ def check_exported(
     steady: float = 0.0,
 ) -> None:
     """Raise a ValueError if an option asks for something that an exported file cannot do."""
-    from streamseg.stream.label_frames import LastFrames
+    from streamseg.stream.state import LastFrames
 
     path, fixed = file.path, file.manifest.size
     if tile:

@@ -5,7 +5,6 @@ cyclopts raises an exception for each kind of error, and `explain` words it.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, Literal, get_args, get_origin
@@ -25,7 +24,7 @@ from streamseg.cli.measuring import benchmark, evaluate, reproduce
 from streamseg.cli.messages import print_error
 from streamseg.cli.segmenting import segment
 from streamseg.cli.training import check, pack, recipe_command, train
-from streamseg.train.config import RECIPES, TrainConfig
+from streamseg.train.config import OLD_NAMES, RECIPES
 
 PROGRAM = "streamseg"
 ABOUT = """Real-time semantic segmentation of images and video.
@@ -40,9 +39,7 @@ VERBS: dict[str, Callable[..., int]] = {
     verb.__name__: verb
     for verb in (segment, train, evaluate, check, pack, reproduce, benchmark, export, serve, completion)
 }
-OLD_OPTIONS = {
-    "train": {"overlap": "iou-loss", "steadiness": "consistency-loss", "gentle": "identity-init"},
-}
+OLD_OPTIONS = {"train": {old.replace("_", "-"): new.replace("_", "-") for old, new in OLD_NAMES.items()}}
 """Former names of options, by verb: they still work, with a note."""
 CLUSTER = re.compile(r"local|auto|(ray://)?[\w.-]+:\d+")
 """The address of a Ray cluster."""
@@ -111,7 +108,7 @@ def rename_old_options(arguments: Sequence[str]) -> list[str]:
         found = re.fullmatch(r"--(no-)?([\w-]+)(=.*)?", argument, re.DOTALL)
         old = found[2].replace("_", "-") if found else ""
         new = OLD_OPTIONS.get(arguments[0], {}).get(old)
-        if found and new and new.replace("-", "_") in {field.name for field in fields(TrainConfig)}:
+        if found and new:
             print_error(f"--{old} is now called --{new}.")
             argument = f"--{found[1] or ''}{new}{found[3] or ''}"
         renamed.append(argument)

@@ -166,7 +166,7 @@ def check_options(options: SegmentOptions, out: str) -> None:
 def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions) -> SegmentPlan:
     """Resolve the sources and plan the files to write; raise an error if they cannot be read or written."""
     from streamseg.io.outputs import check_json_lines, plan_outputs
-    from streamseg.io.sources import resolve_sources
+    from streamseg.io.resolve import resolve_sources
 
     if options.tile:
         with loading(options.quiet):  # before a picture may be read, to resolve the names
@@ -197,8 +197,9 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     from streamseg.engine.engine import ImageEngine
     from streamseg.engine.open import open_engine
     from streamseg.models import checkpoint
-    from streamseg.stream.label_frames import LastFrames, check_window
+    from streamseg.stream.label_frames import check_window
     from streamseg.stream.pipeline import DrawStyle, LabelSettings
+    from streamseg.stream.state import LastFrames
 
     policy = pick_policy(options.window, options.half_life, options.steady)
     size = parse_size("--size", options.size)
@@ -258,7 +259,7 @@ def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSetting
         if not result.frames and problems:
             raise ValueError(problems[0])
         if records:
-            records.write(dumps({"summary": latency.to_json(meter.summary())}) + "\n")
+            records.write(dumps({"summary": latency.summary_to_json(meter.summary())}) + "\n")
 
     if not options.quiet:
         clear_line()

@@ -30,7 +30,7 @@ from streamseg.cli.options import (
     option,
     pick_device,
 )
-from streamseg.io.files import check_place
+from streamseg.io.files import check_writable
 from streamseg.machine import available_cores
 from streamseg.train.config import TrainConfig
 
@@ -64,18 +64,18 @@ def check(
     check_data(dataset, data)
     if sheet:
         check_suffix(sheet)
-        check_place(sheet)
+        check_writable(sheet)
     check_figures(json)
     messages = open_messages(quiet, json)
     with loading(quiet):
         import streamseg.evaluate.check as doctor
 
-        report = doctor.check(dataset, data)
-    print(doctor.format_report(report), file=messages)
+        report = doctor.check_dataset(dataset, data)
+    print(doctor.format_dataset_report(report), file=messages)
     if sheet and report.samples:
         doctor.write_contact_sheet(sheet, report)
         print(sheet, file=messages)
-    write_figures(json, doctor.to_json(report), messages)
+    write_figures(json, doctor.dataset_report_to_json(report), messages)
     return int(bool(report.errors))
 
 
@@ -177,8 +177,10 @@ def train(run: TrainRun) -> int:
             tensorboard=run.tensorboard,
             compiled=device.type == "cuda" and kernels.VERSION != "none",  # torch.compile needs Triton there
             threads=torch.get_num_threads(),
-            words=open_messages(run.quiet, STANDARD_OUTPUT),
+            messages=open_messages(run.quiet, STANDARD_OUTPUT),
         )
+    except loop.TrainingStopped as stop:
+        return 128 + stop.signal
     except RuntimeError as error:
         if debugging() or not out_of_memory(error):
             raise

@@ -20,27 +20,28 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from streamseg.checks import EXPORTED as KINDS, pick_kind
+from streamseg.checks import EXPORT_SUFFIXES as KINDS, pick_export_format
 from streamseg.classes import Classes
 from streamseg.deploy.onnx_int8 import names_of_int8, round_network
+from streamseg.engine.engine import resize_frames
 from streamseg.engine.runtime import (
     ENTRY,
-    MAX_SIDE,
-    MIN_SIDE,
+    MAX_EXPORT_SIDE,
+    MIN_EXPORT_SIDE,
     ExportedEngine,
     Manifest,
-    check_installed,
     open_exported,
     open_onnx,
+    require_packages,
 )
 from streamseg.engine.tiles import check_model
 from streamseg.evaluate import metrics
 from streamseg.io.checksums import write_checksum
-from streamseg.io.files import check_place, written_whole
-from streamseg.io.sources import read_frames
+from streamseg.io.files import check_writable, written_whole
+from streamseg.io.resolve import read_frames
 from streamseg.io.tensors import short_error
 from streamseg.models.fanet import FANet
-from streamseg.stream.label_frames import check_size, label_frame, label_frames, resize_frames
+from streamseg.stream.label_frames import check_size, label_frame, label_frames
 
 OPSET = 18
 """The oldest set of ONNX's operators that torch exports to: as many programs as possible read it."""
@@ -145,9 +146,9 @@ def export_model(
         source: Where the weights came from, in words.
     """
     path = Path(path)
-    kind = pick_kind(path, to)
+    kind = pick_export_format(path, to)
     check_model(model)
-    check_place(path)
+    check_writable(path)
     if len(classes) != model.classes:
         raise ValueError(f"The network tells {model.classes} classes apart, but {len(classes)} are named.")
     if model.mean.dtype != torch.float32:
@@ -158,7 +159,7 @@ def export_model(
         check_size(size)
     if int8 and (kind != "onnx" or pictures is None):
         raise ValueError("int8 is for ONNX, and is calibrated with pictures like those to come: give some.")
-    if video and not all(attend.context_shape[0] for attend in model.attends):
+    if video and not all(attend.context_shape[0] for attend in model.attentions):
         kept = type(model.attend1).__name__
         raise ValueError(f"A network of {kept} leaves nothing to later frames: export it without --video.")
     if kind in ("onnx", "openvino") and model.mean.device.type != "cpu":
@@ -170,7 +171,7 @@ def export_model(
     manifest = Manifest(
         classes=classes,
         size=size,
-        state=tuple(attend.context_shape for attend in model.attends) if video else (),
+        state=tuple(attend.context_shape for attend in model.attentions) if video else (),
         confidence=confidence,
         window=window,
         averages=model.averages,
@@ -197,9 +198,9 @@ def export_model(
 def check_libraries(kind: str) -> None:
     """Raise an ImportError that says what to install, if a kind of file needs a library that is missing."""
     if kind in ("onnx", "openvino"):
-        check_installed("ONNX files", "onnx", "onnxscript", "onnxruntime")
+        require_packages("ONNX files", "onnx", "onnxscript", "onnxruntime")
     if kind == "openvino":
-        check_installed("OpenVINO files", "openvino")
+        require_packages("OpenVINO files", "openvino")
     if kind == "aotinductor" and not any(map(shutil.which, ("g++", "clang++"))):
         raise ImportError("AOTInductor needs a C++ compiler, and there is none: install g++.")
 
@@ -223,7 +224,10 @@ def free_sides(manifest: Manifest) -> dict | None:
     """Which sides of what goes into Deployed may have any length; None if all are fixed."""
     if manifest.size:
         return None
-    sides = {1: Dim("height", min=MIN_SIDE, max=MAX_SIDE), 2: Dim("width", min=MIN_SIDE, max=MAX_SIDE)}
+    sides = {
+        1: Dim("height", min=MIN_EXPORT_SIDE, max=MAX_EXPORT_SIDE),
+        2: Dim("width", min=MIN_EXPORT_SIDE, max=MAX_EXPORT_SIDE),
+    }
     return {name: sides if name == "frame" else None for name in manifest.inputs}
 
 

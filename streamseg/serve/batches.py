@@ -11,8 +11,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from streamseg.engine.engine import Engine
 from streamseg.parallel.threads import set_torch_threads
-from streamseg.stream.label_frames import MAX_PIXELS, Engine, Policy, State, label_batch, network_size
+from streamseg.stream.label_frames import MAX_PIXELS, label_batch, network_size
+from streamseg.stream.state import Policy, State
 
 IDLE_SECONDS = 1.0
 """Seconds without a request after which an engine may prepare sizes, which takes much longer than a frame on a GPU."""
@@ -36,10 +38,10 @@ class LabelRequest:
 class PreparesSizes(Protocol):
     """An engine that prepares sizes of frames, and can wait with it."""
 
-    patient: bool
+    capture_when_idle: bool
     """Whether it prepares sizes only when told to."""
 
-    def prepare_next(self) -> bool:
+    def capture_next(self) -> bool:
         """Prepare the size that is wanted most, if there is one; False if no other is left."""
 
 
@@ -66,7 +68,7 @@ class Batcher:
         self.engine, self.window, self.most, self.seen, self.busy = engine, window, most, seen, busy
         self.prepares = engine if isinstance(engine, PreparesSizes) else None
         if self.prepares:
-            self.prepares.patient = True
+            self.prepares.capture_when_idle = True
         self.waiting: deque[LabelRequest] = deque()
         self.change = threading.Condition()
         self.closed = False
@@ -114,7 +116,7 @@ class Batcher:
         """Prepare the size that is wanted most; False if no other is left."""
         assert self.prepares is not None
         try:
-            return self.prepares.prepare_next()
+            return self.prepares.capture_next()
         except Exception:  # memory that is full, say: frames are labelled without it
             logging.getLogger("streamseg").exception("A size could not be prepared.")
             return False

@@ -26,6 +26,7 @@ from torch import Tensor
 from streamseg import draw
 from streamseg.checks import CutShort
 from streamseg.classes import IGNORE, Classes
+from streamseg.engine.engine import EagerEngine, Engine, resize_frames, to_engine
 from streamseg.engine.tiles import label_tiled
 from streamseg.io.images import render_legend
 from streamseg.io.outputs import FrameOutput, OutputFiles, open_writer
@@ -35,25 +36,16 @@ from streamseg.models.fanet import FANet
 from streamseg.parallel.signals import StopSignals
 from streamseg.parallel.threads import BoundedQueue, ThreadGroup
 from streamseg.stream.deadline import LEAST, PASSES, POOR, Deadline, smaller
-from streamseg.stream.label_frames import (
-    MAX_PIXELS,
-    EagerEngine,
-    Engine,
-    Policy,
-    State,
-    network_size,
-    resize_frames,
-    step_batch,
-    to_engine,
-)
+from streamseg.stream.label_frames import MAX_PIXELS, network_size, step_batch
 from streamseg.stream.latency import Meter
 from streamseg.stream.observer import PipelineObserver
+from streamseg.stream.state import Policy, State
 
-AHEAD = 3
+QUEUE_SIZE = 3
 """Frames that may wait in each queue."""
-BATCH = 8
+MAX_BATCH = 8
 """The most frames that the network sees at once, each of another source; and the most files that are read at once."""
-LEAVE = 5.0
+STOP_TIMEOUT = 5.0
 """Seconds that each thread has to leave when a run is broken off."""
 
 
@@ -124,7 +116,7 @@ class Stream:
         self.results = results
         self.state: State | None = None
         self.legend = LegendCache()
-        room = 1 if source.live else AHEAD
+        room = 1 if source.live else QUEUE_SIZE
         self.inbox: BoundedQueue[FrameJob] = BoundedQueue(group, room)
         self.labelled: BoundedQueue[FrameJob] = BoundedQueue(group, room)
         self.drawn: BoundedQueue[FrameJob] = BoundedQueue(group, room)
@@ -223,7 +215,7 @@ class Pipeline:
             except BaseException as error:  # a second Ctrl-C
                 self.group.fail(error)
                 for thread in self.awaited(network):  # so that they remove what is unfinished; one may hang in a pipe
-                    thread.join(LEAVE)
+                    thread.join(STOP_TIMEOUT)
                 raise
             finally:
                 torch.set_num_threads(threads)
@@ -255,7 +247,7 @@ class Pipeline:
         busy = [stream for stream in self.streams if stream.busy]
         for stream in self.streams:
             files = sum(not other.source.live for other in busy)
-            if stream.team or self.stopped or self.group.failure or (files >= BATCH and not stream.source.live):
+            if stream.team or self.stopped or self.group.failure or (files >= MAX_BATCH and not stream.source.live):
                 continue
             stream.seat = next(seat for seat in count() if seat not in {other.seat for other in busy})
             # by their names the meter knows who works one after the other
@@ -390,7 +382,7 @@ class Pipeline:
     @property
     def learning(self) -> bool:
         """Whether the engine still learns the ranges of int8 from the frames that it sees."""
-        return getattr(self.settings.model, "learning", False)
+        return getattr(self.settings.model, "calibrating", False)
 
     def batches(self) -> Iterator[list[FrameJob]]:
         """Frames for the network: of the source whose turn it is, and those of other sources that have its size.
@@ -405,7 +397,7 @@ class Pipeline:
                     return
                 streams.sort(key=lambda stream: stream.turn)
                 shape = streams[0].inbox.waiting[0].frame.shape
-                chosen = [stream for stream in streams if stream.inbox.waiting[0].frame.shape == shape][:BATCH]
+                chosen = [stream for stream in streams if stream.inbox.waiting[0].frame.shape == shape][:MAX_BATCH]
                 jobs = [stream.inbox.take() for stream in chosen]
                 for stream in chosen:
                     stream.turn = turn

@@ -119,7 +119,7 @@ def test_bad_input_is_one_sentence_and_exit_2_and_leaves_nothing(here, segment, 
 
 def test_nothing_is_read_where_nothing_can_be_written(here, segment, monkeypatch, capsys):
     paint("a.png")
-    monkeypatch.setattr("streamseg.io.sources.Picture.read", failing(AssertionError("was read")))
+    monkeypatch.setattr("streamseg.io.sources.PictureFile.read", failing(AssertionError("was read")))
     assert "No folder nowhere" in error_line(capsys, segment("a.png", "nowhere/out.png"))
 
 

@@ -45,7 +45,7 @@ def test_a_bug_is_not_hidden_and_leaves_nothing(here, segment, monkeypatch):
 )
 def test_every_complaint_is_one_printable_line(here, segment, monkeypatch, capsys, error, shown):
     paint("a.png")
-    monkeypatch.setattr("streamseg.io.sources.Picture.read", failing(error))
+    monkeypatch.setattr("streamseg.io.sources.PictureFile.read", failing(error))
     assert shown in error_line(capsys, segment("a.png"))
 
 
@@ -53,7 +53,7 @@ def test_pictures_need_no_library_for_video_and_videos_say_which_they_need(here,
     paint("a.png")
     make_clip(Path("v.mp4"), 2)
     gc.collect()  # videos of other tests, which end with the library they began with
-    monkeypatch.setattr("streamseg.io.video.av", None)
+    monkeypatch.setattr("streamseg.io.pyav.av", None)
     for _ in range(2):
         assert segment("a.png", "--labels") == 0
     capsys.readouterr()

@@ -18,7 +18,7 @@ from segment_run import made, overlay_of, paint, watch
 import streamseg
 from streamseg import cli
 from streamseg.engine.folded import Folded
-from streamseg.io.video import read_label_video
+from streamseg.io.video_reading import read_label_video
 from streamseg.stream import pipeline
 
 

@@ -17,7 +17,7 @@ from waiting import PATIENCE
 
 import streamseg
 from streamseg.io import sources
-from streamseg.io.video import open_video, read_label_video
+from streamseg.io.video_reading import open_video, read_label_video
 
 
 def test_a_picture_becomes_an_overlay_and_nothing_else(here, segment, model, capsys):
@@ -162,7 +162,7 @@ def test_pictures_and_videos_come_from_a_web_server(here, segment, model):
 
 
 def test_a_network_camera_that_goes_away_for_good_keeps_its_video(here, segment, monkeypatch, capsys):
-    monkeypatch.setattr(sources, "WAITS", (0.01, 0.02))
+    monkeypatch.setattr(sources, "RECONNECT_DELAYS", (0.01, 0.02))
     frames = [picture(i).permute(1, 2, 0).contiguous().numpy() for i in range(12)]
     with RtspServer(frames, visits=[60, 60]) as server:
         assert segment(server.address, "out.mp4", "--json", "a.json") == 1

@@ -18,7 +18,7 @@ from waiting import PATIENCE, until
 
 import streamseg
 from streamseg.io import sources
-from streamseg.io.video import read_label_video
+from streamseg.io.video_reading import read_label_video
 
 
 def check_stopped(here, process, number, frames):
@@ -54,7 +54,7 @@ def test_sigterm_finishes_the_video_of_a_network_camera(here, weights):
 def test_a_signal_between_pictures_keeps_those_that_are_written(here, segment, monkeypatch, number, status):
     for i in range(40):
         paint(f"x/{i}.png", i)
-    read = sources.Picture.read
+    read = sources.PictureFile.read
 
     def read_slowly(self):
         if self.name == "5":
@@ -63,7 +63,7 @@ def test_a_signal_between_pictures_keeps_those_that_are_written(here, segment, m
             time.sleep(0.5)  # within which, or a few of which, it is heard
         return read(self)
 
-    monkeypatch.setattr(sources.Picture, "read", read_slowly)
+    monkeypatch.setattr(sources.PictureFile, "read", read_slowly)
     assert segment("x", "out") == status
     written = made(here / "out")
     assert 5 <= len(written) < 40
@@ -75,7 +75,7 @@ def test_ctrl_c_before_the_first_frame_is_quiet(here, segment, monkeypatch, caps
         raise KeyboardInterrupt
 
     paint("a.png")
-    monkeypatch.setattr("streamseg.models.checkpoint.read", interrupted)
+    monkeypatch.setattr("streamseg.models.checkpoint.read_checkpoint", interrupted)
     assert segment("a.png") == 130
     assert capsys.readouterr() == ("", "")
 

@@ -121,11 +121,11 @@ class Preparing(Held):
 
     def __init__(self, wanted, fails=False):
         super().__init__(plain())
-        self.patient, self.wanted, self.fails = False, wanted, fails
+        self.capture_when_idle, self.wanted, self.fails = False, wanted, fails
         self.told = threading.Semaphore(0)
         self.may_go_on = threading.Event()
 
-    def prepare_next(self):
+    def capture_next(self):
         self.told.release()
         assert self.may_go_on.wait(20)
         self.wanted -= 1
@@ -143,7 +143,7 @@ def test_sizes_are_prepared_when_nobody_waits_until_none_is_wanted(at_once):
     engine = Preparing(2)
     engine.may_go_on.set()
     batcher = Batcher(engine)
-    assert engine.patient
+    assert engine.capture_when_idle
     batcher.submit(moving(1)[0]).result(10)
     assert engine.told.acquire(timeout=10)
     assert engine.told.acquire(timeout=10)

@@ -27,16 +27,20 @@ from waiting import PATIENCE, until
 
 import streamseg
 from streamseg import draw
+from streamseg.checks import CutShort
+from streamseg.engine.engine import Prediction
 from streamseg.io.files import UNFINISHED
 from streamseg.io.outputs import OutputFiles, plan_outputs
-from streamseg.io.sources import Capture, find_sources
-from streamseg.io.video import CutShort, open_video, read_label_video
+from streamseg.io.resolve import find_sources
+from streamseg.io.sources import Capture
+from streamseg.io.video_reading import open_video, read_label_video
 from streamseg.parallel.threads import ThreadGroup
 from streamseg.stream import latency, pipeline
-from streamseg.stream.label_frames import FadingInTime, LastFrames, Prediction, label_frames
+from streamseg.stream.label_frames import label_frames
 from streamseg.stream.latency import Meter
 from streamseg.stream.observer import PipelineObserver
-from streamseg.stream.pipeline import AHEAD, BATCH, DrawStyle, LabelSettings, Pipeline
+from streamseg.stream.pipeline import MAX_BATCH, QUEUE_SIZE, DrawStyle, LabelSettings, Pipeline
+from streamseg.stream.state import FadingInTime, LastFrames
 
 
 @dataclass(eq=False)
@@ -195,12 +199,12 @@ def test_several_streams_share_batches_and_never_their_state(model, tmp_path, mo
 
 
 def test_only_streams_of_one_size_share_a_batch_and_no_more_than_it_holds(model, quick, monkeypatch):
-    sizes = [(32, 48), (32, 64)] * BATCH
+    sizes = [(32, 48), (32, 64)] * MAX_BATCH
     clips = [Clip([shade(i, size)] * 3, f"clip{i}") for i, size in enumerate(sizes)]
     assert run(model, *clips).outcome.frames == 3 * len(clips)
     for batch in quick:
         assert len({i % 2 for i in batch}) == 1
-        assert len(batch) <= BATCH
+        assert len(batch) <= MAX_BATCH
 
 
 def test_pictures_that_do_not_belong_together_know_nothing_of_each_other(model):
@@ -258,7 +262,7 @@ def test_memory_does_not_grow_with_the_length_of_a_video(model, quick, tmp_path)
     done = run(model, Clip(frames()), results=[OutputFiles(overlay=tmp_path / "a.mp4")])
     assert done.outcome.frames == 3000
     # those in the three queues, and one in the hands of each of the four threads, which may still hold their last
-    assert most <= 3 * AHEAD + 8
+    assert most <= 3 * QUEUE_SIZE + 8
 
 
 def test_many_files_are_read_a_few_at_a_time_and_each_is_there_when_it_is_done(model, quick, tmp_path):
@@ -269,26 +273,26 @@ def test_many_files_are_read_a_few_at_a_time_and_each_is_there_when_it_is_done(m
         there[number] = len(list(tmp_path.glob("*.mp4")))
         yield from [shade(number)] * 3
 
-    clips = [Clip(frames(i), f"clip{i}") for i in range(2 * BATCH + 3)]
+    clips = [Clip(frames(i), f"clip{i}") for i in range(2 * MAX_BATCH + 3)]
     done = run(model, *clips, results=[OutputFiles(tmp_path / f"{clip.name}.mp4") for clip in clips])
     assert done.outcome.frames == 3 * len(clips)
     assert sorted(begun) == list(range(len(clips)))
     # before the one after another eight begins, the first of these is whole
-    assert all(there[number] > number - BATCH for number in begun)
+    assert all(there[number] > number - MAX_BATCH for number in begun)
     assert len(list(tmp_path.iterdir())) == len(clips)
 
 
 def test_cameras_wait_for_no_file(model, quick):
-    meeting = threading.Barrier(2 * BATCH + 2)
+    meeting = threading.Barrier(2 * MAX_BATCH + 2)
 
     def frames():
         meeting.wait(PATIENCE)  # for all the others, of which none goes on before they have met
         yield shade(0)
 
-    cameras = [Clip(frames(), f"camera{i}", live=True) for i in range(BATCH + 2)]
-    files = [Clip(frames(), f"file{i}") for i in range(BATCH)]
+    cameras = [Clip(frames(), f"camera{i}", live=True) for i in range(MAX_BATCH + 2)]
+    files = [Clip(frames(), f"file{i}") for i in range(MAX_BATCH)]
     done = run(model, *files, *cameras)
-    assert done.outcome.frames == 2 * BATCH + 2
+    assert done.outcome.frames == 2 * MAX_BATCH + 2
     assert done.outcome.problems == []
 
 
@@ -632,12 +636,12 @@ def test_frames_of_a_batch_that_was_not_prepared_are_late_but_decide_nothing(mod
 
 
 def test_int8_learns_its_ranges_from_frames_of_the_stream_and_not_from_preparing(model, priced, monkeypatch):
-    engine = SimpleNamespace(predict=None, device=torch.device("cpu"), learning=True)
+    engine = SimpleNamespace(predict=None, device=torch.device("cpu"), calibrating=True)
     priced.price, step = 1e-6, pipeline.step_batch
 
     def learn(model, images, *rest, **options):
         if len(priced.seen) == 8:
-            engine.learning = False
+            engine.calibrating = False
         return step(model, images, *rest, **options)
 
     monkeypatch.setattr(pipeline, "step_batch", learn)
@@ -757,7 +761,7 @@ def test_a_second_signal_breaks_off_and_leaves_nothing(model, quick, tmp_path, m
 
 
 def test_a_second_signal_does_not_wait_for_a_pipe_that_nobody_reads(model, quick, monkeypatch):
-    monkeypatch.setattr(pipeline, "LEAVE", 0.1)
+    monkeypatch.setattr(pipeline, "STOP_TIMEOUT", 0.1)
     handler, read, written = signal.getsignal(signal.SIGINT), threading.Event(), threading.Event()
 
     def wrote(capture, shares, results):
@@ -851,8 +855,8 @@ def test_an_error_anywhere_ends_the_run_and_leaves_nothing(model, quick, tmp_pat
     elif place == "writer":
         options["observer"] = Callbacks(frame_written=fail_after(8, lambda *_: None))
     else:
-        options["observer"] = Callbacks(frame_written=lambda *_: time.sleep(0.05))
-        options["watch"] = fail_after(2, lambda: None)
+        slow, failing = (lambda *_: time.sleep(0.05)), fail_after(2, lambda: None)
+        options["observer"] = Callbacks(frame_written=slow, tick=failing)
     if late:  # the other threads go on for a while before they hear of it
         fail = ThreadGroup.fail
 
