@@ -45,9 +45,9 @@ def ignore_progress(done: int, total: int) -> None:
 
 
 def show_progress(done: int, total: int) -> None:
-    """Show a counter, on a terminal only."""
+    """Show a counter, on a terminal only; it disappears at the end."""
     if sys.stderr.isatty():
-        print(f"\r{done}/{total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        print("\r\x1b[K" if done == total else f"\r{done}/{total}", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -95,13 +95,14 @@ def draw_box(title: str, rows: list[Row], column: int, width: int, bold: Style, 
     inner = width - 4
     lines = [dim(f"╭─ {title} {'─' * (width - len(title) - 5)}╮")]
     for row in rows:
-        typed, text = wrap_choices(row.typed, inner), wrap(row.sentence, inner - column - 2, break_on_hyphens=False)
+        sentence = row.sentence.replace("(default: ", "(default:\xa0")  # so that no line ends there
+        typed, text = wrap_choices(row.typed, inner), wrap(sentence, inner - column - 2, break_on_hyphens=False)
         if len(row.typed) <= column:
             pairs = list(zip_longest(typed, text, fillvalue=""))
         else:
             pairs = [*((line, "") for line in typed), *(("", line) for line in text)]
         for left, right in pairs:
-            line = f"{left:{column}}  {right}" if right else left
+            line = f"{left:{column}}  {right}".replace("\xa0", " ") if right else left
             lines.append(f"{dim('│')} {bold(left) if left else ''}{line[len(left) :]:{inner - len(left)}} {dim('│')}")
     return [*lines, dim(f"╰{'─' * (width - 2)}╯")]
 

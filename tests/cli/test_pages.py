@@ -139,6 +139,23 @@ def test_the_options_of_several_values_are_known_to_the_parser():
     assert found == {*parser.LISTS}
 
 
+@pytest.mark.parametrize(
+    ("old", "field", "value"),
+    [
+        ("--overlap=0.5", "iou_loss", 0.5),
+        ("--steadiness 1", "consistency_loss", 1.0),
+        ("--no-gentle", "identity_init", False),
+        ("--hard_pixels 0.7", "ohem_threshold", 0.7),
+    ],
+)
+def test_the_former_names_of_training_options_work(old, field, value, monkeypatch, capsys):
+    monkeypatch.setattr("streamseg.cli.training.train", lambda run: run.config)
+    config = parser.parse(f"train folder-18 --data d --out o {old}".split())()
+    assert getattr(config, field) == value
+    new = field.replace("_", "-")
+    assert re.fullmatch(rf"streamseg: --[a-z-]+ is now called --{new}\.\n", capsys.readouterr().err)
+
+
 @pytest.mark.parametrize("recipe", [*RECIPES])
 def test_the_options_of_train_begin_as_the_recipe_says(recipe, monkeypatch):
     ran = []
