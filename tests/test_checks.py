@@ -72,26 +72,29 @@ def test_wrong_names_are_told_without_waiting_for_torch(tmp_path):
         ("segment", "/dev/video77"): "No camera at /dev/video77",
         ("segment", "gopher://host/x"): "gopher://host/x is no address that can be read",
         ("segment", "photo.jpg", "--weights", "w.onnx"): "No weights at w.onnx: check the path.",
-        ("segment", "photo.jpg", "data/out.xyz"): "data/out.xyz names no kind of picture",
+        ("segment", "photo.jpg", "data/out.xyz"): "data/out.xyz does not have the suffix of a picture",
         ("segment", "photo.jpg", "nothere/out.png"): "No folder nothere to write out.png into: create it first.",
         ("segment", "photo.jpg", "--json", "nothere/x.json"): "No folder nothere to write x.json into",
         ("segment", "photo.jpg", "--deadline", "-1"): "deadline is -1.0; expected a number above 0.",
-        ("train", "folder-18", *data, "--out", "run"): "No folder data in nothere: expected there classes.txt",
+        ("train", "folder-18", *data, "--out", "run"): "No folder data in nothere: expected classes.txt",
         ("train", "folder-18", "--data", "data", "--out", "run", "--initial", "w"): "No weights at w: check the path.",
         ("train", "folder-18", "--data", "data", "--out", "run", "--batch", "0"): "batch is 0; expected 1 or more.",
-        ("evaluate", "--dataset", "camvid", *data): "No camvid data in nothere: expected there SPLIT/",
+        ("evaluate", "--dataset", "camvid", *data): "No camvid data in nothere: expected SPLIT/",
         ("evaluate", "--dataset", "kitti", "--data", "data"): "dataset is 'kitti'; choose one of: 'cityscapes',",
         ("evaluate", "w.pt2", "--dataset", "camvid", "--data", "data"): "No weights at w.pt2: check the path.",
-        ("check", "folder", *data): "No folder data in nothere: expected there classes.txt",
-        ("check", "folder", "--data", "data", "--sheet", "a.gif"): "a.gif names no kind of picture",
-        ("pack", "folder", "out", *data): "No folder data in nothere: expected there classes.txt",
+        ("check", "folder", *data): "No folder data in nothere: expected classes.txt",
+        ("check", "folder", "--data", "data", "--sheet", "a.gif"): "a.gif does not have the suffix of a picture",
+        ("pack", "folder", "out", *data): "No folder data in nothere: expected classes.txt",
         ("export", "w.safetensors", "model.onnx"): "No weights at w.safetensors: check the path.",
-        ("export", "model.tflite"): "model.tflite has no suffix for what is to be written; expected .onnx, .xml, .pt2.",
+        (
+            "export",
+            "model.tflite",
+        ): "model.tflite does not have an export suffix; expected .onnx, .xml, .pt2.",
         ("export", "nothere/model.onnx"): "No folder nothere to write model.onnx into: create it first.",
         ("serve", "w.safetensors"): "No weights at w.safetensors: check the path.",
         ("benchmark", "fanet19"): "'fanet19' is neither a file nor one of the networks fanet18, fanet34,",
         ("reproduce", "VII"): "table is 'VII'; choose one of:",
-        ("reproduce", "V", "--runs", "data", *data): "No camvid data in nothere: expected there SPLIT/",
+        ("reproduce", "V", "--runs", "data", *data): "No camvid data in nothere: expected SPLIT/",
         ("reproduce", "I", "--out", "file"): "file is a file: give a folder for the tables.",
     }
     for command, (status, told) in zip(wrong, told_without_torch(tmp_path, *wrong), strict=True):
@@ -142,5 +145,5 @@ def test_weights_must_be_a_file_that_may_be_read(tmp_path, monkeypatch):
 
     (tmp_path / "weights").touch()
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(PermissionError, match="may not be read: change its permissions."):
+    with pytest.raises(PermissionError, match="cannot be read: change its permissions."):
         checks.check_readable(tmp_path / "weights")

@@ -255,11 +255,11 @@ def test_the_camera_of_the_clip_moves():
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("export a.tflite", "a.tflite has no suffix for what is to be written; expected .onnx, .xml, .pt2."),
-        ("export a.onnx --to openvino", "a.onnx has no suffix for what is to be written; expected .xml."),
+        ("export a.tflite", "a.tflite does not have an export suffix; expected .onnx, .xml, .pt2."),
+        ("export a.onnx --to openvino", "a.onnx does not have an export suffix; expected .xml."),
         (
             "export a.onnx --to coreml",
-            "'coreml' is no kind of file; choose one of: onnx, openvino, torch, aotinductor.",
+            "'coreml' is not an export format; choose one of: onnx, openvino, torch, aotinductor.",
         ),
         ("export", "There is nothing to write: give OUT, such as model.onnx."),
         ("export a b c.onnx", "3 names are too many"),
