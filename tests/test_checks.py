@@ -1,4 +1,4 @@
-"""What is wrong with a command line is told before anything heavy is imported."""
+"""Errors in a command line are reported before heavy imports."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import FANETS
 from streamseg.train import config
 
-# runs command lines one after the other in a process that has neither torch nor numpy, and prints what each said
+# runs command lines in a process without torch and numpy, and prints the exit status and stderr of each
 WITHOUT_TORCH = """
 import json, sys
 from contextlib import redirect_stderr
@@ -29,7 +29,7 @@ from streamseg import cli
 class Terminal(StringIO):
     def isatty(self):
         return True
-told = []
+errors = []
 for arguments in json.loads(sys.argv[1]):
     terminal = arguments[0] == "on a terminal"
     sys.argv[1:] = arguments[terminal:]
@@ -39,13 +39,13 @@ for arguments in json.loads(sys.argv[1]):
             status = 0
         except SystemExit as stop:
             status = stop.code
-    told.append((status, stream.getvalue()))
-print(json.dumps(told))
+    errors.append((status, stream.getvalue()))
+print(json.dumps(errors))
 """
 
 
-def told_without_torch(folder, *commands):
-    """Exit status and words of each command line, in a process that can import no heavy library."""
+def run_without_torch(folder, *commands):
+    """Return exit status and stderr of each command line, in a process that cannot import heavy libraries."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, json.dumps([list(map(str, command)) for command in commands])],
         cwd=folder,
@@ -57,7 +57,7 @@ def told_without_torch(folder, *commands):
     return json.loads(done.stdout)
 
 
-def test_wrong_names_are_told_without_waiting_for_torch(tmp_path):
+def test_wrong_names_are_reported_without_importing_torch(tmp_path):
     for name in ("photo.jpg", "weights.safetensors", "file"):
         (tmp_path / name).touch()
     (tmp_path / "list.txt").write_text("gone.jpg\n")
@@ -97,13 +97,13 @@ def test_wrong_names_are_told_without_waiting_for_torch(tmp_path):
         ("reproduce", "V", "--runs", "data", *data): "No camvid data in nothere: expected SPLIT/",
         ("reproduce", "I", "--out", "file"): "file is a file: give a folder for the tables.",
     }
-    for command, (status, told) in zip(wrong, told_without_torch(tmp_path, *wrong), strict=True):
-        assert (status, told.count("\n")) == (2, 1), command
-        assert wrong[command] in told, command
+    for command, (status, errors) in zip(wrong, run_without_torch(tmp_path, *wrong), strict=True):
+        assert (status, errors.count("\n")) == (2, 1), command
+        assert wrong[command] in errors, command
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_a_terminal_is_told_that_the_program_loads_before_it_does(tmp_path, quiet):
+def test_a_terminal_shows_that_the_program_is_loading(tmp_path, quiet):
     for name in ("photo.jpg", "weights.safetensors"):
         (tmp_path / name).touch()
     (tmp_path / "data").mkdir()
@@ -120,23 +120,23 @@ def test_a_terminal_is_told_that_the_program_loads_before_it_does(tmp_path, quie
         ("reproduce", "I"),
     ]
     commands = [("on a terminal", *verb, *(["--quiet"] if quiet else [])) for verb in verbs]
-    for command, (status, told) in zip(commands, told_without_torch(tmp_path, *commands), strict=True):
-        said, _, rest = told.partition("\r\x1b[K")  # which takes the line away
-        assert (status, said) == (2, "" if quiet else "Loading …"), command
+    for command, (status, errors) in zip(commands, run_without_torch(tmp_path, *commands), strict=True):
+        shown, _, rest = errors.partition("\r\x1b[K")  # erases the line
+        assert (status, shown) == (2, "" if quiet else "Loading …"), command
         assert "import of torch" in rest, command
-    for status, told in told_without_torch(tmp_path, *(command[1:] for command in commands)):
+    for status, errors in run_without_torch(tmp_path, *(command[1:] for command in commands)):
         assert status == 2
-        assert "Loading" not in told  # a file gets no line that is taken away
+        assert "Loading" not in errors  # no such line in a file
 
 
-def test_what_is_known_without_torch_is_what_there_is():
+def test_the_names_known_without_torch_are_complete():
     assert tuple(datasets.DATASETS) == options.DATASETS
     assert {*FANETS, *BASELINES} == {*options.NETWORKS}
     assert tuple(VIDEO_FORMATS) == checks.VIDEO_SUFFIXES
     assert {recipe.config.dataset for recipe in config.RECIPES.values()} <= {*options.DATASETS}
 
 
-def test_weights_must_be_a_file_that_may_be_read(tmp_path, monkeypatch):
+def test_weights_must_be_a_readable_file(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="is a folder or a device: give a file of weights."):
         checks.check_readable(tmp_path)
 

@@ -184,11 +184,11 @@ def test_a_file_is_measured_as_the_network_is(exported, network, drive, tmp_path
     frames = datasets.camvid(drive, "val")
     command = ("evaluate", exported("any.onnx"), "--data", drive, "--dataset", "camvid", "--json", "a.json")
     expected = {(): evaluate(network, frames), ("--window", "3"): evaluate_video(network, frames, 3)}
-    for options, wanted in expected.items():
+    for options, correct in expected.items():
         assert run(monkeypatch, *command, *options, "--plots", "plots") == 0
-        told = json.loads(Path("a.json").read_text())
-        assert told["miou"] == pytest.approx(wanted.miou, abs=0.01)
-        assert told["images"] == 3
+        report = json.loads(Path("a.json").read_text())
+        assert report["miou"] == pytest.approx(correct.miou, abs=0.01)
+        assert report["images"] == 3
     assert expected["--window", "3"].miou != pytest.approx(expected[()].miou, abs=0.01)
     shown = complaint(monkeypatch, capsys, *command, "--flip")
     assert "any.onnx gives labels, and no shares to average: leave out --scales and --flip." in shown

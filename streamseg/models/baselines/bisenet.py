@@ -1,4 +1,4 @@
-"""BiSeNet-18: a shallow spatial path for detail beside a ResNet-18 for context.
+"""BiSeNet-18: a shallow spatial path for detail, and a ResNet-18 for context.
 
 C. Yu, J. Wang, C. Peng, C. Gao, G. Yu, N. Sang, "BiSeNet: Bilateral Segmentation Network for Real-time Semantic
 Segmentation", 2018. Layers as in the public re-implementation that the FANet paper times. Its two auxiliary heads

@@ -63,7 +63,7 @@ class ENet(nn.Module):
 
 
 class Initial(nn.Module):
-    """A strided convolution beside a pooling of the image itself."""
+    """A strided convolution concatenated with a pooling of the image."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ cropped.
 Shapes: B batch, K classes, H height, W width.
 
 Golden: 2,064,191 parameters and 26.604 GMACs at 512 x 1024 for 19 classes, 106.417 at 1024 x 2048: the 103 that the
-FANet paper prints beside 512 x 1024 belongs to the larger size.
+FANet paper prints for 512 x 1024 belongs to the larger size.
 """
 
 import torch
@@ -58,7 +58,7 @@ class ERFNet(nn.Module):
 
 
 class Down(nn.Module):
-    """A strided convolution beside a pooling."""
+    """A strided convolution concatenated with a pooling."""
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
