@@ -13,8 +13,8 @@ from exports import small
 from waiting import PATIENCE
 
 import streamseg
+from streamseg.engine.engine import EagerEngine, Engine
 from streamseg.serve import Limits, RequestGate, ServedModel, Server, listen
-from streamseg.stream.label_frames import EagerEngine, Engine
 
 WINDOW = 3
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from streamseg.engine.runtime import ExportedEngine
-    from streamseg.stream.label_frames import Policy
+    from streamseg.stream.state import Policy
 
 
 DataFolder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
@@ -69,7 +69,7 @@ def parse_size(option: str, text: str) -> tuple[int, int] | None:
 
 def pick_policy(window: int | None, half_life: float | None, steady: float = 0.0) -> "Policy | None":
     """What is remembered of a video: the last frames, or a past that fades in time; None where nothing was said."""
-    from streamseg.stream.label_frames import FadingInTime, LastFrames
+    from streamseg.stream.state import FadingInTime, LastFrames
 
     if window is not None and half_life is not None:
         raise ValueError("Give --window or --half-life, not both.")
@@ -111,7 +111,7 @@ def check_exported(
     steady: float = 0.0,
 ) -> None:
     """Raise a ValueError that says what an exported file cannot do, if that is asked for."""
-    from streamseg.stream.label_frames import LastFrames
+    from streamseg.stream.state import LastFrames
 
     path, fixed = file.path, file.manifest.size
     if tile:

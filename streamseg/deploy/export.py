@@ -23,6 +23,7 @@ from torch.export import Dim, ExportedProgram
 from streamseg.checks import EXPORT_SUFFIXES as KINDS, pick_export_format
 from streamseg.classes import Classes
 from streamseg.deploy.onnx_int8 import names_of_int8, round_network
+from streamseg.engine.engine import resize_frames
 from streamseg.engine.runtime import (
     ENTRY,
     MAX_EXPORT_SIDE,
@@ -36,11 +37,11 @@ from streamseg.engine.runtime import (
 from streamseg.engine.tiles import check_model
 from streamseg.evaluate import metrics
 from streamseg.io.checksums import write_checksum
-from streamseg.io.files import check_place, written_whole
-from streamseg.io.sources import read_frames
+from streamseg.io.files import check_writable, written_whole
+from streamseg.io.resolve import read_frames
 from streamseg.io.tensors import short_error
 from streamseg.models.fanet import FANet
-from streamseg.stream.label_frames import check_size, label_frame, label_frames, resize_frames
+from streamseg.stream.label_frames import check_size, label_frame, label_frames
 
 OPSET = 18
 """The oldest set of ONNX's operators that torch exports to: as many programs as possible read it."""
@@ -147,7 +148,7 @@ def export_model(
     path = Path(path)
     kind = pick_export_format(path, to)
     check_model(model)
-    check_place(path)
+    check_writable(path)
     if len(classes) != model.classes:
         raise ValueError(f"The network tells {model.classes} classes apart, but {len(classes)} are named.")
     if model.mean.dtype != torch.float32:

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from streamseg.checks import check_choice, check_count, check_readable
 from streamseg.classes import Classes
 from streamseg.engine.engine import Engine, FrameBatch, Prediction, resize_frames, to_uint8
-from streamseg.io.checksums import BLANK, check_checksum, check_zip, take_checksum
+from streamseg.io.checksums import BLANK_CHECKSUM, check_checksum, check_zip, pop_checksum
 from streamseg.io.tensors import short_error
 from streamseg.models import checkpoint
 
@@ -97,7 +97,7 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the JSON for a file, with a blank for the file's checksum."""
-        return json.dumps({**asdict(self), "checksum": BLANK})
+        return json.dumps({**asdict(self), "checksum": BLANK_CHECKSUM})
 
     def to_plain_json(self) -> str:
         """Return the JSON for a .pt2, which is a zip file and so has its own checksums."""
@@ -115,7 +115,7 @@ def read_manifest(path: Path, text: str | None) -> Manifest:
         raise ValueError(f"{path} was not exported by streamseg: create one with streamseg export.")
     try:
         entry = json.loads(text)
-        take_checksum(path, entry)
+        pop_checksum(path, entry)
         size, state, classes = entry["size"], entry["state"], entry["classes"]
         entry |= {"size": size and tuple(size), "state": tuple(map(tuple, state)), "classes": Classes(**classes)}
         return Manifest(**entry)

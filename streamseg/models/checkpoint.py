@@ -13,8 +13,8 @@ import torch
 
 from streamseg.checks import check_choice, check_count
 from streamseg.classes import Classes
-from streamseg.io.checksums import BLANK, check_pinned, take_checksum
-from streamseg.io.tensors import check_weights, open_tensors, take_tensors, write_tensors
+from streamseg.io.checksums import BLANK_CHECKSUM, check_pinned, pop_checksum
+from streamseg.io.tensors import check_weights, load_tensors, open_tensors, write_tensors
 from streamseg.models.attention import ATTENTIONS, Attention
 from streamseg.models.baselines import BASELINES, Baseline
 from streamseg.models.encoder import ReduceBy, Reduction, ResNet
@@ -115,7 +115,7 @@ def save(model: Network, classes: Classes, path: str | Path, *, window: int = 1,
     weights = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
     entry = asdict(description)
     entry |= entry.pop("variant") or {}  # flat, as in the first version of the format
-    entry["checksum"] = BLANK
+    entry["checksum"] = BLANK_CHECKSUM
     write_tensors(Path(path), weights, {"format": "pt", ENTRY: json.dumps(entry)})
 
 
@@ -164,7 +164,7 @@ def read_checkpoint(path: Path, attention: type[Attention] | None = None) -> tup
     """Return the network in a checkpoint, in fp32 and evaluation mode, and its metadata."""
     with open_tensors(path) as file:
         description = read_description(path, file.metadata())
-        weights = take_tensors(path, file)
+        weights = load_tensors(path, file)
     with torch.random.fork_rng(devices=[]):  # leaves torch's random state unchanged
         model = build_network(description, attention)
     check_weights(f"{path} does not hold the {description.network} that it describes", weights, model.state_dict())
@@ -178,7 +178,7 @@ def read_description(path: Path, metadata: dict[str, str] | None) -> Description
         raise ValueError(f"{path} was not written by streamseg: it does not say which network it holds.")
     try:
         entry = json.loads(metadata[ENTRY])
-        has_checksum = take_checksum(path, entry)
+        has_checksum = pop_checksum(path, entry)
         options = {field.name: entry.pop(field.name) for field in fields(Variant) if field.name in entry}
         variant = Variant(**options) if options else None
         description = Description(**{**entry, "variant": variant, "classes": Classes(**entry["classes"])})

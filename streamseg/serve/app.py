@@ -24,7 +24,7 @@ import streamseg
 from streamseg.classes import IGNORE, Classes
 from streamseg.deploy.export import samples_folder
 from streamseg.draw import overlay
-from streamseg.io.images import LIMITS as SIDES, to_jpeg, write_labels
+from streamseg.io.images import MAX_SIDES as SIDES, to_jpeg, write_labels
 from streamseg.serve import page
 from streamseg.serve.browser import Browser
 from streamseg.serve.counters import format_metrics

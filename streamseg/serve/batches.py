@@ -11,8 +11,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from streamseg.engine.engine import Engine
 from streamseg.parallel.threads import set_torch_threads
-from streamseg.stream.label_frames import MAX_PIXELS, Engine, Policy, State, label_batch, network_size
+from streamseg.stream.label_frames import MAX_PIXELS, label_batch, network_size
+from streamseg.stream.state import Policy, State
 
 IDLE_SECONDS = 1.0
 """Seconds without a request after which an engine may prepare sizes, which takes much longer than a frame on a GPU."""

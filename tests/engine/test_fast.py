@@ -6,18 +6,10 @@ from torch.nn import functional as F
 
 import streamseg
 from streamseg.engine import fast
+from streamseg.engine.engine import EagerEngine, FrameBatch
 from streamseg.engine.fast import accelerate
-from streamseg.stream.label_frames import (
-    EagerEngine,
-    Fading,
-    FrameBatch,
-    LastFrames,
-    label_batch,
-    label_frame,
-    label_frames,
-    segment,
-    step_batch,
-)
+from streamseg.stream.label_frames import label_batch, label_frame, label_frames, segment, step_batch
+from streamseg.stream.state import Fading, LastFrames
 
 CUDA = torch.cuda.is_available()
 

@@ -24,11 +24,12 @@ import streamseg
 from streamseg import Fading, LastFrames
 from streamseg.data import datasets
 from streamseg.engine import runtime
+from streamseg.engine.engine import FrameBatch
 from streamseg.engine.runtime import open_exported, open_weights
 from streamseg.evaluate.images import evaluate
 from streamseg.evaluate.video import evaluate_video
 from streamseg.io.images import write_image
-from streamseg.stream.label_frames import FrameBatch, label_batch, label_frame
+from streamseg.stream.label_frames import label_batch, label_frame
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = ["any.onnx", "fixed.xml", "fixed.pt2"]

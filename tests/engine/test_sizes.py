@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from streamseg.engine import fast
+from streamseg.engine.engine import FrameBatch
 from streamseg.engine.sizes import RECENT, SizeCounter
-from streamseg.stream.label_frames import FrameBatch
 
 EAGER, CAPTURE = 5.0, 2000.0
 """Time of a frame without a graph, and of the capture of a graph, in units of a frame with a graph."""
