@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from streamseg.engine.tiles import check_model, labels_and_confidence_from_scores, labels_from_scores, to_checked_frame
+from streamseg.engine.inputs import check_model, to_checked_frame
+from streamseg.engine.labels import labels_and_confidence_from_scores, labels_from_scores
 from streamseg.io.images import Picture
 from streamseg.models.baselines import Baseline
 from streamseg.models.checkpoint import Network

@@ -34,9 +34,9 @@ from streamseg.engine.engine import (
     to_uint8,
 )
 from streamseg.engine.folded import Folded, FoldedInt8
+from streamseg.engine.inputs import check_model, to_checked_frame
 from streamseg.engine.scratch import DeviceLock
 from streamseg.engine.sizes import SizeCounter
-from streamseg.engine.tiles import check_model, to_checked_frame
 from streamseg.io.images import Picture
 from streamseg.models.attention import FastAttention
 from streamseg.models.checkpoint import Network

@@ -1,4 +1,4 @@
-"""Images of any size in bounded memory: attention to the whole image tile by tile, and labels in bands of rows.
+"""Images of any size in bounded memory: attention to the whole image, computed tile by tile.
 
 Shapes: K classes, H height, W width, h x w the map of Res-1, which is also that of the scores.
 """
@@ -6,14 +6,14 @@ Shapes: K classes, H height, W width, h x w the map of Res-1, which is also that
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from streamseg.io.images import Picture, is_picture, to_frame
-from streamseg.models.fanet import Context, FANet, describe_type
+from streamseg.engine.inputs import check_model, to_checked_frame
+from streamseg.engine.labels import labels_from_scores
+from streamseg.io.images import Picture
+from streamseg.models.fanet import Context, FANet
 
 GRID = 64
 """Image pixels per pixel of Res-4's map: tiles that start at multiples of it share one grid of map pixels."""
@@ -130,114 +130,6 @@ def crop(x: Tensor, rows: Span, columns: Span) -> Tensor:
         for edge in (span.inner.start, span.inner.stop)
     )
     return x[..., top:bottom, left:right]
-
-
-def labels_from_scores(scores: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return labels of a height and width, uint8: the argmax of the scores (K, h, w), resized bilinearly."""
-    labels = torch.empty(size, dtype=torch.uint8, device=scores.device)
-    for band in bands(scores, size):
-        part = labels[band.rows]
-        if scores.device.type != "cpu":
-            part.copy_(band.logits().max(dim=0).indices)
-            continue
-        # Where the lines above and below have the same label, interpolation between them cannot change it.
-        best = band.lines.max(dim=0).indices.to(torch.uint8)  # argmax takes ten times as long
-        torch.index_select(best, 0, band.above, out=part)
-        ambiguous = (best[band.above] != best[band.below]).flatten().nonzero().flatten()
-        rows, columns = ambiguous // size[1], ambiguous % size[1]
-        part.view(-1)[ambiguous] = band.logits_at(rows, columns).max(dim=0).indices.to(torch.uint8)
-    return labels
-
-
-def labels_and_confidence_from_scores(scores: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return the labels of labels_from_scores, and the probability of each, uint8: 255 is 1."""
-    labels, confidence = (torch.empty(size, dtype=torch.uint8, device=scores.device) for _ in range(2))
-    for band in bands(scores, size):
-        logits = band.logits()
-        highest, labels[band.rows] = logits.max(dim=0)
-        # the softmax of the highest score only
-        confidence[band.rows] = (255 / (logits - highest).exp_().sum(dim=0)).round_()
-    return labels, confidence
-
-
-class Band(NamedTuple):
-    """Rows of resized scores."""
-
-    rows: slice
-    lines: Tensor
-    """The rows of the map that they are interpolated from, (K, n, W), resized to full width."""
-    above: Tensor
-    below: Tensor
-    share: Tensor
-    """For each row: the lines above and below it, and its position between them, from 0 to 1."""
-
-    def logits(self) -> Tensor:
-        """Return the scores (K, rows, W)."""
-        return torch.lerp(self.lines[:, self.above], self.lines[:, self.below], self.share[:, None])
-
-    def logits_at(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return the scores of some pixels (K, n)."""
-        width = self.lines.shape[2]
-        lines = self.lines.flatten(1)
-        above, below = (lines.index_select(1, line[rows] * width + columns) for line in (self.above, self.below))
-        return torch.lerp(above, below, self.share[rows])
-
-
-def bands(scores: Tensor, size: tuple[int, int]) -> Iterator[Band]:
-    """Resize scores (K, h, w) bilinearly to a height and width, in fp32, a band of rows at a time."""
-    classes, rows, _ = scores.shape
-    height, width = size
-    # On the CPU a band fits into the cache, and its memory is reused: 18 ms at 720 x 960 and 19 classes, against 40 ms
-    # in one piece. On other devices each band costs a few more calls, so only memory limits it.
-    numbers = 2**20 if scores.device.type == "cpu" else 2**26
-    step = max(1, numbers // (classes * width))
-    # First the few rows of the map that a band needs are resized to full width, then pairs of them are interpolated.
-    # Positions of rows on the map are integers, in units of 1 / (2 height), so that bands agree to the last bit.
-    whole = 2 * height
-    place = ((2 * torch.arange(height, device=scores.device) + 1) * rows - height).clamp(min=0)
-    above = place // whole
-    below = (above + 1).clamp(max=rows - 1)
-    share = (place % whole) / whole
-    for start in range(0, height, step):
-        band = slice(start, min(start + step, height))
-        first = max((2 * band.start + 1) * rows - height, 0) // whole
-        last = max((2 * band.stop - 1) * rows - height, 0) // whole + 1
-        part = scores[None, :, first : last + 1].float()
-        lines = F.interpolate(part, (part.shape[2], width), mode="bilinear", align_corners=False)[0]
-        yield Band(band, lines, above[band] - first, below[band] - first, share[band])
-
-
-def check_model(model: nn.Module) -> None:
-    """Raise a ValueError if something is not a network, or is in training mode."""
-    if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"The model is a {describe_type(model)}; expected the network: model, classes = streamseg.load(PATH)."
-        )
-    if model.training:
-        raise ValueError("The network is in training mode, where each frame changes it: call model.eval() first.")
-
-
-def to_checked_frame(given: Picture) -> Tensor:
-    """Return any picture as a frame (3, H, W), bytes; a ValueError if it is not a picture."""
-    if is_picture(given):
-        return to_frame(given)
-    check_frame(given)
-    assert isinstance(given, Tensor)
-    return given
-
-
-def check_frame(frame: object) -> None:
-    """Raise a ValueError if something is not a frame (3, H, W) of bytes."""
-    if isinstance(frame, Tensor) and frame.is_floating_point():
-        raise ValueError(
-            f"The frame is a {describe_type(frame)}; expected RGB bytes, a tensor of torch.uint8: give "
-            "(255 * frame).byte() for values from 0 to 1, or frame.byte() for values from 0 to 255."
-        )
-    if not isinstance(frame, Tensor) or frame.dtype != torch.uint8:
-        raise ValueError(f"The frame is a {describe_type(frame)}; expected RGB bytes, a tensor of torch.uint8.")
-    if frame.ndim != 3 or frame.shape[0] != 3 or 0 in frame.shape:
-        hint = ": give frame.permute(2, 0, 1)" if frame.ndim == 3 and frame.shape[2] == 3 else ""
-        raise ValueError(f"The frame's shape is {tuple(frame.shape)}; expected RGB, channels first: (3, H, W){hint}.")
 
 
 def check_tiles(model: FANet, tile: tuple[int, int], margin: int) -> None:

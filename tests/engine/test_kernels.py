@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from streamseg.engine import kernels
 from streamseg.engine.folded import stem_on_squares
 from streamseg.engine.kernels import backend, convolution
-from streamseg.engine.tiles import labels_and_confidence_from_scores
+from streamseg.engine.labels import labels_and_confidence_from_scores
 from streamseg.models.attention import fast_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,32 +1,22 @@
 import plain
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 import streamseg
 from streamseg import ChannelAttention, DotAttention, NoAttention, SelfAttention
 from streamseg.engine.tiles import (
-    bands,
     crop,
     cut_tile,
     gather_context,
     label_tiled,
-    labels_and_confidence_from_scores,
-    labels_from_scores,
     score_tile,
     tiles,
 )
 
-SIZES = [(90, 120), (720, 960), (721, 963), (46, 61), (45, 60), (20, 31), (1, 1), (7, 2000), (3000, 5)]
-
 
 def random_frame(height, width, seed=0):
     return torch.randint(0, 256, (3, height, width), generator=torch.Generator().manual_seed(seed)).byte()
-
-
-def random_scores(classes=19, height=45, width=60):
-    return torch.randn(classes, height, width, generator=torch.Generator().manual_seed(0))
 
 
 def labels_at_once(model, frame, past=None):
@@ -37,49 +27,6 @@ def labels_at_once(model, frame, past=None):
 
 def share_of_equal(a, b):
     return (a == b).float().mean().item()
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_bands_together_are_the_bilinear_resize(size):
-    scores = random_scores()
-    parts = list(bands(scores, size))
-    assert [i for part in parts for i in range(part.rows.start, part.rows.stop)] == list(range(size[0]))
-    assert all(part.logits().numel() <= max(2**20, 19 * size[1]) for part in parts)
-    expected = F.interpolate(scores[None], size, mode="bilinear", align_corners=False)[0]
-    torch.testing.assert_close(torch.cat([part.logits() for part in parts], dim=1), expected, atol=1e-4, rtol=1e-4)
-    rows, columns = torch.arange(2) % (parts[0].rows.stop), torch.arange(2) % size[1]
-    torch.testing.assert_close(parts[0].logits_at(rows, columns), parts[0].logits()[:, rows, columns])
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_labels_are_the_highest_scores(size):
-    scores = random_scores()
-    labels = labels_from_scores(scores, size)
-    assert labels.dtype == torch.uint8
-    expected = F.interpolate(scores[None], size, mode="bilinear", align_corners=False)[0].argmax(dim=0)
-    assert share_of_equal(labels, expected) > 0.9999
-
-
-def test_a_row_s_label_does_not_depend_on_the_band_that_it_is_in():
-    scores = random_scores(150, 20, 30)
-    labels = labels_from_scores(scores, (160, 240))  # in bands of 29 rows
-    few = labels_from_scores(scores[:, :10], (80, 240))
-    assert labels[:72].equal(few[:72])  # below comes the row that was cut off
-
-
-def test_confidence_is_the_probability_of_the_label():
-    scores = 3 * random_scores()
-    labels, confidence = labels_and_confidence_from_scores(scores, (720, 961))
-    assert labels.equal(labels_from_scores(scores, (720, 961)))
-    expected = F.interpolate(scores[None], (720, 961), mode="bilinear", align_corners=False)[0].softmax(dim=0)
-    assert confidence.dtype == torch.uint8
-    assert (confidence / 255 - expected.amax(dim=0)).abs().max() < 0.51 / 255
-    assert confidence.max() > 250 > 60 > confidence.min()
-
-
-def test_scores_in_half_precision_become_labels_too():
-    scores = random_scores().half()
-    assert labels_from_scores(scores, (90, 120)).equal(labels_from_scores(scores.float(), (90, 120)))
 
 
 @pytest.mark.slow
@@ -206,28 +153,6 @@ def test_tiles_off_the_grid_are_refused(model, tile):
 def test_a_margin_off_the_grid_is_refused(model, margin):
     with pytest.raises(ValueError, match=f"The margin is {margin}; expected a multiple of 64"):
         label_tiled(model, random_frame(64, 64), margin=margin)
-
-
-@pytest.mark.parametrize(
-    ("frame", "sentence"),
-    [
-        (torch.zeros(3, 64, 64), "The frame is a tensor of torch.float32; expected RGB bytes"),
-        (None, "The frame is a NoneType; expected RGB bytes"),
-        (torch.zeros(64, 64, 3).byte(), r"The frame's shape is \(64, 64, 3\); expected RGB, channels first"),
-        (torch.zeros(1, 3, 64, 64).byte(), r"The frame's shape is \(1, 3, 64, 64\)"),
-        (torch.zeros(3, 0, 64).byte(), r"The frame's shape is \(3, 0, 64\)"),
-    ],
-)
-def test_what_is_not_a_frame_is_refused(model, frame, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        label_tiled(model, frame)
-
-
-def test_something_else_or_a_network_in_training_mode_is_refused():
-    with pytest.raises(ValueError, match=r"The model is a tuple; expected the network: model, classes ="):
-        label_tiled((nn.Identity(), None), random_frame(64, 64))
-    with pytest.raises(ValueError, match=r"in training mode.*model\.eval\(\)"):
-        label_tiled(streamseg.fanet18(), random_frame(64, 64))
 
 
 @pytest.mark.gpu
