@@ -202,10 +202,10 @@ def read_run(path: Path) -> object:
 
 def read_data(path: Path) -> object:
     from streamseg.data.datasets import DATASETS
-    from streamseg.evaluate.check import check, format_report
+    from streamseg.evaluate.check import check_dataset, format_dataset_report
 
     data = next(folder for folder in path.parents if folder.name == "data")
-    report = format_report(check("folder", data)).replace(str(data), "data")
+    report = format_dataset_report(check_dataset("folder", data)).replace(str(data), "data")
     return report, sum(len(labels) for split in ("train", "val") for _, labels in DATASETS["folder"](data, split))
 
 

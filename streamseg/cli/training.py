@@ -57,12 +57,12 @@ def check(
     with loading(quiet):
         import streamseg.evaluate.check as doctor
 
-        report = doctor.check(dataset, data)
-    print(doctor.format_report(report), file=words)
+        report = doctor.check_dataset(dataset, data)
+    print(doctor.format_dataset_report(report), file=words)
     if sheet and report.samples:
         doctor.write_contact_sheet(sheet, report)
         print(sheet, file=words)
-    write_figures(json, doctor.to_json(report), words)
+    write_figures(json, doctor.dataset_report_to_json(report), words)
     if report.errors:
         sys.exit(1)
 

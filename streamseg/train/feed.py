@@ -68,7 +68,7 @@ def build_clip_index(dataset: Dataset, window: int) -> ClipIndex:
         raise ValueError(f"{dataset.name} {dataset.split} has no clips of {window} frames: a window needs {needed}.")
     index_of = {image: index for index, image in enumerate(images)}
     before: list[tuple[int, ...]] = [()] * len(images)
-    for sequence, labels in dataset.labelled(window - 1):
+    for sequence, labels in dataset.sequences_with_labels(window - 1):
         for end in labels:
             earlier = sequence[max(0, end + 1 - window) : end]
             indices = [index_of.setdefault(path, len(index_of)) for path in reversed(earlier)]
@@ -161,7 +161,7 @@ def batches(
     mine = slice(rank * config.batch // processes, (rank + 1) * config.batch // processes)
     steps = range(first, config.iterations)
     indices_to_read = (i for step in steps for i in batch_indices(step, len(dataset), config)[mine])
-    read = partial(read_clip, dataset, clip_index, config.window)
+    read = partial(read_with_past, dataset, clip_index, config.window)
     clips = iter(()) if cached else in_parallel(read, indices_to_read, threads)
     for step in steps:
         indices = batch_indices(step, len(dataset), config)[mine]
@@ -194,7 +194,7 @@ def indices_before(i: int, clip_index: ClipIndex, window: int) -> list[int]:
     return [*before, *[(i, *before)[-1]] * (window - 1 - len(before))]
 
 
-def read_clip(dataset: Dataset, clip_index: ClipIndex, window: int, i: int) -> tuple[Tensor, Tensor, Tensor]:
+def read_with_past(dataset: Dataset, clip_index: ClipIndex, window: int, i: int) -> tuple[Tensor, Tensor, Tensor]:
     """Read a frame (3, H, W), its labels (H, W), and the frames (P, 3, H, W) before it."""
     frame, labels = dataset[i]
     past = torch.empty((window - 1, *frame.shape), dtype=torch.uint8)
