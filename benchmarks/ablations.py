@@ -5,8 +5,8 @@
 Each network is trained by the recipe camvid-18 on train without one recording, and then evaluated on val and on that
 recording. Several runs share the GPU; the first seed of all networks comes before the second of any. Each run has a
 folder in OUT, with its output in output.txt. If it is stopped, the same command continues: finished steps are skipped.
-It prints a table, and writes the figures to OUT/ablations.json; `streamseg reproduce all --runs OUT --data DATA` compares
-them with the paper. Options after -- are options of streamseg train, such as --batch 8.
+It prints a table, and writes the figures to OUT/ablations.json; `streamseg reproduce all --runs OUT --data DATA` then
+compares them with the paper. Options after -- are options of streamseg train, such as --batch 8.
 """
 
 import argparse

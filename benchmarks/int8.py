@@ -6,7 +6,7 @@ labels the frames of one recording of CamVid's train in fp32 and in int8, which 
 recordings, and prints the mIoU of both and the share of equal labels. For a fair figure the weights must not have been
 trained on that recording. --onnx measures the int8 file of `streamseg export` as well.
 
-Then the network (eager, channels_last), the fast form in fp32 and int8 label one frame in turn, on one thread; the times
+Then the network (eager, channels_last), the fast form in fp32 and int8 label one frame in turn, on one thread; times
 are processor times, so that other work on the machine does not count.
 
 Set ONEDNN_MAX_CPU_ISA=AVX2 to measure like a processor without AVX-512 and VNNI (not for --onnx).
@@ -114,8 +114,8 @@ def print_speed(model: streamseg.FANet, engines: dict[str, Callable[[Tensor], Te
     medians = {name: median(found[1:]) for name, found in times.items()}
     for name, milliseconds in medians.items():
         print(
-            f"{name}: {milliseconds:.0f} ms on one thread for 512 x 1024, {medians['network'] / milliseconds:.2f} times as "
-            f"fast as the network, {medians['fp32'] / milliseconds:.2f} times as fast as fp32"
+            f"{name}: {milliseconds:.0f} ms on one thread for 512 x 1024, {medians['network'] / milliseconds:.2f} "
+            f"times as fast as the network, {medians['fp32'] / milliseconds:.2f} times as fast as fp32"
         )
 
 

@@ -4,8 +4,8 @@
     python docs/pictures.py measure MACHINE    first measure docs/measured/latency.json; MACHINE describes the hardware
 
 docs/measured/README.md has the command behind each file of docs/measured/. benchmarks/video.py plots the effect of the
-window. All pictures have a white background, so that they can be read on light and dark pages, and the colour-blind safe
-colours of M. Okabe and K. Ito.
+window. All pictures have a white background, so that they can be read on light and dark pages, and the colours for
+colour-blind readers of M. Okabe and K. Ito.
 """
 
 import json

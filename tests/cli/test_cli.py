@@ -105,7 +105,7 @@ def test_the_demo_films_pictures_and_tells_classes_and_latency(folder, monkeypat
     asked = ("--no-overlay", "--weights", "camvid.safetensors", "--quiet", "--json", "a.jsonl")
     monkeypatch.setattr(sys, "argv", [])
     demo["run"]("segment", "a.png", *asked)
-    demo["show"]({"pictures": Path("a.jsonl")})
+    demo["print_reports"]({"pictures": Path("a.jsonl")})
     shown = capsys.readouterr().out
     assert shown.startswith(f"$ streamseg segment a.png {' '.join(asked)}\n")
     shares = [float(share) for share in re.findall(r"^\w+ +([\d.]+) %$", shown, re.MULTILINE)]
