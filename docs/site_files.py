@@ -16,6 +16,7 @@ from mkdocs.structure.pages import Page
 PAGES = ("*.md", "docs/*.md", "samples/*.md")
 ASSETS = ("docs/*.gif", "docs/*.jpg", "docs/*.png", "docs/*.svg", "docs/*.css", "docs/*.js", "docs/measured/*.json")
 LANGUAGES = {".py": "python", ".cpp": "cpp"}
+LONGEST_NAME = 32
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 
 
@@ -57,6 +58,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{link[0]}.md" if path.endswith((*LANGUAGES, ".ipynb")) else link[0]
 
     return LINK.sub(to_page, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Mark cells of tables that hold sentences, which may wrap; names and numbers stay on one line."""
+
+    def mark(cell: re.Match[str]) -> str:
+        text = re.sub("<[^>]*>", "", cell[1])
+        return f'<td class="text">{cell[1]}</td>' if len(text) > LONGEST_NAME else cell[0]
+
+    return re.sub("<td>(.*)</td>", mark, html)
 
 
 def root_of(config: MkDocsConfig) -> Path:

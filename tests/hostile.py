@@ -1,4 +1,4 @@
-"""Requests that nobody means well with, for the server's tests and its benchmark; each is the same at every run."""
+"""Hostile requests for the server's tests and benchmark; the same at every run."""
 
 import contextlib
 import io
