@@ -1,8 +1,8 @@
-"""What `streamseg serve` bears, measured: python benchmarks/serve.py [load] [hostile].
+"""Measure `streamseg serve` under load: python benchmarks/serve.py [load] [hostile].
 
-load     32 clients for a minute, each sending a picture of 360 x 640 as soon as the last is answered, once with room
-         for all of them and once for 8: answers a second, latency, the share that is told to come again, memory
-hostile  5,000 requests that nobody means well with (tests/hostile.py), 8 at a time: what they are answered
+load     32 clients for a minute, each sending a picture of 360 x 640 as soon as the last is answered, with a queue for
+         all of them and with one for 8: responses per second, latency, share of 503, memory
+hostile  5,000 malicious requests (tests/hostile.py), 8 at a time: the status of the responses
 """
 
 import io
@@ -27,7 +27,7 @@ CLIENTS, SECONDS, HOSTILE = 32, 60.0, 5000
 
 @contextmanager
 def serve(*options: str) -> Iterator[tuple[int, int]]:
-    """A server in a process of its own: its port and its number."""
+    """Start a server in its own process; yields its port and process id."""
     command = [sys.executable, "-m", "streamseg", "serve", "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -38,22 +38,22 @@ def serve(*options: str) -> Iterator[tuple[int, int]]:
 
 
 def resident(process: int) -> float:
-    """The memory of a process in MB."""
+    """Return the resident memory of a process in MB."""
     pages = int(Path(f"/proc/{process}/statm").read_text(encoding="utf-8").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def ask(port: int, picture: bytes, until: float, found: list[tuple[int, float]]) -> None:
-    """Send a picture again and again, and note each answer's status and time; who is sent away waits as told."""
+def send_pictures(port: int, picture: bytes, until: float, found: list[tuple[int, float]]) -> None:
+    """Send a picture repeatedly, and record status and time of each response; after a 503, wait for Retry-After."""
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     while time.monotonic() < until:
-        begin = time.monotonic()
+        start = time.monotonic()
         connection.request("POST", "/segment", picture)
-        answer = connection.getresponse()
-        answer.read()
-        found.append((answer.status, time.monotonic() - begin))
-        if answer.status == 503:
-            time.sleep(int(answer.headers["Retry-After"]))
+        response = connection.getresponse()
+        response.read()
+        found.append((response.status, time.monotonic() - start))
+        if response.status == 503:
+            time.sleep(int(response.headers["Retry-After"]))
     connection.close()
 
 
@@ -61,13 +61,15 @@ def load() -> None:
     file = io.BytesIO()
     with Image.open(ROOT / "samples" / "suburb-1.jpg") as picture:
         picture.resize((640, 360)).save(file, format="JPEG", quality=90)
-    print("| room | answers a second | p50, ms | p99, ms | slowest, ms | 503 | else | MB at 10 s | MB at the end |")
+    print(
+        "| queue | responses per second | p50, ms | p99, ms | slowest, ms | 503 | other | MB at 10 s | MB at the end |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
-    for room in (CLIENTS, 8):
-        with serve("--queue", str(room)) as (port, process):
+    for queue in (CLIENTS, 8):
+        with serve("--queue", str(queue)) as (port, process):
             found: list[tuple[int, float]] = []
-            given = (port, file.getvalue(), time.monotonic() + SECONDS, found)
-            clients = [threading.Thread(target=ask, args=given) for _ in range(CLIENTS)]
+            arguments = (port, file.getvalue(), time.monotonic() + SECONDS, found)
+            clients = [threading.Thread(target=send_pictures, args=arguments) for _ in range(CLIENTS)]
             for client in clients:
                 client.start()
             time.sleep(10)
@@ -76,26 +78,26 @@ def load() -> None:
                 client.join()
             late = resident(process)
         statuses = Counter(status for status, _ in found)
-        times = [1000 * taken for status, taken in found if status == 200]
+        times = [1000 * seconds for status, seconds in found if status == 200]
         shares = quantiles(times, n=100)
         print(
-            f"| {room} | {len(times) / SECONDS:.1f} | {shares[49]:.0f} | {shares[98]:.0f} | {max(times):.0f} "
+            f"| {queue} | {len(times) / SECONDS:.1f} | {shares[49]:.0f} | {shares[98]:.0f} | {max(times):.0f} "
             f"| {100 * statuses[503] / len(found):.1f} % | {len(found) - statuses[200] - statuses[503]} "
             f"| {early:.0f} | {late:.0f} |"
         )
 
 
 def hostile() -> None:
-    sys.path.append(str(ROOT / "tests"))  # whose requests they are
+    sys.path.append(str(ROOT / "tests"))  # for hostile.py
     from hostile import check, requests
 
     with serve() as (port, process):
-        begin, early = time.monotonic(), resident(process)
+        start, early = time.monotonic(), resident(process)
         with ThreadPoolExecutor(8) as clients:
             found = Counter(clients.map(lambda request: check(port, request), requests(HOSTILE)))
-        taken = time.monotonic() - begin
-        told = ", ".join(f"{status}: {number}" for status, number in sorted(found.items()))
-        print(f"{HOSTILE} requests in {taken:.0f} s; by status (0: hung up on): {told}")
+        seconds = time.monotonic() - start
+        statuses = ", ".join(f"{status}: {number}" for status, number in sorted(found.items()))
+        print(f"{HOSTILE} requests in {seconds:.0f} s; by status (0: connection closed): {statuses}")
         connection = HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("POST", "/segment", (ROOT / "samples" / "suburb-1.jpg").read_bytes())
         print(f"a picture after them: {connection.getresponse().status}; MB {early:.0f}, then {resident(process):.0f}")
