@@ -23,7 +23,7 @@ KINDS = {".png": "image/png", ".mp4": "video/mp4", ".m3u8": "application/vnd.app
 
 
 @contextmanager
-def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
+def serve_http(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
     """Answer HTTP requests with a handler; gives the server's address."""
     server = ThreadingHTTPServer((LOCALHOST, 0), handler)
     server.daemon_threads = True
@@ -98,7 +98,7 @@ class Files(BaseHTTPRequestHandler):
 
 
 def file_server(folder: Path, **options: object) -> Iterator[str]:
-    return serving(functools.partial(Files, folder=folder, **options))
+    return serve_http(functools.partial(Files, folder=folder, **options))
 
 
 def motion_jpeg_server(frames: Sequence[numpy.ndarray], visits: Sequence[int]) -> Iterator[str]:
@@ -128,7 +128,7 @@ def motion_jpeg_server(frames: Sequence[numpy.ndarray], visits: Sequence[int]) -
         def log_message(self, *_: object) -> None:
             pass
 
-    return serving(MotionJpeg)
+    return serve_http(MotionJpeg)
 
 
 def jpeg(frame: numpy.ndarray) -> bytes:

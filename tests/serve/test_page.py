@@ -11,7 +11,7 @@ import pytest
 import torch
 from exports import exported as exported, moving, small
 from PIL import Image
-from servers import Files, serving as serving_files
+from servers import Files, serve_http
 from waiting import PATIENCE
 
 from streamseg.serve import page
@@ -39,14 +39,14 @@ def registry(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("NPM_CONFIG_REGISTRY", raising=False)
-    with serving_files(partial(Files, folder=tmp_path / "registry")) as address:
+    with serve_http(partial(Files, folder=tmp_path / "registry")) as address:
         yield address
 
 
 def test_the_library_is_fetched_from_the_registry_that_npm_is_told_of(registry, tmp_path, monkeypatch):
-    assert page.registry() == "https://registry.npmjs.org"
+    assert page.registry_address() == "https://registry.npmjs.org"
     (tmp_path / ".npmrc").write_text(f"fund=false\nregistry = {registry}/\n")
-    assert page.registry() == registry
+    assert page.registry_address() == registry
     assert page.find_library() is None
     cached = page.fetch_library(page.cache_folder() / page.INSIDE.name)
     assert sorted(path.name for path in cached.iterdir()) == sorted(page.NEEDED)
@@ -59,7 +59,7 @@ def test_the_library_is_fetched_from_the_registry_that_npm_is_told_of(registry, 
 def test_another_library_than_expected_is_not_used(registry, monkeypatch):
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", registry)
     monkeypatch.setattr(page, "INTEGRITY", "sha512-AAAA")
-    with pytest.raises(ValueError, match=f"is not the {page.LIBRARY} {page.VERSION} that is expected"):
+    with pytest.raises(ValueError, match=f"is not {page.LIBRARY} {page.VERSION}: its hash is wrong"):
         page.fetch_library(page.INSIDE)
     assert page.find_library() is None
 
@@ -67,7 +67,7 @@ def test_another_library_than_expected_is_not_used(registry, monkeypatch):
 @pytest.mark.parametrize("where", ["http://127.0.0.1:9", "/nowhere"])
 def test_a_library_that_cannot_be_had_is_one_sentence(registry, monkeypatch, where):
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", registry + where if where.startswith("/") else where)
-    with pytest.raises(OSError, match=r"could not be fetched \(.*\): .*run: python -m streamseg.serve.page"):
+    with pytest.raises(OSError, match=r"could not be downloaded \(.*\): .*run: python -m streamseg.serve.page"):
         page.fetch_library(page.INSIDE)
 
 
@@ -92,9 +92,9 @@ def browser():
 @pytest.fixture
 def visited(browser, exported):
     """A server and its page, which wants a token: it asks nothing of other servers, and nothing goes wrong in it."""
-    serving = pytest.importorskip("serving", reason="fastapi is not installed: pip install 'streamseg[serve]'")
+    serving = pytest.importorskip("serving")
     wrong = []
-    with serving.serving(weights=exported("any.onnx"), token="secret") as running:
+    with serving.run_server(weights=exported("any.onnx"), token="secret") as running:
         context = browser.new_context(viewport={"width": 1000, "height": 800})
         tab = context.new_page()
         tab.set_default_timeout(1000 * PATIENCE)
