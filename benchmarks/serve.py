@@ -108,12 +108,13 @@ def hostile() -> None:
 def main() -> None:
     assert __doc__
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=["load", "hostile"], default=["load", "hostile"])
+    parser.add_argument("parts", nargs="*", choices=["load", "hostile"], help="both if none is given")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long the clients of load send")
     options = parser.parse_args()
-    if "load" in options.parts:
+    parts = options.parts or ["load", "hostile"]
+    if "load" in parts:
         load(options.seconds)
-    if "hostile" in options.parts:
+    if "hostile" in parts:
         hostile()
 
 
