@@ -21,8 +21,8 @@ from torch import Tensor
 
 import streamseg
 from streamseg.deploy.export import export_model
+from streamseg.engine.engine import EagerEngine, resize_frames
 from streamseg.engine.fast import pick_engine
-from streamseg.stream.label_frames import EagerEngine, resize_frames
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 SIZE = (512, 1024)

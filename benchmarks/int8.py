@@ -26,10 +26,11 @@ from torch import Tensor
 import streamseg
 from streamseg.data.datasets import Dataset
 from streamseg.deploy.export import quiet_exporters, trace, write_int8
+from streamseg.engine.engine import resize_frames
 from streamseg.engine.runtime import Manifest, open_exported
 from streamseg.evaluate import metrics
 from streamseg.evaluate.benchmark import label_whole
-from streamseg.stream.label_frames import resize_frames, segment
+from streamseg.stream.label_frames import segment
 
 PICTURE = Path(__file__).parent.parent / "samples" / "suburb-1.jpg"
 

@@ -17,10 +17,12 @@ import torch
 
 import streamseg
 from streamseg.io.outputs import OutputFiles, plan_outputs
-from streamseg.io.sources import Capture, Source, find_sources
-from streamseg.stream.label_frames import LastFrames
+from streamseg.io.resolve import find_sources
+from streamseg.io.sources import Capture, Source
 from streamseg.stream.latency import Meter, Summary, format_summary
+from streamseg.stream.observer import PipelineObserver
 from streamseg.stream.pipeline import DrawStyle, LabelSettings, Pipeline
+from streamseg.stream.state import LastFrames
 
 PICTURE = Path(__file__).parent.parent / "samples" / "suburb-1.jpg"
 
@@ -54,9 +56,12 @@ def run(source: Source, results: OutputFiles, size: tuple[int, int] | None, each
         device, torch.float16 if device.type == "cuda" else torch.float32, memory_format=torch.channels_last
     )
     labeller, meter = LabelSettings(model, classes, LastFrames(1), size=size), Meter()
-    Pipeline(
-        [(source, results)], labeller, DrawStyle(), meter, wrote=lambda capture, shares, results: each(capture)
-    ).run()
+
+    class EachFrame(PipelineObserver):
+        def frame_written(self, capture: Capture, shares: list[float], files: OutputFiles) -> None:
+            each(capture)
+
+    Pipeline([(source, results)], labeller, DrawStyle(), meter, observer=EachFrame()).run()
     return meter.summary()
 
 

@@ -24,9 +24,9 @@ from torch import Tensor
 import streamseg
 from streamseg.classes import IGNORE
 from streamseg.deploy import archive
-from streamseg.io.video import write_label_video, write_video
+from streamseg.io.video_writing import write_label_video, write_video
 from streamseg.parallel import cluster
-from streamseg.stream.label_frames import LastFrames
+from streamseg.stream.state import LastFrames
 
 PICTURE = Path(__file__).parent.parent / "samples" / "suburb-1.jpg"
 RATE = Fraction(30)
@@ -73,7 +73,7 @@ def compare_with_ray(clips: int = 16, frames: int = 60, size: tuple[int, int] = 
             [pattern],
             f"{folder}/ray",
             archive.ArchiveSettings(None, LastFrames(1)),
-            cluster.LOCAL,
+            cluster.LOCAL_CLUSTER,
             progress=lambda report: done.append((time.monotonic() - begun, report.frames)),
         )
         with_start = total / (time.monotonic() - begun)
@@ -158,7 +158,7 @@ class Machine:
     slowest: float
     """Of these, the one that takes longest, which one thread of each worker does."""
     cores: int = 16
-    workers: int = cluster.PER_GPU
+    workers: int = cluster.WORKERS_PER_GPU
     gigabits: float = 25.0
     """A second, of its line to the store."""
 

@@ -18,9 +18,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import streamseg
 from streamseg.data.datasets import Pair
+from streamseg.engine.engine import resize_frames
 from streamseg.evaluate.video import wait_for
 from streamseg.models.fanet import Context, FANet
-from streamseg.stream.label_frames import State, context_distance, label_frame, resize_frames
+from streamseg.stream.label_frames import label_frame
+from streamseg.stream.state import State, context_distance
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 

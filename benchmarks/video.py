@@ -27,7 +27,8 @@ from streamseg.data.datasets import Dataset
 from streamseg.evaluate import metrics, plot
 from streamseg.evaluate.video import evaluate_video
 from streamseg.models.fanet import FANet
-from streamseg.stream.label_frames import Fading, FadingInTime, LastFrames, Policy, State, label_frame
+from streamseg.stream.label_frames import label_frame
+from streamseg.stream.state import Fading, FadingInTime, LastFrames, Policy, State
 
 WINDOWS = (1, 2, 4, 8, 16)
 POLICIES: dict[str, Policy] = {

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from streamseg.engine.tiles import label_tiled as label_tiled
     from streamseg.evaluate.benchmark import count_macs as count_macs
     from streamseg.io.images import read_image as read_image
-    from streamseg.io.sources import read_frames as read_frames
-    from streamseg.io.video import write_frames as write_frames
+    from streamseg.io.resolve import read_frames as read_frames
+    from streamseg.io.video_writing import write_frames as write_frames
     from streamseg.models.attention import (
         ChannelAttention as ChannelAttention,
         DotAttention as DotAttention,
@@ -45,15 +45,17 @@ if TYPE_CHECKING:
     from streamseg.models.encoder import load_imagenet as load_imagenet
     from streamseg.models.fanet import FANet as FANet, fanet18 as fanet18, fanet34 as fanet34
     from streamseg.stream.label_frames import (
+        label_frame as label_frame,
+        label_frames as label_frames,
+        segment as segment,
+    )
+    from streamseg.stream.state import (
         Fading as Fading,
         FadingInTime as FadingInTime,
         LastFrames as LastFrames,
         State as State,
-        label_frame as label_frame,
-        label_frames as label_frames,
         load_state as load_state,
         save_state as save_state,
-        segment as segment,
     )
 
 # the same for the running program; a test keeps the two alike
@@ -67,15 +69,14 @@ MODULES = {
     "engine.tiles": "label_tiled",
     "evaluate.benchmark": "count_macs",
     "io.images": "read_image",
-    "io.sources": "read_frames",
-    "io.video": "write_frames",
+    "io.resolve": "read_frames",
+    "io.video_writing": "write_frames",
     "models.attention": "ChannelAttention DotAttention FastAttention NoAttention SelfAttention fast_attention",
     "models.checkpoint": "describe load save",
     "models.encoder": "load_imagenet",
     "models.fanet": "FANet fanet18 fanet34",
-    "stream.label_frames": (
-        "Fading FadingInTime LastFrames State label_frame label_frames load_state save_state segment"
-    ),
+    "stream.label_frames": "label_frame label_frames segment",
+    "stream.state": "Fading FadingInTime LastFrames State load_state save_state",
 }
 MODULE_OF = {name: module for module, names in MODULES.items() for name in names.split()}
 

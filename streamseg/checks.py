@@ -10,10 +10,10 @@ PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
 """What names of pictures to write end in."""
 VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm")
 """What names of videos to write end in."""
-EXPORTED = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aotinductor": ".pt2"}
+EXPORT_SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aotinductor": ".pt2"}
 """What export can write, and the suffix of each; of one suffix the first is meant unless told otherwise."""
 
-EXPECTED = {
+DATASET_LAYOUTS = {
     "cityscapes": "leftImg8bit/SPLIT/CITY/ and gtFine/SPLIT/CITY/",
     "camvid": "SPLIT/ and SPLITannot/, or 701_StillsRaw_full/ and LabeledApproved_full/",
     "coco-stuff": (
@@ -67,9 +67,9 @@ def check_readable(path: Path) -> None:
         raise PermissionError(f"{path} may not be read: change its permissions.") from None
 
 
-def no_data(dataset: str, data: str | Path) -> FileNotFoundError:
+def missing_data_error(dataset: str, data: str | Path) -> FileNotFoundError:
     """The error that a folder holds nothing of a data set."""
-    return FileNotFoundError(f"No {dataset} data in {data}: expected there {EXPECTED[dataset]}.")
+    return FileNotFoundError(f"No {dataset} data in {data}: expected there {DATASET_LAYOUTS[dataset]}.")
 
 
 def check_suffix(path: Path) -> None:
@@ -87,12 +87,12 @@ def check_ending(path: Path, thing: str, suffixes: tuple[str, ...]) -> None:
         raise ValueError(f"{path} names no kind of {thing} that can be written: end it in one of {' '.join(suffixes)}.")
 
 
-def pick_kind(path: Path, to: str) -> str:
+def pick_export_format(path: Path, to: str) -> str:
     """The kind of exported file that a path and, if given, a name stand for."""
-    if to and to not in EXPORTED:
-        raise ValueError(f"{to!r:.80} is no kind of file; choose one of: {', '.join(EXPORTED)}.")
-    fitting = [kind for kind, suffix in EXPORTED.items() if suffix == path.suffix.lower() and to in ("", kind)]
+    if to and to not in EXPORT_SUFFIXES:
+        raise ValueError(f"{to!r:.80} is no kind of file; choose one of: {', '.join(EXPORT_SUFFIXES)}.")
+    fitting = [kind for kind, suffix in EXPORT_SUFFIXES.items() if suffix == path.suffix.lower() and to in ("", kind)]
     if not fitting:
-        wanted = EXPORTED[to] if to else ", ".join(dict.fromkeys(EXPORTED.values()))
+        wanted = EXPORT_SUFFIXES[to] if to else ", ".join(dict.fromkeys(EXPORT_SUFFIXES.values()))
         raise ValueError(f"{path} has no suffix for what is to be written; expected {wanted}.")
     return fitting[0]

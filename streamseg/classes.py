@@ -42,33 +42,33 @@ class Classes:
         return len(self.names)
 
 
-def parse(text: str) -> Classes:
+def parse_classes(text: str) -> Classes:
     """Classes from "name rrggbb, name rrggbb, …"."""
     pairs = [entry.strip().rsplit(" ", 1) for entry in text.split(",")]
     red_green_blue = [bytes.fromhex(code) for _, code in pairs]
     return Classes(tuple(name for name, _ in pairs), tuple((r, g, b) for r, g, b in red_green_blue))
 
 
-def without(classes: Classes, names: str) -> Classes:
+def without_classes(classes: Classes, names: str) -> Classes:
     """The same classes less those of "name, name, …"; the labels behind a removed one move up."""
     kept = [i for i, name in enumerate(classes.names) if name not in names.split(", ")]
     return Classes(tuple(classes.names[i] for i in kept), tuple(classes.colours[i] for i in kept))
 
 
-CITYSCAPES = parse("""
+CITYSCAPES = parse_classes("""
     road 804080, sidewalk f423e8, building 464646, wall 66669c, fence be9999, pole 999999, traffic light faaa1e,
     traffic sign dcdc00, vegetation 6b8e23, terrain 98fb98, sky 4682b4, person dc143c, rider ff0000, car 00008e,
     truck 000046, bus 003c64, train 005064, motorcycle 0000e6, bicycle 770b20
 """)
 """Cityscapes' 19 classes for evaluation, in its own colours."""
 
-CAMVID = parse("""
+CAMVID = parse_classes("""
     Sky 808080, Building 800000, Pole c0c080, Road 804080, Pavement 0000c0, Tree 808000, SignSymbol c08080,
     Fence 404080, Car 400080, Pedestrian 404000, Bicyclist 0080c0
 """)
 """CamVid's usual 11 classes, in the colours of the original label files."""
 
-COCO_STUFF_182 = parse("""
+COCO_STUFF_182 = parse_classes("""
     person dc143c, bicycle 770b20, car 00008e, motorcycle 0000e6, airplane 6a00e4, bus 003c64, train 005064,
     truck 000046, boat 0000c0, traffic light faaa1e, fire hydrant 64aa1e, street sign 200000, stop sign dcdc00,
     parking meter af74af, bench fa001e, bird a52a2a, cat ff4dff, dog 00e2fc, horse b6b6ff, sheep 005200, cow 78a69d,
@@ -100,12 +100,12 @@ COCO_STUFF_182 = parse("""
 """)
 """COCO-Stuff in its original numbering, less one: 91 things, 91 stuffs; COCO's panoptic colours where it has one."""
 
-COCO_STUFF = without(
+COCO_STUFF = without_classes(
     COCO_STUFF_182, "street sign, hat, shoe, eye glasses, plate, mirror, window, desk, door, blender, hair brush"
 )
 """COCO-Stuff's 171 classes that occur: the 182 without the eleven things that were never annotated."""
 
-ADE20K = parse("""
+ADE20K = parse_classes("""
     wall 787878, building b47878, sky 06e6e6, floor 503232, tree 04c803, ceiling 787850, road 8c8c8c, bed cc05ff,
     windowpane e6e6e6, grass 04fa07, cabinet e005ff, sidewalk ebff07, person 96053d, earth 787846, door 08ff33,
     table ff0652, mountain 8fff8c, plant ccff04, curtain ff3307, chair cc4603, car 0066c8, water 3de6fa,

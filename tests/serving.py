@@ -20,7 +20,7 @@ from PIL import Image
 from waiting import PATIENCE
 
 import streamseg
-from streamseg.stream.label_frames import EagerEngine, Engine
+from streamseg.engine.engine import EagerEngine, Engine
 
 # test modules that import this one are skipped where a library is missing
 for library in ("fastapi", "uvicorn", "websockets"):

@@ -10,7 +10,7 @@ import pytest
 from streamseg import checks
 from streamseg.cli import options
 from streamseg.data import datasets
-from streamseg.io.video import VIDEO_FORMATS
+from streamseg.io.video_writing import VIDEO_FORMATS
 from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import FANETS
 from streamseg.train import config

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from streamseg.checks import check_count, check_positive, pick_kind
+from streamseg.checks import check_count, check_positive, pick_export_format
 from streamseg.cli.options import (
     Device,
     Json,
@@ -19,7 +19,7 @@ from streamseg.cli.options import (
     pick_device,
 )
 from streamseg.cli.say import check_figures, loading, open_messages, print_error, write_figures
-from streamseg.io.files import check_place
+from streamseg.io.files import check_writable
 
 
 def export(
@@ -64,8 +64,8 @@ def export(
     if len(names) > 2:
         raise ValueError(f"{len(names)} names are too many: give a checkpoint, if not the one that ships, and OUT.")
     *given, out = names
-    kind = pick_kind(out, to)
-    check_place(out)
+    kind = pick_export_format(out, to)
+    check_writable(out)
     check_weights(given[0] if given else None)
     check_figures(json)
     if int8 and pictures is None:
@@ -154,7 +154,8 @@ def serve(
         from streamseg.engine.open import open_engine
         from streamseg.io.images import allow_large_pictures
         from streamseg.models import checkpoint
-        from streamseg.stream.label_frames import LastFrames, check_window
+        from streamseg.stream.label_frames import check_window
+        from streamseg.stream.state import LastFrames
 
     token = token or os.environ.get("STREAMSEG_TOKEN", "")
     if token and not server.TOKEN.fullmatch(token):

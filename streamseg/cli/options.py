@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import tyro
 
-from streamseg.checks import check_choice, check_readable, no_data
+from streamseg.checks import check_choice, check_readable, missing_data_error
 from streamseg.evaluate.paper import DOWNLOADS
 from streamseg.io.web import is_address, restore_address
 from streamseg.machine import available_cores
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from streamseg.engine.runtime import ExportedEngine
-    from streamseg.stream.label_frames import Policy
+    from streamseg.stream.state import Policy
 
 
 DataFolder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
@@ -48,7 +48,7 @@ def check_data(dataset: str, data: Path | None) -> None:
     check_choice("dataset", dataset, DATASETS)
     if data is not None and not is_address(restore_address(data)) and not data.exists():
         source = f" It is {DOWNLOADS[dataset]}." if dataset in DOWNLOADS else ""
-        raise FileNotFoundError(f"{no_data(dataset, data)}{source}")
+        raise FileNotFoundError(f"{missing_data_error(dataset, data)}{source}")
 
 
 def check_folder(folder: Path | None, content: str) -> None:
@@ -69,7 +69,7 @@ def parse_size(option: str, text: str) -> tuple[int, int] | None:
 
 def pick_policy(window: int | None, half_life: float | None, steady: float = 0.0) -> "Policy | None":
     """What is remembered of a video: the last frames, or a past that fades in time; None where nothing was said."""
-    from streamseg.stream.label_frames import FadingInTime, LastFrames
+    from streamseg.stream.state import FadingInTime, LastFrames
 
     if window is not None and half_life is not None:
         raise ValueError("Give --window or --half-life, not both.")
@@ -111,7 +111,7 @@ def check_exported(
     steady: float = 0.0,
 ) -> None:
     """Raise a ValueError that says what an exported file cannot do, if that is asked for."""
-    from streamseg.stream.label_frames import LastFrames
+    from streamseg.stream.state import LastFrames
 
     path, fixed = file.path, file.manifest.size
     if tile:

@@ -9,7 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TextIO
 
-from streamseg.io.files import check_place, written_whole
+from streamseg.io.files import check_writable, written_whole
 
 STANDARD_OUTPUT = Path("-")
 """What stands for it as the name of a file."""
@@ -71,7 +71,7 @@ def clear_line() -> None:
 def check_figures(path: Path | None) -> None:
     """Raise an error if figures could not be written to a file that was asked for."""
     if path and path != STANDARD_OUTPUT:
-        check_place(path)
+        check_writable(path)
 
 
 def write_figures(path: Path | None, figures: object, words: TextIO) -> None:

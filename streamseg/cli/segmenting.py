@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import torch
 
     from streamseg.deploy.archive import ArchiveSettings
-    from streamseg.stream.label_frames import Policy
     from streamseg.stream.pipeline import DrawStyle, LabelSettings, Pipeline, RunResult
+    from streamseg.stream.state import Policy
 
 MAY_BE_LATE = 0.05
 """The share of the frames that may be late where a deadline is held."""
@@ -109,7 +109,8 @@ def segment(
     from time import monotonic
 
     from streamseg.io.outputs import OutputFiles, check_json_lines, plan_outputs
-    from streamseg.io.sources import Capture, resolve_sources
+    from streamseg.io.resolve import resolve_sources
+    from streamseg.io.sources import Capture
     from streamseg.stream import latency
 
     given, out = (names[:-1], names[-1]) if len(names) > 1 else (names, "")
@@ -184,6 +185,7 @@ def segment(
         check_json_lines(json, sources, results)
     with loading(quiet):
         from streamseg.io.window import Window
+        from streamseg.stream.observer import PipelineObserver
         from streamseg.stream.pipeline import Pipeline
 
         labeller, style = labeller_and_style()
@@ -192,18 +194,22 @@ def segment(
     meter = latency.Meter()
     last = monotonic()
 
-    def wrote(capture: Capture, shares: list[float], places: OutputFiles) -> None:
-        if places.are_pictures and places.paths and not quiet:
-            clear_line()
-            print(f"{capture.name}: {describe_shares(labeller.classes.names, shares)}", file=words)
-            print("  " + "  ".join(map(str, places.of(capture).paths)), file=words)
+    class Terminal(PipelineObserver):
+        def message(self, sentence: str) -> None:
+            print_error(sentence)
 
-    def watch() -> None:
-        nonlocal last
-        if not quiet and sys.stderr.isatty() and monotonic() - last > 0.25:
-            last = monotonic()
-            told = latency.format_progress(meter.summary(), pipeline.total)
-            print(f"\r\x1b[K{told}", end="", file=sys.stderr, flush=True)
+        def frame_written(self, capture: Capture, shares: list[float], files: OutputFiles) -> None:
+            if files.are_pictures and files.paths and not quiet:
+                clear_line()
+                print(f"{capture.name}: {describe_shares(labeller.classes.names, shares)}", file=words)
+                print("  " + "  ".join(map(str, files.of(capture).paths)), file=words)
+
+        def tick(self) -> None:
+            nonlocal last
+            if not quiet and sys.stderr.isatty() and monotonic() - last > 0.25:
+                last = monotonic()
+                told = latency.format_progress(meter.summary(), pipeline.total)
+                print(f"\r\x1b[K{told}", end="", file=sys.stderr, flush=True)
 
     screen = Window("streamseg") if show else None
     with ExitStack() as files:
@@ -221,9 +227,7 @@ def segment(
             records=records,
             raw=sys.stdout.buffer if raw else None,
             window=screen,
-            say=print_error,
-            wrote=wrote,
-            watch=watch,
+            observer=Terminal(),
         )
         outcome = pipeline.run()
         summary = meter.summary()
@@ -231,7 +235,7 @@ def segment(
         if not outcome.frames and problems:
             fail(problems[0])
         if records:
-            records.write(dumps({"summary": latency.to_json(summary)}) + "\n")
+            records.write(dumps({"summary": latency.summary_to_json(summary)}) + "\n")
 
     if not quiet:
         clear_line()
@@ -268,8 +272,9 @@ def open_labeller(
     from streamseg.engine.engine import ImageEngine
     from streamseg.engine.open import open_engine
     from streamseg.models import checkpoint
-    from streamseg.stream.label_frames import LastFrames, check_window
+    from streamseg.stream.label_frames import check_window
     from streamseg.stream.pipeline import LabelSettings
+    from streamseg.stream.state import LastFrames
 
     engine, classes, trained = open_engine(weights, place, precision, eager=tile, trust=trust)
     if isinstance(engine, runtime.ExportedEngine):

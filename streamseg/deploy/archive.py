@@ -25,9 +25,10 @@ from streamseg.classes import Classes
 from streamseg.engine.open import open_engine
 from streamseg.io.files import UNFINISHED
 from streamseg.io.outputs import OutputFiles
-from streamseg.io.sources import VIDEO_SUFFIXES, VideoFile, absolute, is_list, read_list
+from streamseg.io.resolve import VIDEO_SUFFIXES, absolute, is_list, read_list
+from streamseg.io.sources import VideoFile
 from streamseg.io.stores import (
-    fixed_part,
+    folder_of_pattern,
     is_on_disk,
     list_files,
     local_copy,
@@ -39,9 +40,9 @@ from streamseg.io.stores import (
 from streamseg.io.web import is_address, redact
 from streamseg.models import checkpoint
 from streamseg.parallel import cluster
-from streamseg.stream.label_frames import Policy
 from streamseg.stream.latency import Meter
 from streamseg.stream.pipeline import DrawStyle, LabelSettings, Pipeline
+from streamseg.stream.state import Policy
 
 STATISTICS, SETTINGS, REPORT, PROBLEM = "frames.parquet", "archive.json", "report.json", "problem.txt"
 """Files of an archive: statistics of a video, settings of the archive, report of a job, problem of a damaged video."""
@@ -135,7 +136,7 @@ def segment_archive(
         gpus: Whether to use GPUs, if there are any.
         progress: Called after each video.
     """
-    cluster.check_installed()
+    cluster.require_ray()
     out = out.rstrip("/") if is_address(out) else str(absolute(out))
     root, videos = find_videos(names, out)
     open_archive(out, settings_as_json(settings, root))
@@ -160,7 +161,9 @@ def segment_archive(
                 report.seconds = time.monotonic() - begin
                 progress(report)
         for folder in left:
-            report.problems[folder] = f"{folder} was not finished: its worker failed or died {cluster.TRIES} times."
+            report.problems[folder] = (
+                f"{folder} was not finished: its worker failed or died {cluster.MAX_ATTEMPTS} times."
+            )
         remove_unfinished(out)
         write_text(f"{out}/{REPORT}", json.dumps(asdict(report), indent=2) + "\n")
     return report
@@ -251,7 +254,7 @@ def find_videos(names: Sequence[str], out: str) -> tuple[str, list[ArchiveVideo]
         if not matching:
             raise FileNotFoundError(f"No video at {redact(entry)}: looked for {' '.join(VIDEO_SUFFIXES)}.")
         found |= matching
-        roots.append(fixed_part(store, path))
+        roots.append(folder_of_pattern(store, path))
     if len(stores) > 1:
         raise ValueError("The videos are on different disks or stores: give those of one at a time.")
     _, results = open_store(out)

@@ -20,26 +20,27 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from streamseg.checks import EXPORTED as KINDS, pick_kind
+from streamseg.checks import EXPORT_SUFFIXES as KINDS, pick_export_format
 from streamseg.classes import Classes
 from streamseg.deploy.onnx_int8 import quantise_onnx
+from streamseg.engine.engine import resize_frames
 from streamseg.engine.runtime import (
     ENTRY,
-    MAX_SIDE,
-    MIN_SIDE,
+    MAX_EXPORT_SIDE,
+    MIN_EXPORT_SIDE,
     ExportedEngine,
     Manifest,
-    check_installed,
     open_exported,
+    require_packages,
 )
 from streamseg.engine.tiles import check_model
 from streamseg.evaluate import metrics
 from streamseg.io.checksums import write_checksum
-from streamseg.io.files import check_place, written_whole
-from streamseg.io.sources import read_frames
+from streamseg.io.files import check_writable, written_whole
+from streamseg.io.resolve import read_frames
 from streamseg.io.tensors import short_error
 from streamseg.models.fanet import FANet
-from streamseg.stream.label_frames import check_size, label_frame, label_frames, resize_frames
+from streamseg.stream.label_frames import check_size, label_frame, label_frames
 
 OPSET = 18
 """The oldest ONNX opset that torch exports to, for as many runtimes as possible."""
@@ -141,8 +142,8 @@ def export_model(
         source: Where the weights came from, in words.
     """
     path = Path(path)
-    kind = pick_kind(path, to)
-    check_place(path)
+    kind = pick_export_format(path, to)
+    check_writable(path)
     check_exportable(model, classes, kind, video=video)
     if size is not None:
         check_size(size)
@@ -153,7 +154,7 @@ def export_model(
     manifest = Manifest(
         classes=classes,
         size=size,
-        state=tuple(attend.context_shape for attend in model.attends) if video else (),
+        state=tuple(attend.context_shape for attend in model.attentions) if video else (),
         confidence=confidence,
         window=window,
         averages=model.averages,
@@ -184,7 +185,7 @@ def check_exportable(model: FANet, classes: Classes, kind: str, *, video: bool) 
         raise ValueError(f"The network has {model.classes} classes, but {len(classes)} names were given.")
     if model.mean.dtype != torch.float32:
         raise ValueError(f"The network is in {model.mean.dtype}; expected fp32: call model.float() first.")
-    if video and not all(attend.context_shape[0] for attend in model.attends):
+    if video and not all(attend.context_shape[0] for attend in model.attentions):
         attention = type(model.attend1).__name__
         raise ValueError(f"A network with {attention} has no context for later frames: export it without --video.")
     if kind in ("onnx", "openvino") and model.mean.device.type != "cpu":
@@ -194,9 +195,9 @@ def check_exportable(model: FANet, classes: Classes, kind: str, *, video: bool) 
 def check_libraries(kind: str) -> None:
     """Raise an ImportError that names the package to install, if a kind of file needs one that is missing."""
     if kind in ("onnx", "openvino"):
-        check_installed("ONNX files", "onnx", "onnxscript", "onnxruntime")
+        require_packages("ONNX files", "onnx", "onnxscript", "onnxruntime")
     if kind == "openvino":
-        check_installed("OpenVINO files", "openvino")
+        require_packages("OpenVINO files", "openvino")
     if kind == "aotinductor" and not any(map(shutil.which, ("g++", "clang++"))):
         raise ImportError("AOTInductor needs a C++ compiler, and none was found: install g++.")
 
@@ -220,7 +221,8 @@ def dynamic_sides(manifest: Manifest) -> dict | None:
     """Return the sides of each input of ExportModule that may have any length; None if all are fixed."""
     if manifest.size:
         return None
-    sides = {1: Dim("height", min=MIN_SIDE, max=MAX_SIDE), 2: Dim("width", min=MIN_SIDE, max=MAX_SIDE)}
+    limits = {"min": MIN_EXPORT_SIDE, "max": MAX_EXPORT_SIDE}
+    sides = {1: Dim("height", **limits), 2: Dim("width", **limits)}
     return {name: sides if name == "frame" else None for name in manifest.inputs}
 
 

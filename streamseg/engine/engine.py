@@ -30,7 +30,7 @@ class Prediction(NamedTuple):
     """(H, W), uint8."""
     confidence: Tensor | None = None
     """If wanted, the probability of each label, uint8: 255 is 1."""
-    coarse: Tensor | None = None
+    low_res_labels: Tensor | None = None
     """If labels are kept steady, those where the image was scored, (h, w), uint8."""
 
 
@@ -45,11 +45,11 @@ class FrameBatch(NamedTuple):
     """How many frames each sum is of."""
     sizes: Sequence[tuple[int, int]]
     """Height and width of each one's labels."""
-    confident: bool = False
+    with_confidence: bool = False
     """Whether the probability of each label is wanted too."""
     steady: float = 0.0
     """How much more the classes of the frame before score."""
-    before: Sequence[Tensor | None] = ()
+    previous_labels: Sequence[Tensor | None] = ()
     """Those classes, (h, w), of each stream that has seen a frame of this size; needed where they score more."""
 
 
@@ -81,7 +81,7 @@ class EagerEngine:
     def __init__(self, model: FANet):
         check_model(model)
         self.model, self.classes = model, model.classes
-        self.widths = tuple(attend.context_shape[1] for attend in model.attends)
+        self.widths = tuple(attend.context_shape[1] for attend in model.attentions)
         self.context_shape = (model.attend1.context_shape[0], sum(self.widths))
 
     @property
@@ -150,7 +150,7 @@ def predict_from_scores(scores: Tensor, batch: FrameBatch) -> list[Prediction]:
     predictions = []
     for x, size, own in zip(scores, batch.sizes, coarse, strict=True):
         labels, confidence = (
-            labels_and_confidence_from_scores(x, size) if batch.confident else (labels_from_scores(x, size), None)
+            labels_and_confidence_from_scores(x, size) if batch.with_confidence else (labels_from_scores(x, size), None)
         )
         predictions.append(Prediction(labels, confidence, own))
     return predictions
@@ -161,7 +161,7 @@ def apply_hysteresis(scores: Tensor, batch: FrameBatch) -> tuple[Tensor, Sequenc
     if not batch.steady:
         return scores, [None] * len(scores)
     scores = scores.clone()
-    for x, before in zip(scores, batch.before, strict=True):
+    for x, before in zip(scores, batch.previous_labels, strict=True):
         if before is not None and before.shape == x.shape[1:]:
             place = before[None].to(x.device, torch.int64).clamp(max=len(x) - 1)
             x.scatter_add_(0, place, torch.full_like(place, batch.steady, dtype=x.dtype))

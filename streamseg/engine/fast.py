@@ -43,7 +43,7 @@ from streamseg.models.attention import FastAttention
 from streamseg.models.checkpoint import Network
 from streamseg.models.fanet import FANet
 
-SAY = logging.getLogger("streamseg")
+LOG = logging.getLogger("streamseg")
 
 MAX_GRAPHS = 8
 """How many sizes of frames are kept ready at a time."""
@@ -97,19 +97,19 @@ class FastEngine:
 
     def __init__(self, model: FANet, precision: torch.dtype, calibration: Sequence[Picture] = ()):
         self.device, self.classes, self.averages = model.mean.device, model.classes, model.averages
-        self.widths = tuple(attend.context_shape[1] for attend in model.attends)
+        self.widths = tuple(attend.context_shape[1] for attend in model.attentions)
         self.context_shape = (model.key_channels, sum(self.widths))
         self.ready: dict[Size, GraphBuffers] = {}
         self.sizes: SizeCounter[Size] = SizeCounter(MAX_GRAPHS)
-        self.patient = False
-        """Whether graphs are made by prepare_next alone, and not while frames wait for their labels."""
+        self.capture_when_idle = False
+        """Whether graphs are made by capture_next alone, and not while frames wait for their labels."""
         in_bytes = precision == torch.uint8
         frames = [to_checked_frame(frame)[None] for frame in calibration] if in_bytes else []
         with torch.inference_mode(False):  # or nothing that is made here could be changed outside of it
             self.folded = Folded(model, torch.float32 if in_bytes else precision)
             if frames:
                 self.folded = FoldedInt8(self.folded, frames)
-        self.learning, self.seen = in_bytes and not frames, list[Tensor]()
+        self.calibrating, self.seen = in_bytes and not frames, list[Tensor]()
         self.turn = DeviceLock(self.device)
 
     def __getstate__(self) -> dict[str, object]:
@@ -148,19 +148,19 @@ class FastEngine:
         context = torch.empty(len(batch.images), *self.context_shape, device=self.device)
         past = torch.zeros_like(context) if batch.past is None else batch.past
         scores = self.folded.scores(batch.images, past, self.scale_of(batch.weights), context)
-        if self.learning:
+        if self.calibrating:
             self.learn(batch.images)
         return predict_from_scores(scores, batch), context
 
     def learn(self, images: Tensor) -> None:
         """Keep frames to learn the ranges of bytes from, and go over to bytes when there are enough."""
         with self.turn, torch.inference_mode(False):
-            if not self.learning:  # another thread has brought the last one
+            if not self.calibrating:  # another thread has brought the last one
                 return
             self.seen.append(images.clone())  # the caller may put the next frame into its place
             if sum(map(len, self.seen)) >= CALIBRATION_FRAMES:
                 self.folded = FoldedInt8(self.folded, self.seen)
-                self.learning, self.seen = False, []
+                self.calibrating, self.seen = False, []
 
     def scale_of(self, weights: Sequence[float]) -> Tensor:
         return torch.tensor([1 / (1 + weight) if self.averages else 1.0 for weight in weights], device="cpu")
@@ -197,7 +197,7 @@ class FastEngine:
                 predictions.append(Prediction(ready.labels[i].clone(), confidence))
                 continue
             labels = torch.empty(1, *size, dtype=torch.uint8, device=self.device)
-            confidence = torch.empty_like(labels) if batch.confident else None
+            confidence = torch.empty_like(labels) if batch.with_confidence else None
             kernels.label(scores[i : i + 1], size, labels, confidence)
             predictions.append(Prediction(labels[0], None if confidence is None else confidence[0], coarse[i]))
         return predictions, ready.context.clone()
@@ -210,14 +210,14 @@ class FastEngine:
             at_once: Whether a graph is made for a size that comes for the first time; else, for the second. Neither
                 for a size that is rare among more sizes than are kept.
         """
-        key = (shape, batch.confident)
+        key = (shape, batch.with_confidence)
         self.sizes.note(key)
         again = key in self.ready
-        ready = self.ready[key] if again else self.prepare(key)
+        ready = self.ready[key] if again else self.allocate(key)
         kept = again or self.keep(key, ready)
         ready.frame.copy_(batch.images, non_blocking=True)
         self.remind(ready, batch.past, tuple(batch.weights))
-        if ready.graph is None and kept and (at_once or again) and not self.patient:
+        if ready.graph is None and kept and (at_once or again) and not self.capture_when_idle:
             self.capture(ready)
         if ready.graph is None:
             with CAPTURE:  # or what is captured in another thread might get this as well
@@ -238,7 +238,7 @@ class FastEngine:
             ready.scale.copy_(self.scale_of(weights))
 
     @torch.inference_mode(False)
-    def prepare(self, key: Size) -> GraphBuffers:
+    def allocate(self, key: Size) -> GraphBuffers:
         """Places for a size of frames."""
         shape, confident = key
         batch, height, width = (shape[0] if len(shape) == 4 else 1), *shape[-2:]
@@ -272,10 +272,10 @@ class FastEngine:
 
     def capture(self, ready: GraphBuffers) -> None:
         """Make the graph of a size."""
-        SAY.info("Preparing for frames of %d x %d, which takes half a minute the first time.", *ready.given.shape[-2:])
+        LOG.info("Preparing for frames of %d x %d, which takes half a minute the first time.", *ready.given.shape[-2:])
         ready.graph = capture_graph(partial(self.run, ready), self.device)
 
-    def prepare_next(self) -> bool:
+    def capture_next(self) -> bool:
         """Make the graph of the size that comes most often of those without one; False if no other is left."""
         with self.turn:
             wanted = [key for key, ready in self.ready.items() if ready.graph is None and self.sizes.counts[key] > 1]
@@ -344,7 +344,7 @@ def has_fast_form(model: nn.Module) -> bool:
     if not isinstance(model, FANet):
         return False
     plain_stem = model.encoder.conv1.stride[0] == 2 and isinstance(model.encoder.pool[0], nn.Identity)
-    return plain_stem and all(type(attend) is FastAttention for attend in model.attends)
+    return plain_stem and all(type(attend) is FastAttention for attend in model.attentions)
 
 
 def check_int8(model: nn.Module) -> None:

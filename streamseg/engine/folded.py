@@ -120,7 +120,7 @@ class Folded:
         self.pools = list(encoder.pool)[1:]
         stages = (encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4)
         self.stages = [[fold_block(block) for block in stage] for stage in stages]
-        self.attentions = [fold_attention(module) for module in model.attends]
+        self.attentions = [fold_attention(module) for module in model.attentions]
         self.narrow4, self.narrow3 = fold(*pair(model.narrow4)), fold(*pair(model.narrow3))
         self.narrow2 = fold(*pair(model.narrow2))
         self.smooth3, self.smooth1 = fold(*pair(model.smooth3)), fold(*pair(model.smooth1))

@@ -23,22 +23,22 @@ from torch.nn import functional as F
 from streamseg.checks import check_choice, check_count, check_readable
 from streamseg.classes import Classes
 from streamseg.engine.engine import FrameBatch, Prediction, resize_frames, to_uint8
-from streamseg.io.checksums import BLANK, check_checksum, check_zip, take_checksum
+from streamseg.io.checksums import BLANK_CHECKSUM, check_checksum, check_zip, pop_checksum
 from streamseg.io.tensors import short_error
 from streamseg.models import checkpoint
 
 ENTRY = "streamseg"
 """Where a file says what it is: in ONNX's metadata, in OpenVINO's rt_info, in the folder extra of a .pt2."""
 
-MIN_SIDE = 65
+MIN_EXPORT_SIDE = 65
 """The least height and width of frames for a file that takes any size: Res-4's map is then more than one pixel."""
-MAX_SIDE = 8192
+MAX_EXPORT_SIDE = 8192
 """The largest side of frames for such a file, so that a compiled one can count pixels in 32 bits."""
 
 COMPILED = "/data/aotinductor/"
 """What the names in a .pt2 hold if it is an AOTInductor package, and not a torch.export program."""
 
-Port = tuple[int | None, ...]
+Shape = tuple[int | None, ...]
 """The shape of what goes into a file; None where any size will do."""
 Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 """Runs a file once: tensors in and out, by their names."""
@@ -83,9 +83,9 @@ class Manifest:
             raise ValueError(f"source is {self.source!r:.80}; expected printable text in one line.")
 
     @property
-    def inputs(self) -> dict[str, Port]:
+    def inputs(self) -> dict[str, Shape]:
         """Names and shapes of what goes in."""
-        ports: dict[str, Port] = {"frame": (1, *(self.size or (None, None)), 3)}
+        ports: dict[str, Shape] = {"frame": (1, *(self.size or (None, None)), 3)}
         ports |= {f"past{stage}": (1, *shape) for stage, shape in enumerate(self.state, 1)}
         return ports | ({"weight": (1,)} if self.state and self.averages else {})
 
@@ -97,7 +97,7 @@ class Manifest:
 
     def to_json(self) -> str:
         """As it stands in a file, with a place for the file's checksum."""
-        return json.dumps({**asdict(self), "checksum": BLANK})
+        return json.dumps({**asdict(self), "checksum": BLANK_CHECKSUM})
 
     def to_plain_json(self) -> str:
         """As it stands in a .pt2, a zip file, which has checksums of its own."""
@@ -115,7 +115,7 @@ def read_manifest(path: Path, text: str | None) -> Manifest:
         raise ValueError(f"{path} was not exported by streamseg: make such a file with streamseg export.")
     try:
         entry = json.loads(text)
-        take_checksum(path, entry)
+        pop_checksum(path, entry)
         size, state, classes = entry["size"], entry["state"], entry["classes"]
         entry |= {"size": size and tuple(size), "state": tuple(map(tuple, state)), "classes": Classes(**classes)}
         return Manifest(**entry)
@@ -140,20 +140,20 @@ class ExportedEngine:
 
     def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
         """See Engine; labels of another size than the frames were seen at are taken from the nearest pixel."""
-        images, past, weights, sizes, confident, steady, _ = batch
-        if confident and not self.manifest.confidence:
+        images, past, weights, sizes, with_confidence, steady, _ = batch
+        if with_confidence and not self.manifest.confidence:
             raise ValueError(f"{self.path} gives no confidence: export it again with --confidence.")
         if steady:
             raise ValueError(
                 f"{self.path} gives labels, whose scores it does not tell: keep them steady with a network."
             )
-        height, width = (min(max(MIN_SIDE, side), MAX_SIDE) for side in images.shape[-2:])
+        height, width = (min(max(MIN_EXPORT_SIDE, side), MAX_EXPORT_SIDE) for side in images.shape[-2:])
         frames = to_uint8(resize_frames(images, self.manifest.size or (height, width)))
         pasts = images.new_zeros(len(images), *self.context_shape, dtype=torch.float32) if past is None else past
         predictions, contexts = [], []
         for frame, before, weight, size in zip(frames, pasts.float(), weights, sizes, strict=True):
             found = self.run(self.name_inputs(frame, before, weight))
-            confidence = resize_nearest(found["confidence"][0], size) if confident else None
+            confidence = resize_nearest(found["confidence"][0], size) if with_confidence else None
             predictions.append(Prediction(resize_nearest(found["labels"][0], size), confidence))
             context = [found[f"context{stage}"] for stage in range(1, len(self.manifest.state) + 1)]
             contexts.append(torch.cat(context, dim=2) if context else pasts.new_zeros(1, 0, 0))
@@ -185,7 +185,7 @@ def open_weights(
         trust: Whether a program in the file may run.
     """
     if path is None or path.suffix.lower() not in OPENERS:
-        model, description = checkpoint.read(path or checkpoint.BUNDLED)
+        model, description = checkpoint.read_checkpoint(path or checkpoint.BUNDLED)
         return model, description.classes, description.window
     file = open_exported(path, device, trust=trust)
     return file, file.manifest.classes, file.manifest.window
@@ -206,7 +206,7 @@ def open_exported(path: str | Path, device: str | torch.device = "cpu", *, trust
 
 def open_onnx(path: Path, device: torch.device) -> ExportedEngine:
     """An ONNX file, in ONNX Runtime."""
-    check_installed("ONNX files", "onnxruntime")
+    require_packages("ONNX files", "onnxruntime")
     import onnxruntime
 
     gpu = ["CUDAExecutionProvider"] if device.type == "cuda" else []
@@ -216,14 +216,14 @@ def open_onnx(path: Path, device: torch.device) -> ExportedEngine:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4  # what goes wrong is told in a sentence
-    with readable_errors(f"{path} is no ONNX file, or is cut short or damaged"):
+    with explain_runtime_errors(f"{path} is no ONNX file, or is cut short or damaged"):
         session = onnxruntime.InferenceSession(str(path), options, [*gpu, "CPUExecutionProvider"])
     manifest = read_manifest(path, session.get_modelmeta().custom_metadata_map.get(ENTRY))
     ports = {port.name: to_shape(port.shape) for port in session.get_inputs()}
     check_shapes(path, manifest, ports, [port.name for port in session.get_outputs()])
 
     def run(given: dict[str, Tensor]) -> dict[str, Tensor]:
-        with readable_errors(f"{path} failed on a frame"):
+        with explain_runtime_errors(f"{path} failed on a frame"):
             found = session.run(manifest.outputs, {name: tensor.numpy() for name, tensor in given.items()})
         return {name: torch.from_numpy(values) for name, values in zip(manifest.outputs, found, strict=True)}
 
@@ -232,7 +232,7 @@ def open_onnx(path: Path, device: torch.device) -> ExportedEngine:
 
 def open_openvino(path: Path, device: torch.device) -> ExportedEngine:
     """An OpenVINO IR, whose weights lie beside it as .bin."""
-    check_installed("OpenVINO files", "openvino")
+    require_packages("OpenVINO files", "openvino")
     import openvino
 
     if device.type != "cpu":
@@ -243,7 +243,7 @@ def open_openvino(path: Path, device: torch.device) -> ExportedEngine:
     core = openvino.Core()
     # fp32 even where the processor has a faster format, so that labels are those of the network
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-    with readable_errors(f"{path} is no OpenVINO file, or is cut short or damaged"):
+    with explain_runtime_errors(f"{path} is no OpenVINO file, or is cut short or damaged"):
         network = core.read_model(path, weights)
         text = network.get_rt_info([ENTRY]).astype(str) if network.has_rt_info([ENTRY]) else None
     manifest = read_manifest(path, text)
@@ -252,12 +252,12 @@ def open_openvino(path: Path, device: torch.device) -> ExportedEngine:
         for port in network.inputs
     }
     check_shapes(path, manifest, ports, [port.any_name for port in network.outputs])
-    with readable_errors(f"{path} cannot be run here"):
+    with explain_runtime_errors(f"{path} cannot be run here"):
         compiled = core.compile_model(network, "CPU", settings)
     turn = threading.Lock()  # a compiled model computes one thing at a time, and fails if it is asked for two
 
     def run(given: dict[str, Tensor]) -> dict[str, Tensor]:
-        with turn, readable_errors(f"{path} failed on a frame"):
+        with turn, explain_runtime_errors(f"{path} failed on a frame"):
             found = compiled({name: tensor.numpy() for name, tensor in given.items()})
         return {name: torch.from_numpy(found[name]) for name in manifest.outputs}
 
@@ -267,7 +267,7 @@ def open_openvino(path: Path, device: torch.device) -> ExportedEngine:
 def open_program(path: Path, device: torch.device) -> ExportedEngine:
     """A .pt2 file: a torch.export program, or an AOTInductor package. What is in it is run."""
     check_zip(path)
-    with readable_errors(f"{path} is no .pt2 file, or is cut short"), zipfile.ZipFile(path) as archive:
+    with explain_runtime_errors(f"{path} is no .pt2 file, or is cut short"), zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         found = [name for name in names if name.partition("/")[2] == f"extra/{ENTRY}.json"]
         text = archive.read(found[0]).decode() if found else None
@@ -278,11 +278,11 @@ def open_program(path: Path, device: torch.device) -> ExportedEngine:
             f"{path} was compiled for {manifest.device or 'nothing'}, and not for {device.type}: give --device, or "
             "export it anew."
         )
-    with readable_errors(f"{path} cannot be loaded by this version of torch, on this machine"):
+    with explain_runtime_errors(f"{path} cannot be loaded by this version of torch, on this machine"):
         program = load_compiled(path, device) if compiled else load_program(path, device)
 
     def run(given: dict[str, Tensor]) -> dict[str, Tensor]:
-        with readable_errors(f"{path} failed on a frame"), torch.no_grad():
+        with explain_runtime_errors(f"{path} failed on a frame"), torch.no_grad():
             values = program(*given.values())
         return dict(zip(manifest.outputs, values, strict=True))
 
@@ -311,18 +311,18 @@ OPENERS = {".onnx": open_onnx, ".xml": open_openvino, ".pt2": open_program}
 """What opens an exported file, by its suffix."""
 
 
-def to_shape(sides: Iterator[int | str | None] | Sequence[int | str | None]) -> Port:
+def to_shape(sides: Iterator[int | str | None] | Sequence[int | str | None]) -> Shape:
     """A shape with None for what any size will do for."""
     return tuple(side if isinstance(side, int) else None for side in sides)
 
 
-def check_shapes(path: Path, manifest: Manifest, inputs: Mapping[str, Port], outputs: Sequence[str]) -> None:
+def check_shapes(path: Path, manifest: Manifest, inputs: Mapping[str, Shape], outputs: Sequence[str]) -> None:
     """Raise a ValueError unless what goes in and out of a file is what it says."""
     if inputs != manifest.inputs or set(outputs) != set(manifest.outputs):
         raise ValueError(f"{path} describes itself wrongly (it takes {inputs!s:.200}): it cannot be used.")
 
 
-def check_installed(what: str, *modules: str) -> None:
+def require_packages(what: str, *modules: str) -> None:
     """Raise an ImportError that says what to install, if a library is missing."""
     for module in modules:
         if find_spec(module) is None:
@@ -330,7 +330,7 @@ def check_installed(what: str, *modules: str) -> None:
 
 
 @contextmanager
-def readable_errors(what: str) -> Iterator[None]:
+def explain_runtime_errors(what: str) -> Iterator[None]:
     """Tell of whatever a runtime fails with in a sentence; each has errors of its own kinds."""
     try:
         yield

@@ -74,7 +74,7 @@ def label_tiled(
 def gather_context(model: FANet, frame: Tensor, tile: tuple[int, int], margin: int) -> Context:
     """The context of a whole frame, matrices (1, D, C): the mean of its tiles' own, each by its share of the pixels."""
     precision = torch.promote_types(model.mean.dtype, torch.float32)
-    total = [model.mean.new_zeros(1, *attend.context_shape, dtype=precision) for attend in model.attends]
+    total = [model.mean.new_zeros(1, *attend.context_shape, dtype=precision) for attend in model.attentions]
     places = list(tiles(frame, tile, margin))
     pixels = sum(slice_length(rows.own) * slice_length(columns.own) for rows, columns in places)
     for rows, columns in places:
@@ -250,7 +250,7 @@ def check_tiles(model: FANet, tile: tuple[int, int], margin: int) -> None:
             raise ValueError(f"A side of the tiles is {side!r:.80}; expected a multiple of {GRID}, such as 1024.")
     if type(margin) is not int or margin < 0 or margin % GRID:
         raise ValueError(f"The margin is {margin!r:.80}; expected a multiple of {GRID}, such as 256, or 0.")
-    for attend in model.attends:
+    for attend in model.attentions:
         if isinstance(attend, (SelfAttention, ChannelAttention)):
             raise ValueError(
                 f"{type(attend).__name__} needs all pixels at once: only a network of FastAttention can see an image "

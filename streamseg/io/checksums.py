@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "streamseg-sha256:"
-BLANK = PREFIX + 64 * "0"
+BLANK_CHECKSUM = PREFIX + 64 * "0"
 """What a writer puts into the metadata, under the name "checksum", for write_checksum to fill in."""
 
 
 def write_checksum(path: Path, *others: Path) -> None:
     """Replace the blank in a file's metadata by the checksum of the file and of others that belong to it."""
     data = path.read_bytes()
-    start = data.rfind(BLANK.encode())
+    start = data.rfind(BLANK_CHECKSUM.encode())
     if start < 0:
         raise ValueError(f"{path} has no place for its checksum.")
     with path.open("r+b") as file:
@@ -34,22 +34,22 @@ def check_checksum(path: Path, *others: Path) -> None:
 def check_bytes(path: Path | str, data: bytes, others: tuple[Path, ...] = ()) -> None:
     """Raise a ValueError unless the bytes of a file that holds a checksum are as they were written."""
     start = data.rfind(PREFIX.encode())
-    if start >= 0 and data[start : start + len(BLANK)] != digest(data, start, others):
-        raise damaged(path)
+    if start >= 0 and data[start : start + len(BLANK_CHECKSUM)] != digest(data, start, others):
+        raise damaged_file_error(path)
 
 
 def digest(data: bytes, start: int, others: tuple[Path, ...]) -> bytes:
     """The checksum of a file whose own checksum begins at a place, in the form in which it stands there."""
     view = memoryview(data)
     found = hashlib.sha256(view[:start])
-    found.update(BLANK.encode())
-    found.update(view[start + len(BLANK) :])
+    found.update(BLANK_CHECKSUM.encode())
+    found.update(view[start + len(BLANK_CHECKSUM) :])
     for other in others:
         found.update(other.read_bytes())
     return f"{PREFIX}{found.hexdigest()}".encode()
 
 
-def take_checksum(path: Path | str, entry: dict[str, Any]) -> bool:
+def pop_checksum(path: Path | str, entry: dict[str, Any]) -> bool:
     """Remove the checksum from what a file says of itself; whether there was one. A damaged one is an error.
 
     check_checksum finds only a checksum that is whole: one that is not must not pass for an older file.
@@ -57,14 +57,14 @@ def take_checksum(path: Path | str, entry: dict[str, Any]) -> bool:
     if "checksum" not in entry:
         return False
     if not re.fullmatch(f"{PREFIX}[0-9a-f]{{64}}", str(entry.pop("checksum"))):
-        raise damaged(path)
+        raise damaged_file_error(path)
     return True
 
 
 def check_pinned(path: Path, expected: str) -> None:
     """Raise a ValueError unless the SHA-256 of a whole file is the expected one."""
     if hashlib.sha256(path.read_bytes()).hexdigest() != expected:
-        raise damaged(path)
+        raise damaged_file_error(path)
 
 
 def check_zip(path: Path) -> None:
@@ -85,8 +85,8 @@ def check_zip(path: Path) -> None:
         raise
     # what a damaged directory leads to differs with the damage
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError):
-        raise damaged(path) from None
+        raise damaged_file_error(path) from None
 
 
-def damaged(path: Path | str) -> ValueError:
+def damaged_file_error(path: Path | str) -> ValueError:
     return ValueError(f"{path} is damaged (its checksum does not match): copy or download it again.")

@@ -7,14 +7,14 @@ from typing import BinaryIO
 
 EBML, SEGMENT, CLUSTER = 0x1A45DFA3, 0x18538067, 0x1F43B675
 """Names of elements of Matroska: the beginning, all that follows, and frames."""
-BEHIND = (0x1C53BB6B, 0x1254C367, 0x1941A469, 0x1043A770, 0x114D9B74)
+AFTER_FRAMES = (0x1C53BB6B, 0x1254C367, 0x1941A469, 0x1043A770, 0x114D9B74)
 """What may follow the frames: Cues, Tags, Attachments, Chapters, SeekHead."""
-LEVEL_1 = (*BEHIND, CLUSTER, 0x1549A966, 0x1654AE6B)
+LEVEL_1 = (*AFTER_FRAMES, CLUSTER, 0x1549A966, 0x1654AE6B)
 """All that can be in a segment: also Info and Tracks."""
 VOID = 0xEC
 CRC32 = b"\xbf\x84"
 """How an element begins that holds a CRC-32 of its other bytes, as FFmpeg writes each."""
-SYNC = 0x47
+SYNC_BYTE = 0x47
 """The first byte of each packet of an MPEG transport stream."""
 
 
@@ -35,7 +35,7 @@ def is_cut(path: Path) -> bool:
             return avi_is_cut(file, size)
     # packets of 188 bytes, with a time of 4 before each on Blu-rays, or with 16 for error correction behind
     for packet, first in ((188, 0), (192, 4), (204, 0)):
-        if len(head) > first + 2 * packet and all(head[first + i * packet] == SYNC for i in range(3)):
+        if len(head) > first + 2 * packet and all(head[first + i * packet] == SYNC_BYTE for i in range(3)):
             return size % packet != 0
     return False
 
@@ -58,7 +58,7 @@ def matroska_is_cut(file: BinaryIO, size: int) -> bool:
             return False
         elif file.tell() + length > size:
             # behind all frames only indexes and texts are missing
-            return not (clusters and identity in BEHIND)
+            return not (clusters and identity in AFTER_FRAMES)
         else:
             clusters = clusters or identity == CLUSTER
             file.seek(length, os.SEEK_CUR)

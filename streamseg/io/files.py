@@ -18,7 +18,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     The temporary file lies in the same folder, so that the renaming is one step, and keeps the suffix, which libraries
     choose a format by. A link is followed, and a file that was there hands its permissions on.
     """
-    target = check_place(path)
+    target = check_writable(path)
     temporary = target.with_name(f"{UNFINISHED}{uuid.uuid4().hex}{target.suffix}")
     try:
         temporary.touch(exist_ok=False)
@@ -36,7 +36,7 @@ def written_whole(path: Path) -> Iterator[Path]:
         raise
 
 
-def check_place(path: Path) -> Path:
+def check_writable(path: Path) -> Path:
     """The file that a path leads to, through links; an error in a sentence if none can be written there."""
     target = Path(os.path.realpath(path))
     for folder in (path.parent, target.parent):

@@ -26,13 +26,13 @@ Result = TypeVar("Result")
 Picture = str | Path | Image.Image | numpy.ndarray | Tensor
 """What can be taken for a picture: a file's path, a PIL picture, an array (H, W, 3), (H, W, 4) or (H, W), a frame."""
 
-MOST_PIXELS = 2**30
+MAX_LARGE_PIXELS = 2**30
 """What allow_large_pictures allows: 4 GB in memory."""
 
 UPLOAD_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """The kinds of pictures that are taken from strangers: none of their decoders starts another program."""
 
-OPENING = threading.Lock()
+PIL_LOCK = threading.Lock()
 
 SIGNATURE = "streamseg"
 """The software that wrote a picture, in its EXIF."""
@@ -47,7 +47,7 @@ file that is 7 to 10 % larger. Of labels, which take 5 ms, it would be two third
 FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "Arial.ttf", "Arial Unicode.ttf", "NotoSansCJK-Regular.ttc")
 
 # of a picture with an EXIF orientation, to see it upright
-TURNS = {
+EXIF_TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -58,7 +58,7 @@ TURNS = {
 }
 
 # the most pixels a side that these formats can hold
-LIMITS = {".webp": 16383, ".jpg": 65500, ".jpeg": 65500}
+MAX_SIDES = {".webp": 16383, ".jpg": 65500, ".jpeg": 65500}
 
 
 def read_image(path: str | Path) -> Tensor:
@@ -71,20 +71,20 @@ def read_image(path: str | Path) -> Tensor:
 
 def allow_large_pictures() -> None:
     """Read pictures in this process that else would be taken for an attack on its memory, up to MOST_PIXELS."""
-    Image.MAX_IMAGE_PIXELS = MOST_PIXELS
+    Image.MAX_IMAGE_PIXELS = MAX_LARGE_PIXELS
 
 
 def read_first(path: str | Path) -> tuple[Tensor, bool]:
     """A picture as read_image gives it, and whether its file holds more of them, as animations do."""
-    return decode(Path(path), to_first)
+    return decode(Path(path), to_first_frame)
 
 
 def read_downloaded(file: BinaryIO, name: str) -> tuple[Tensor, bool]:
     """What read_first gives, of a picture that came from elsewhere; errors call it by the name."""
-    return decode_file(file, name, to_first)
+    return decode_file(file, name, to_first_frame)
 
 
-class UnknownKindError(ValueError):
+class UnknownFormatError(ValueError):
     """What was sent is no picture of a known kind."""
 
 
@@ -95,27 +95,27 @@ class TooLargeError(ValueError):
 def decode_upload(data: bytes, most: int) -> Tensor:
     """The frame of a picture that a stranger sent, unless it has too many pixels; those are not decoded."""
     try:
-        with OPENING, warnings.catch_warnings():
+        with PIL_LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data), formats=UPLOAD_FORMATS) as picture:
                 pixels = picture.width * picture.height
     except UnidentifiedImageError:
-        raise UnknownKindError("What was sent is no picture: send a PNG, JPEG, WebP, GIF, BMP or TIFF.") from None
+        raise UnknownFormatError("What was sent is no picture: send a PNG, JPEG, WebP, GIF, BMP or TIFF.") from None
     except Image.DecompressionBombError:
         pixels = most + 1
     except Exception as error:  # a damaged file can fail anywhere in its decoder
         raise ValueError(f"The picture is damaged ({error!s:.80}): send a whole copy.") from error
     if pixels > most:
         raise TooLargeError(f"The picture has more than {most:,} pixels: make it smaller first.")
-    return decode_file(io.BytesIO(data), "The picture", to_first, UPLOAD_FORMATS)[0]
+    return decode_file(io.BytesIO(data), "The picture", to_first_frame, UPLOAD_FORMATS)[0]
 
 
-def to_first(picture: Image.Image) -> tuple[Tensor, bool]:
+def to_first_frame(picture: Image.Image) -> tuple[Tensor, bool]:
     """The frame of a picture, and whether more follow it in its file."""
     rgb = to_rgb(upright(picture))
     # numpy copies: torch would open a team of threads in each thread that decodes
     frame = torch.from_numpy(numpy.array(numpy.asarray(rgb).transpose(2, 0, 1), order="C"))
-    with OPENING, warnings.catch_warnings():
+    with PIL_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             # what else a telephone's photo holds (MPO) is another view of it, which nobody means
@@ -170,17 +170,17 @@ def to_frame(picture: Picture) -> Tensor:
     return torch.from_numpy(numpy.array(picture[:, :, :3].transpose(2, 0, 1), order="C"))
 
 
-def read_ids(path: Path) -> Tensor:
+def read_label_ids(path: Path) -> Tensor:
     """The ids (H, W), int32, of a label file: a picture of one channel, indexed, or of 16 bits; values as they are."""
-    return to_ids(decode(path, Image.Image.copy), str(path))
+    return to_label_ids(decode(path, Image.Image.copy), str(path))
 
 
-def read_downloaded_ids(file: BinaryIO, name: str) -> Tensor:
+def read_downloaded_label_ids(file: BinaryIO, name: str) -> Tensor:
     """What read_ids gives, of a label file that came from elsewhere; errors call it by the name."""
-    return to_ids(decode_file(file, name, Image.Image.copy), name)
+    return to_label_ids(decode_file(file, name, Image.Image.copy), name)
 
 
-def to_ids(picture: Image.Image, name: str) -> Tensor:
+def to_label_ids(picture: Image.Image, name: str) -> Tensor:
     """The ids (H, W), int32, of a picture of them."""
     if picture.mode not in ("1", "L", "P", "I") and not picture.mode.startswith("I;"):
         raise ValueError(
@@ -232,7 +232,7 @@ def decode_file(
     """
     try:
         # the filters of warnings belong to all threads
-        with OPENING, warnings.catch_warnings():
+        with PIL_LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             picture = Image.open(file, formats=formats)
@@ -241,7 +241,7 @@ def decode_file(
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise ValueError(
             f"{name} has more than {Image.MAX_IMAGE_PIXELS:,} pixels: make it smaller first, or segment it with "
-            f"--tile, which takes up to {MOST_PIXELS:,}."
+            f"--tile, which takes up to {MAX_LARGE_PIXELS:,}."
         ) from None
     except UnidentifiedImageError:
         raise ValueError(f"{name} is not a picture that can be read, such as PNG, JPEG, WebP or TIFF.") from None
@@ -253,10 +253,10 @@ def decode_file(
 
 def upright(picture: Image.Image) -> Image.Image:
     """A picture as it was taken; EXIF that cannot be read tells nothing of how."""
-    with OPENING, warnings.catch_warnings():
+    with PIL_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            turn = TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
+            turn = EXIF_TRANSPOSES.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
         except Exception:  # damaged EXIF can fail in any way
             turn = None
     return picture if turn is None else picture.transpose(turn)
@@ -277,7 +277,7 @@ def to_rgb(picture: Image.Image) -> Image.Image:
 def write_image(path: Path, frame: Tensor) -> None:
     """Write a frame as a picture, in the format that the suffix names."""
     check_suffix(path)
-    limit = LIMITS.get(path.suffix.lower(), math.inf)
+    limit = MAX_SIDES.get(path.suffix.lower(), math.inf)
     _, height, width = frame.shape
     if max(height, width) > limit:
         raise ValueError(
@@ -321,14 +321,14 @@ def signature() -> Image.Exif:
     return exif
 
 
-def made_by_streamseg(path: Path) -> bool:
+def picture_made_by_streamseg(path: Path) -> bool:
     """Whether a file is a picture that streamseg wrote, as far as it tells."""
     try:
         if path.suffix.lower() == ".bmp":
             place, mark = BMP_SIGNATURE
             with path.open("rb") as file:
                 return file.read(place + len(mark))[place:] == mark
-        with OPENING, warnings.catch_warnings():
+        with PIL_LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with path.open("rb") as file, Image.open(file) as picture:
                 # not the PNG reader's own, which decodes the whole picture to look for EXIF behind it; ours is before

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from streamseg.checks import PICTURE_SUFFIXES, check_suffix, check_video_suffix
 from streamseg.classes import Classes
-from streamseg.io.files import check_place, written_whole
-from streamseg.io.sources import NUMBER, RATE, Capture, Pictures, Source, numbered, numbered_files
+from streamseg.io.files import check_writable, written_whole
+from streamseg.io.sources import DEFAULT_RATE, NUMBER_FIELD, Capture, Pictures, Source, fill_number, numbered_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,7 +62,7 @@ class OutputFiles:
         for field in fields(self):
             path = getattr(self, field.name)
             if path is not None:
-                path = path.with_name(numbered(path.name, number).replace("{name}", name))
+                path = path.with_name(fill_number(path.name, number).replace("{name}", name))
             files[field.name] = path
         return OutputFiles(**files)
 
@@ -95,7 +95,7 @@ def plan_outputs(
     new = not path.exists() and (not path.suffix or out.endswith("/"))
     if new or path.is_dir():
         names = [path / (f"{{name}}-overlay.{'mp4' if source.moving else 'png'}") for source in sources]
-    elif several and not (wanted == 1 and NUMBER.search(path.name)):
+    elif several and not (wanted == 1 and NUMBER_FIELD.search(path.name)):
         raise ValueError(
             f"{path} is one file, and there are several to write: the last name is where to write, so give a folder "
             "there."
@@ -104,7 +104,7 @@ def plan_outputs(
         names = [path]
     planned = []
     for source, name in zip(sources, names, strict=True):
-        check_kind(source, name)
+        check_output_format(source, name)
         if source.moving:
             name = name.with_name(name.name.replace("{name}", source.name))
         beside = name.stem.removesuffix("-overlay")
@@ -115,31 +115,31 @@ def plan_outputs(
             name.with_name(f"{beside}-confidence{suffix}") if confidence else None,
         )
         if not new:
-            check_targets(results, source, sources)
+            check_output_files(results, source, sources)
         planned.append(results)
     return planned
 
 
-def check_kind(source: Source, path: Path) -> None:
+def check_output_format(source: Source, path: Path) -> None:
     """Raise a ValueError if a source cannot become such a file."""
     is_picture = path.suffix.lower() in PICTURE_SUFFIXES
     if not source.moving:
         check_suffix(path)
     elif not is_picture:
         check_video_suffix(path)
-    elif not NUMBER.search(path.name):
+    elif not NUMBER_FIELD.search(path.name):
         raise ValueError(f"{path} is one picture, and {source.name} has many: give a video, or {path.stem}_%05d.png.")
 
 
-def check_targets(results: OutputFiles, source: Source, sources: Sequence[Source]) -> None:
+def check_output_files(results: OutputFiles, source: Source, sources: Sequence[Source]) -> None:
     """Raise an error if a file cannot be written, is being read, or was not written by streamseg."""
     read = {path.resolve() for other in sources for path in other.paths}
     for path in files_of(results, source):
-        check_place(path)
+        check_writable(path)
         for file in numbered_files(path).values() if source.moving and results.are_pictures else [path]:
             if file.resolve() in read:
                 raise ValueError(f"{file} is what is read: give another name to write to.")
-            if file.exists() and not made_by_streamseg(file):
+            if file.exists() and not file_made_by_streamseg(file):
                 raise ValueError(
                     f"{file} is there, and was not written by streamseg: the last name is where to write, so give a "
                     "new one there, or a folder."
@@ -148,7 +148,7 @@ def check_targets(results: OutputFiles, source: Source, sources: Sequence[Source
 
 def check_json_lines(path: Path, sources: Sequence[Source], planned: Sequence[OutputFiles]) -> None:
     """Raise an error if the lines of JSON about frames cannot be written to a file, or would destroy something."""
-    check_place(path)
+    check_writable(path)
     used = [file for source in sources for file in source.paths]
     used += [file for pair in zip(planned, sources, strict=True) for file in files_of(*pair)]
     if path.resolve() in {file.resolve() for file in used}:
@@ -175,13 +175,13 @@ def is_json_lines(path: Path) -> bool:
     return isinstance(record, dict) and not record.keys().isdisjoint({"mask_age_ms", "summary"})
 
 
-def made_by_streamseg(path: Path) -> bool:
+def file_made_by_streamseg(path: Path) -> bool:
     """Whether a picture or a video was written here."""
-    from streamseg.io import images, video
+    from streamseg.io import images, video_reading
 
     if path.suffix.lower() in PICTURE_SUFFIXES:
-        return images.made_by_streamseg(path)
-    return video.made_by_streamseg(path)
+        return images.picture_made_by_streamseg(path)
+    return video_reading.video_made_by_streamseg(path)
 
 
 @contextmanager
@@ -191,7 +191,7 @@ def open_writer(results: OutputFiles, source: Source, classes: Classes) -> Itera
     Pictures appear one by one, each whole; a video appears at the end, and not at all after an error.
     """
     from streamseg.io import images
-    from streamseg.io.video import write_label_video, write_video
+    from streamseg.io.video_writing import write_label_video, write_video
 
     def write_pictures(drawn: FrameOutput) -> None:
         files = results.of(drawn.capture)
@@ -217,7 +217,7 @@ def open_writer(results: OutputFiles, source: Source, classes: Classes) -> Itera
             nonlocal start
             # of a live source the first frames may have been dropped
             start = drawn.capture.seconds
-            rate, (height, width) = source.rate or RATE, drawn.labels.shape
+            rate, (height, width) = source.rate or DEFAULT_RATE, drawn.labels.shape
             size = (height, width)
             make_folder(results)
             if results.overlay and drawn.picture is not None:

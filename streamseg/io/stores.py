@@ -64,7 +64,7 @@ def list_files(store: "AbstractFileSystem", path: str, suffixes: tuple[str, ...]
     }
 
 
-def fixed_part(store: "AbstractFileSystem", path: str) -> str:
+def folder_of_pattern(store: "AbstractFileSystem", path: str) -> str:
     """The folder that all files of a path or pattern lie in, whichever these are."""
     if store.isdir(path):
         return path

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from streamseg.checks import check_readable
-from streamseg.io.checksums import BLANK, check_checksum, check_zip, write_checksum
+from streamseg.io.checksums import BLANK_CHECKSUM, check_checksum, check_zip, write_checksum
 from streamseg.io.files import written_whole
 
 
@@ -26,7 +26,7 @@ def open_tensors(path: Path) -> safe_open:
     return file
 
 
-def take_tensors(path: Path, file: safe_open) -> dict[str, Tensor]:
+def load_tensors(path: Path, file: safe_open) -> dict[str, Tensor]:
     """All the tensors of an opened safetensors file."""
     try:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -38,7 +38,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, or of a torch file, whose pickled code is never run."""
     if path.suffix == ".safetensors":
         with open_tensors(path) as file:
-            return take_tensors(path, file)
+            return load_tensors(path, file)
     check_readable(path)
     check_zip(path)
     try:
@@ -57,7 +57,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     try:
         with written_whole(path) as temporary:
             save_file(tensors, temporary, metadata)
-            if any(BLANK in text for text in metadata.values()):
+            if any(BLANK_CHECKSUM in text for text in metadata.values()):
                 write_checksum(temporary)
     except SafetensorError as error:  # its word for a full disk
         raise OSError(f"Could not write {path}: {short_error(error)}.") from error

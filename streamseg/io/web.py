@@ -29,12 +29,12 @@ TIMEOUT = 10.0
 FETCH_SECONDS = 60.0
 FETCH_BYTES = 256 * 2**20
 """The longest that fetching a picture or a playlist may take, and the largest that it may be."""
-ROOM = 256 * 2**20
+DISK_RESERVE = 256 * 2**20
 """Bytes of the disk that a download leaves to others."""
 
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 # after a colon that begins no port a password may hold any character, as people type them
-SECRETS = re.compile(r"(?<=://)([^\s/?#]*|[^\s/?#:]*:(?!\d+[/?#])\S*)@")
+CREDENTIALS = re.compile(r"(?<=://)([^\s/?#]*|[^\s/?#:]*:(?!\d+[/?#])\S*)@")
 
 
 def is_address(name: str) -> bool:
@@ -57,10 +57,10 @@ def redact(address: str) -> str:
 
 def redact_text(text: str) -> str:
     """A text without the users and passwords of the addresses in it."""
-    return SECRETS.sub("", text)
+    return CREDENTIALS.sub("", text)
 
 
-def split(address: str) -> SplitResult:
+def split_address(address: str) -> SplitResult:
     """The parts of an address; a ValueError if it is none that can be read."""
     scheme, shown = address.partition("://")[0].lower(), redact(address)
     if scheme not in SCHEMES:
@@ -80,7 +80,7 @@ def split(address: str) -> SplitResult:
     return parts
 
 
-def join(parts: SplitResult) -> str:
+def join_address(parts: SplitResult) -> str:
     """The address of its parts, with nothing in it that servers, urllib or FFmpeg would not take."""
     safe = "%/:=&?~+!$,;'@()*[]"
     return urlunsplit(parts._replace(path=quote(parts.path, safe), query=quote(parts.query, safe)))
@@ -99,15 +99,15 @@ def open_address(address: str, part: str = "") -> Iterator[HTTPResponse]:
         headers = {"User-Agent": "streamseg"} | ({"Range": part} if part else {})
         response = opener.open(Request(bare, headers=headers), timeout=TIMEOUT)
     except (OSError, HTTPException, ValueError) as error:
-        raise refusal(address, error) from None
+        raise response_error(address, error) from None
     with response:
         try:
             yield response
         except (OSError, HTTPException) as error:
-            raise refusal(address, error) from None
+            raise response_error(address, error) from None
 
 
-def refusal(address: str, error: Exception) -> OSError:
+def response_error(address: str, error: Exception) -> OSError:
     """Why a web server gave nothing, in a sentence."""
     if isinstance(error, HTTPError):
         error.close()
@@ -142,7 +142,7 @@ def has_end(response: HTTPResponse, address: str) -> bool:
     for choice in lines:
         if choice and not choice.startswith("#"):
             # split refuses what else a server might lead to, such as files of this machine
-            with open_address(join(split(urljoin(address, choice)))) as chosen:
+            with open_address(join_address(split_address(urljoin(address, choice)))) as chosen:
                 return b"#EXT-X-ENDLIST" in read_all(chosen, address)
     return False
 
@@ -198,7 +198,7 @@ def download(response: HTTPResponse, head: bytes, address: str) -> TemporaryCopy
     """All that a server sends; head is what was read of it already."""
     copy, part = TemporaryCopy(), head
     try:
-        room = shutil.disk_usage(copy.path.parent).free - ROOM
+        room = shutil.disk_usage(copy.path.parent).free - DISK_RESERVE
         with copy.path.open("wb") as file:
             while part:
                 size = file.tell() + len(part) + (response.length or 0)

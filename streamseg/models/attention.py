@@ -101,7 +101,7 @@ class FastAttention(nn.Module):
         y, context = self.attend(q, k, v, past, scale)
         return x + self.out(to_map(y, x)), context
 
-    def remember(self, x: Tensor) -> Tensor:
+    def compute_context(self, x: Tensor) -> Tensor:
         """The context alone that a map leaves to later frames: no query, no output."""
         k, v = to_pixels(self.key(x)), to_pixels(self.value(x))
         _, context = self.attend(k[:, :1], k, v)
@@ -134,9 +134,9 @@ class ChannelAttention(nn.Module):
 
     def forward(self, x: Tensor, past: Tensor | None = None, scale: Scale | None = None) -> tuple[Tensor, Tensor]:
         pixels = to_pixels(x)
-        return x + self.share * to_map(channel_attention(pixels), x), self.remember(x)
+        return x + self.share * to_map(channel_attention(pixels), x), self.compute_context(x)
 
-    def remember(self, x: Tensor) -> Tensor:
+    def compute_context(self, x: Tensor) -> Tensor:
         return to_pixels(x)[:, :0]
 
 
@@ -148,9 +148,9 @@ class NoAttention(nn.Module):
         self.context_shape = (0, channels)
 
     def forward(self, x: Tensor, past: Tensor | None = None, scale: Scale | None = None) -> tuple[Tensor, Tensor]:
-        return x, self.remember(x)
+        return x, self.compute_context(x)
 
-    def remember(self, x: Tensor) -> Tensor:
+    def compute_context(self, x: Tensor) -> Tensor:
         return to_pixels(x)[:, :0]
 
 

@@ -12,8 +12,8 @@ import torch
 
 from streamseg.checks import check_choice, check_count
 from streamseg.classes import Classes
-from streamseg.io.checksums import BLANK, check_pinned, take_checksum
-from streamseg.io.tensors import check_weights, open_tensors, take_tensors, write_tensors
+from streamseg.io.checksums import BLANK_CHECKSUM, check_pinned, pop_checksum
+from streamseg.io.tensors import check_weights, load_tensors, open_tensors, write_tensors
 from streamseg.models.attention import ATTENTIONS
 from streamseg.models.baselines import BASELINES, Baseline
 from streamseg.models.encoder import ReduceBy, Reduction, ResNet
@@ -102,9 +102,9 @@ def save(model: Network, classes: Classes, path: str | Path, *, window: int = 1,
         raise ValueError(f"The network tells {model.classes} classes apart, but {len(classes)} are named.")
     description = Description(model.name, variant_of(model), classes, window, source)
     with torch.random.fork_rng(devices=[]):
-        twin = build(description)
+        twin = build_network(description)
     if isinstance(model, FANet) and isinstance(twin, FANet):
-        if [type(attend) for attend in model.attends] != [type(attend) for attend in twin.attends]:
+        if [type(attend) for attend in model.attentions] != [type(attend) for attend in twin.attentions]:
             kind = type(model.attend1).__name__
             raise ValueError(f"The network's attentions are not all {kind}: load() could not build it.")
     elif encoder is not None and encoder.reduction != "None":
@@ -114,7 +114,7 @@ def save(model: Network, classes: Classes, path: str | Path, *, window: int = 1,
     weights = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
     entry = asdict(description)
     entry |= entry.pop("variant") or {}  # side by side, as in files from before there were rivals
-    entry["checksum"] = BLANK
+    entry["checksum"] = BLANK_CHECKSUM
     write_tensors(Path(path), weights, {"format": "pt", ENTRY: json.dumps(entry)})
 
 
@@ -135,17 +135,17 @@ def load(path: str | Path | None) -> tuple[Network, Classes]: ...
 
 def load(path: str | Path | None = None) -> tuple[Network, Classes]:
     """The network in a checkpoint, in fp32 and ready for use, and its classes; without a path, the one that ships."""
-    model, description = read(BUNDLED if path is None else Path(path))
+    model, description = read_checkpoint(BUNDLED if path is None else Path(path))
     return model, description.classes
 
 
-def read(path: Path) -> tuple[Network, Description]:
+def read_checkpoint(path: Path) -> tuple[Network, Description]:
     """The network in a checkpoint, in fp32 and ready for use, and what the file says of itself."""
     with open_tensors(path) as file:
         description = read_description(path, file.metadata())
-        weights = take_tensors(path, file)
+        weights = load_tensors(path, file)
     with torch.random.fork_rng(devices=[]):  # torch's random numbers go on as if nothing had been built
-        model = build(description)
+        model = build_network(description)
     check_weights(f"{path} does not hold the {description.network} that it describes", weights, model.state_dict())
     model.load_state_dict(weights)
     return model.eval(), description
@@ -157,7 +157,7 @@ def read_description(path: Path, metadata: dict[str, str] | None) -> Description
         raise ValueError(f"{path} was not written by streamseg: it does not say which network it holds.")
     try:
         entry = json.loads(metadata[ENTRY])
-        has_checksum = take_checksum(path, entry)
+        has_checksum = pop_checksum(path, entry)
         options = {field.name: entry.pop(field.name) for field in fields(Variant) if field.name in entry}
         variant = Variant(**options) if options else None
         description = Description(**{**entry, "variant": variant, "classes": Classes(**entry["classes"])})
@@ -181,7 +181,7 @@ def variant_of(model: Network) -> Variant | None:
     )
 
 
-def build(description: Description) -> Network:
+def build_network(description: Description) -> Network:
     """The network that a description speaks of, untrained."""
     classes, variant = len(description.classes), description.variant
     if variant is None:

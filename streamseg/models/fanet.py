@@ -128,14 +128,14 @@ class FANet(nn.Module):
         x4, context4 = self.attend4(x4, past4, scale)
         return (x1, x2, x3, x4), (context1, context2, context3, context4)
 
-    def remember(self, maps: Maps) -> Context:
+    def compute_context(self, maps: Maps) -> Context:
         """The context alone that maps of Res-1 … Res-4 leave to later frames."""
         x1, x2, x3, x4 = maps
         return (
-            self.attend1.remember(x1),
-            self.attend2.remember(x2),
-            self.attend3.remember(x3),
-            self.attend4.remember(x4),
+            self.attend1.compute_context(x1),
+            self.attend2.compute_context(x2),
+            self.attend3.compute_context(x3),
+            self.attend4.compute_context(x4),
         )
 
     def merge(self, maps: Maps) -> Maps:
@@ -161,7 +161,7 @@ class FANet(nn.Module):
         for matrix in past:
             if not isinstance(matrix, Tensor) or not matrix.is_floating_point():
                 raise ValueError(f"The past holds a {describe_type(matrix)}; expected floating-point tensors.")
-        expected = [(image.shape[0], *attend.context_shape) for attend in self.attends]
+        expected = [(image.shape[0], *attend.context_shape) for attend in self.attentions]
         given = [tuple(context.shape) for context in past]
         if given != expected:
             raise ValueError(
@@ -175,7 +175,7 @@ class FANet(nn.Module):
         return f"fanet{self.encoder.depth}"
 
     @property
-    def attends(self) -> tuple[FastAttention | ChannelAttention | NoAttention, ...]:
+    def attentions(self) -> tuple[FastAttention | ChannelAttention | NoAttention, ...]:
         """The attention modules of Res-1 … Res-4."""
         return self.attend1, self.attend2, self.attend3, self.attend4
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from streamseg.io.tensors import short_error
 
-LOCAL = "local"
+LOCAL_CLUSTER = "local"
 """The address of a cluster of this machine alone, which is started for a job and ends with it."""
 
-PER_GPU = 8
+WORKERS_PER_GPU = 8
 """Workers that share a GPU: reading and writing a frame takes a processor ten times as long as the GPU needs for it."""
 MAX_BLOCKS = 10_000
 """The most pieces that Ray Data is given to keep in mind."""
-TRIES = 3
+MAX_ATTEMPTS = 3
 """How often work is begun whose worker dies."""
 CONNECT_SECONDS = 20.0
 """Seconds within which a cluster must answer."""
@@ -29,18 +29,18 @@ CONNECT_SECONDS = 20.0
 @contextmanager
 def ray_cluster(address: str) -> Iterator[None]:
     """Within it this process belongs to a Ray cluster: local, auto (the one that runs here), HOST:PORT or ray://…."""
-    check_installed()
+    require_ray()
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what concerns a user is told here
     import ray
 
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", address)
-    if address not in (LOCAL, "auto"):
-        check_answers(address)
+    if address not in (LOCAL_CLUSTER, "auto"):
+        check_cluster_answers(address)
     try:
         ray.init(
             address,
-            include_dashboard=False if address == LOCAL else None,
+            include_dashboard=False if address == LOCAL_CLUSTER else None,
             log_to_driver=False,
             logging_level="ERROR",
         )
@@ -54,14 +54,14 @@ def ray_cluster(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def check_installed() -> None:
+def require_ray() -> None:
     """Raise an ImportError that says what to install, if Ray Data is missing."""
     for module in ("ray", "pyarrow", "pandas"):
         if find_spec(module) is None:
             raise ImportError(f"--ray needs {module}: pip install 'streamseg[distributed]'")
 
 
-def check_answers(address: str) -> None:
+def check_cluster_answers(address: str) -> None:
     """Raise a ConnectionError if no Ray cluster answers at an address; left to itself, Ray waits for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 65536):
@@ -103,7 +103,7 @@ def map_on_cluster(
     if hasattr(context, "execution_no_progress_timeout_s"):
         context.execution_no_progress_timeout_s = -1
     found = ray.cluster_resources()
-    shares = round(PER_GPU * found.get("GPU", 0)) if gpus else 0
+    shares = round(WORKERS_PER_GPU * found.get("GPU", 0)) if gpus else 0
     workers = min(len(rows), shares or int(found.get("CPU", 1)))
     with warnings.catch_warnings():
         # Ray 2.64 will let nobody say how often work is begun again
@@ -114,8 +114,8 @@ def map_on_cluster(
             # none waits behind a long one while another worker is idle
             compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
             num_cpus=1,
-            num_gpus=1 / PER_GPU if shares else 0,
-            max_task_retries=TRIES - 1,
+            num_gpus=1 / WORKERS_PER_GPU if shares else 0,
+            max_task_retries=MAX_ATTEMPTS - 1,
         )
     try:
         yield from data.iter_rows()

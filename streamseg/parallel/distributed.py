@@ -11,7 +11,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 
-def start(device: torch.device) -> tuple[int, int]:
+def join_process_group(device: torch.device) -> tuple[int, int]:
     """Join the other processes, if torchrun started any; returns this one's rank and their number."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
@@ -25,7 +25,7 @@ def start(device: torch.device) -> tuple[int, int]:
     return rank, world
 
 
-def stop() -> None:
+def leave_process_group() -> None:
     """Part from the other processes, if there are any."""
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -80,7 +80,7 @@ class SyncBatchNorm(nn.BatchNorm2d):
         return centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
 
 
-def synchronise(module: nn.Module) -> None:
+def use_sync_batch_norm(module: nn.Module) -> None:
     """Turn every batch norm of a network into one over all processes, in place."""
     for child in module.modules():
         if type(child) is nn.BatchNorm2d:

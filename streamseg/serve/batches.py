@@ -11,8 +11,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from streamseg.engine.engine import Engine
 from streamseg.parallel.threads import set_torch_threads
-from streamseg.stream.label_frames import MAX_PIXELS, Engine, Policy, State, label_batch, network_size
+from streamseg.stream.label_frames import MAX_PIXELS, label_batch, network_size
+from streamseg.stream.state import Policy, State
 
 PREPARE_AFTER_SECONDS = 1.0
 """An engine prepares sizes after this time without a request: on a GPU that takes much longer than a frame."""
@@ -36,10 +38,10 @@ class LabelRequest:
 class PreparesSizes(Protocol):
     """An engine that prepares itself for sizes of frames, now or later."""
 
-    patient: bool
-    """Whether it prepares sizes in prepare_next() only."""
+    capture_when_idle: bool
+    """Whether it prepares sizes in capture_next() only."""
 
-    def prepare_next(self) -> bool:
+    def capture_next(self) -> bool:
         """Prepare the most frequent size, if any is due; return whether there are more."""
 
 
@@ -67,7 +69,7 @@ class Batcher:
         self.on_batch, self.busy = on_batch, busy
         self.prepares = engine if isinstance(engine, PreparesSizes) else None
         if self.prepares:
-            self.prepares.patient = True
+            self.prepares.capture_when_idle = True
         self.queue: deque[LabelRequest] = deque()
         self.change = threading.Condition()
         self.closed = False
@@ -116,7 +118,7 @@ class Batcher:
         """Prepare the most frequent size; return whether there are more."""
         assert self.prepares is not None
         try:
-            return self.prepares.prepare_next()
+            return self.prepares.capture_next()
         except Exception:  # such as out of memory: frames are labelled without preparation
             logging.getLogger("streamseg").exception("A size could not be prepared.")
             return False

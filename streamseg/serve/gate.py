@@ -26,10 +26,11 @@ from starlette.types import Message
 from torch import Tensor
 
 from streamseg.classes import Classes
-from streamseg.io.images import TooLargeError, UnknownKindError, decode_upload
+from streamseg.engine.engine import Engine
+from streamseg.io.images import TooLargeError, UnknownFormatError, decode_upload
 from streamseg.serve.batches import Batcher, Labelled
 from streamseg.serve.counters import Counter, Gauge, Histogram
-from streamseg.stream.label_frames import Engine, State
+from streamseg.stream.state import State
 
 Result = TypeVar("Result")
 
@@ -176,7 +177,7 @@ class RequestGate:
         """Return the frame (3, H, W) in a picture file."""
         try:
             return await self.run_in_thread(decode_upload, data, self.limits.pixels)
-        except UnknownKindError as error:
+        except UnknownFormatError as error:
             raise RequestError(415, str(error)) from None
         except TooLargeError as error:
             raise RequestError(413, str(error)) from None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from streamseg.classes import IGNORE, Classes
 from streamseg.draw import overlay
-from streamseg.io.images import LIMITS as MAX_SIDES, to_jpeg, write_labels
+from streamseg.io.images import MAX_SIDES, to_jpeg, write_labels
 from streamseg.serve.gate import Gate, RequestError, require_token
 
 ANSWERS = {

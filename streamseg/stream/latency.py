@@ -16,11 +16,11 @@ from itertools import accumulate
 STAGES = ("decode", "upload", "network", "download", "draw", "encode")
 """What is done with a frame, in this order; of a live source decode is left out, since its pace is not our work."""
 
-ONCE = "network"
+SINGLE_THREAD_STAGE = "network"
 """The stage that there is one of, however many threads tell of it."""
 
 # what would make a stage faster
-HELP = {
+ADVICE = {
     "decode": "fewer pixels would help, or a codec that is easy to decode, such as H.264",
     "upload": "a source of fewer pixels would help",
     "network": "a smaller --size would help, on a CPU --precision int8 (a file: export --int8), or a faster --device",
@@ -29,11 +29,11 @@ HELP = {
     "encode": "a smaller picture would help, or a format that is quick to write: JPEG rather than PNG",
 }
 
-KEEPS_UP = 0.01
+MAX_DROPPED_SHARE = 0.01
 """The most frames of a live source, as a share, that may be dropped without calling anything too slow for it."""
-SILENCE = 0.5
+MIN_SILENCE = 0.5
 """Seconds without a frame after which a live source counts as silent."""
-AWAY = 0.1
+MAX_SILENT_SHARE = 0.1
 """The share of the time for which a live source may be silent without being what holds a run up."""
 
 
@@ -148,7 +148,7 @@ class Meter:
     def waited(self, seconds: float, stream: str = "") -> None:
         """A live stream let us wait so long for its next frame, or for none; before its first it was being opened."""
         with self.lock:
-            if seconds > SILENCE and self.frames_read[stream]:
+            if seconds > MIN_SILENCE and self.frames_read[stream]:
                 self.silent[stream] = self.silent.get(stream, 0.0) + seconds
 
     def stage(self, name: str, seconds: float, frames: int = 1) -> None:
@@ -173,7 +173,7 @@ class Meter:
 
     def workers(self, name: str) -> int:
         """How many do the work of a stage at once."""
-        return 1 if name == ONCE else len(self.threads[name])
+        return 1 if name == SINGLE_THREAD_STAGE else len(self.threads[name])
 
     def summary(self) -> Summary:
         with self.lock:
@@ -205,14 +205,14 @@ def bottleneck(summary: Summary) -> str:
         return "No frame was labelled."
     live = "decode" not in summary.stages
     away, stream = max(((seconds, name) for name, seconds in summary.silent.items()), default=(0.0, ""))
-    if live and away > AWAY * summary.wall:
+    if live and away > MAX_SILENT_SHARE * summary.wall:
         return f"Bottleneck: the source {stream}, which gave no frame for {away:.1f} of {summary.wall:.1f} s."
-    if not summary.stages or (live and summary.dropped <= KEEPS_UP * summary.read):
+    if not summary.stages or (live and summary.dropped <= MAX_DROPPED_SHARE * summary.read):
         return (
             f"Bottleneck: the source, which gives {summary.source_fps:.1f} frames a second; there is nothing to gain."
         )
     name, stage = max(summary.stages.items(), key=lambda item: item[1].share)
-    return f"Bottleneck: {name}, busy {100 * stage.share:.0f} % of the time; {HELP[name]}."
+    return f"Bottleneck: {name}, busy {100 * stage.share:.0f} % of the time; {ADVICE[name]}."
 
 
 def format_summary(summary: Summary) -> str:
@@ -275,7 +275,7 @@ def format_duration(seconds: float, digits: int = 1) -> str:
     return f"{1000 * seconds:.{digits}f} ms" if seconds < 10 else f"{seconds:.{digits}f} s"
 
 
-def to_json(summary: Summary) -> dict:
+def summary_to_json(summary: Summary) -> dict:
     """A summary as JSON can hold it: milliseconds, and null for what was not measured."""
 
     def milliseconds(spread: Spread | None) -> dict[str, float] | None:

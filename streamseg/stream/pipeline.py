@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
@@ -26,6 +26,7 @@ from torch import Tensor
 from streamseg import draw
 from streamseg.checks import CutShort
 from streamseg.classes import IGNORE, Classes
+from streamseg.engine.engine import EagerEngine, Engine, resize_frames, to_engine
 from streamseg.engine.tiles import label_tiled
 from streamseg.io.images import render_legend
 from streamseg.io.outputs import FrameOutput, OutputFiles, open_writer
@@ -35,24 +36,16 @@ from streamseg.models.fanet import FANet
 from streamseg.parallel.signals import StopSignals
 from streamseg.parallel.threads import BoundedQueue, ThreadGroup
 from streamseg.stream.deadline import LEAST, PASSES, POOR, Deadline, smaller
-from streamseg.stream.label_frames import (
-    MAX_PIXELS,
-    EagerEngine,
-    Engine,
-    Policy,
-    State,
-    network_size,
-    resize_frames,
-    step_batch,
-    to_engine,
-)
+from streamseg.stream.label_frames import MAX_PIXELS, network_size, step_batch
 from streamseg.stream.latency import Meter
+from streamseg.stream.observer import PipelineObserver
+from streamseg.stream.state import Policy, State
 
-AHEAD = 3
+QUEUE_SIZE = 3
 """Frames that may wait in each queue."""
-BATCH = 8
+MAX_BATCH = 8
 """The most frames that the network sees at once, each of another source; and the most files that are read at once."""
-LEAVE = 5.0
+STOP_TIMEOUT = 5.0
 """Seconds that each thread has to leave when a run is broken off."""
 
 
@@ -123,7 +116,7 @@ class Stream:
         self.results = results
         self.state: State | None = None
         self.legend = LegendCache()
-        room = 1 if source.live else AHEAD
+        room = 1 if source.live else QUEUE_SIZE
         self.inbox: BoundedQueue[FrameJob] = BoundedQueue(group, room)
         self.labelled: BoundedQueue[FrameJob] = BoundedQueue(group, room)
         self.drawn: BoundedQueue[FrameJob] = BoundedQueue(group, room)
@@ -181,9 +174,7 @@ class Pipeline:
         records: IO[str] | None = None,
         raw: BinaryIO | None = None,
         window: Window | None = None,
-        say: Callable[[str], None] = lambda sentence: None,
-        wrote: Callable[[Capture, list[float], OutputFiles], None] = lambda capture, shares, results: None,
-        watch: Callable[[], None] = lambda: None,
+        observer: PipelineObserver | None = None,
     ):
         """
         Args:
@@ -191,14 +182,13 @@ class Pipeline:
             records: Where a line of JSON for each frame goes.
             raw: Where the labels of each frame go as bytes.
             window: Where the frames are shown.
-            say: Told what a user should know.
-            wrote: Told of each frame that was written, with the shares of its classes.
-            watch: Called every now and then by the main thread.
+            observer: Receives messages, written frames and ticks.
         """
         self.group = ThreadGroup()
         self.streams = [Stream(source, results, self.group) for source, results in sources]
         self.settings, self.style, self.meter, self.deadline = settings, style, meter, Deadline(deadline)
-        self.records, self.raw, self.window, self.say, self.wrote, self.watch = records, raw, window, say, wrote, watch
+        self.records, self.raw, self.window = records, raw, window
+        self.observer = observer or PipelineObserver()
         self.live = any(source.live for source, _ in sources)
         self.stopped = False
         self.problems: list[str] = []
@@ -225,7 +215,7 @@ class Pipeline:
             except BaseException as error:  # a second Ctrl-C
                 self.group.fail(error)
                 for thread in self.awaited(network):  # so that they remove what is unfinished; one may hang in a pipe
-                    thread.join(LEAVE)
+                    thread.join(STOP_TIMEOUT)
                 raise
             finally:
                 torch.set_num_threads(threads)
@@ -257,7 +247,7 @@ class Pipeline:
         busy = [stream for stream in self.streams if stream.busy]
         for stream in self.streams:
             files = sum(not other.source.live for other in busy)
-            if stream.team or self.stopped or self.group.failure or (files >= BATCH and not stream.source.live):
+            if stream.team or self.stopped or self.group.failure or (files >= MAX_BATCH and not stream.source.live):
                 continue
             stream.seat = next(seat for seat in count() if seat not in {other.seat for other in busy})
             # by their names the meter knows who works one after the other
@@ -280,7 +270,7 @@ class Pipeline:
 
     def supervise(self, signal: int) -> None:
         """What the main thread does meanwhile: show frames, and stop when asked to."""
-        self.watch()
+        self.observer.tick()
         self.refresh()
         if (signal or (self.window and self.window.closed)) and not self.stopped:
             self.stopped = True
@@ -298,7 +288,7 @@ class Pipeline:
             with closing(stream.source.captures()) as captures:
                 while capture := self.decode(stream, captures):
                     if capture.note:
-                        self.say(capture.note)
+                        self.observer.message(capture.note)
                     stream.total = capture.total
                     size = size or capture.frame.shape
                     if stream.source.moving and capture.frame.shape != size:  # no video holds both
@@ -392,7 +382,7 @@ class Pipeline:
     @property
     def learning(self) -> bool:
         """Whether the engine still learns the ranges of int8 from the frames that it sees."""
-        return getattr(self.settings.model, "learning", False)
+        return getattr(self.settings.model, "calibrating", False)
 
     def batches(self) -> Iterator[list[FrameJob]]:
         """Frames for the network: of the source whose turn it is, and those of other sources that have its size.
@@ -407,7 +397,7 @@ class Pipeline:
                     return
                 streams.sort(key=lambda stream: stream.turn)
                 shape = streams[0].inbox.waiting[0].frame.shape
-                chosen = [stream for stream in streams if stream.inbox.waiting[0].frame.shape == shape][:BATCH]
+                chosen = [stream for stream in streams if stream.inbox.waiting[0].frame.shape == shape][:MAX_BATCH]
                 jobs = [stream.inbox.take() for stream in chosen]
                 for stream in chosen:
                     stream.turn = turn
@@ -463,7 +453,7 @@ class Pipeline:
         if scale < POOR and not self.warned:
             self.warned = True
             least = self.choose_size(jobs[0], LEAST)
-            self.say(
+            self.observer.message(
                 f"To hold the deadline frames are now seen at {self.seen_at[0]} x {self.seen_at[1]}, where labels get "
                 f"poor; the smallest is {least[0]} x {least[1]}."
             )
@@ -581,7 +571,7 @@ class Pipeline:
                 self.newest_picture = job.picture
                 if self.records:
                     self.record(self.records, job, age)
-                self.wrote(job.capture, job.shares, stream.results)
+                self.observer.frame_written(job.capture, job.shares, stream.results)
 
     def record(self, records: IO[str], job: FrameJob, age: float) -> None:
         """A line of JSON about a frame."""

@@ -19,7 +19,7 @@ from PIL import Image
 import streamseg
 from streamseg.cli.options import pick_device
 from streamseg.data import datasets
-from streamseg.evaluate.images import averaging
+from streamseg.evaluate.engines import averaging_engine
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_lines_of_json_can_go_to_standard_output_and_all_words_away(folder, toy,
 
 
 def test_ctrl_c_is_exit_130(monkeypatch, toy, capsys):
-    monkeypatch.setattr("streamseg.evaluate.check.check", failing(KeyboardInterrupt()))
+    monkeypatch.setattr("streamseg.evaluate.check.check_dataset", failing(KeyboardInterrupt()))
     assert run(monkeypatch, "check", "folder", "--data", toy) == 130
     assert capsys.readouterr() == ("", "")
 
@@ -148,7 +148,8 @@ def test_the_plots_of_an_evaluation_look_as_the_evaluation_did(folder, toy, monk
     seen, wanted = [], []
     monkeypatch.setattr("streamseg.evaluate.images.write_plots", lambda *given: seen.append(given[2]))
     monkeypatch.setattr(
-        "streamseg.evaluate.images.averaging", lambda *given: wanted.append(averaging(*given)) or wanted[0]
+        "streamseg.evaluate.engines.averaging_engine",
+        lambda *given: wanted.append(averaging_engine(*given)) or wanted[0],
     )
     streamseg.save(streamseg.fanet18(classes=3), folder_classes(toy), "toy.safetensors")
     scales = ("--scales", "0.5", "1.0", "--flip", "--plots", "plots")
@@ -281,7 +282,7 @@ def test_a_data_set_is_packed_and_measured_in_shards(folder, drive, monkeypatch,
 
 def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch, capsys):
     shown = complaint(monkeypatch, capsys, "evaluate", "camvid.safetensors", "--data", toy, "--dataset", "folder")
-    assert f"other classes than those of {toy}: class 0 is Sky in the one and ground in the other." in shown
+    assert "other classes than those of folder val: class 0 is Sky in the network and ground in the data set." in shown
     fewer = streamseg.Classes(("ground", "box"), ((0, 0, 0), (1, 1, 1)))
     streamseg.save(streamseg.fanet18(classes=2), fewer, "fewer.safetensors")
     shown = complaint(monkeypatch, capsys, "evaluate", "fewer.safetensors", "--data", toy, "--dataset", "folder")

@@ -28,7 +28,7 @@ from streamseg import cli
 from streamseg.engine.folded import Folded
 from streamseg.io import sources
 from streamseg.io.images import write_image
-from streamseg.io.video import open_video, read_label_video
+from streamseg.io.video_reading import open_video, read_label_video
 from streamseg.stream import pipeline
 
 
@@ -248,7 +248,7 @@ def test_pictures_and_videos_come_from_a_web_server(here, segment, model):
 
 
 def test_a_network_camera_that_goes_away_for_good_keeps_its_video(here, segment, monkeypatch, capsys):
-    monkeypatch.setattr(sources, "WAITS", (0.01, 0.02))
+    monkeypatch.setattr(sources, "RECONNECT_DELAYS", (0.01, 0.02))
     frames = [picture(i).permute(1, 2, 0).contiguous().numpy() for i in range(12)]
     with RtspServer(frames, visits=[60, 60]) as server:
         assert segment(server.address, "out.mp4", "--json", "a.json") == 1
@@ -582,7 +582,7 @@ def test_sigterm_finishes_the_video_of_a_network_camera(here, weights):
 def test_a_signal_between_pictures_keeps_those_that_are_written(here, segment, monkeypatch, number, status):
     for i in range(40):
         paint(f"x/{i}.png", i)
-    read = sources.Picture.read
+    read = sources.PictureFile.read
 
     def read_slowly(self):
         if self.name == "5":
@@ -591,7 +591,7 @@ def test_a_signal_between_pictures_keeps_those_that_are_written(here, segment, m
             time.sleep(0.5)  # within which, or a few of which, it is heard
         return read(self)
 
-    monkeypatch.setattr(sources.Picture, "read", read_slowly)
+    monkeypatch.setattr(sources.PictureFile, "read", read_slowly)
     assert segment("x", "out") == status
     written = made(here / "out")
     assert 5 <= len(written) < 40
@@ -603,7 +603,7 @@ def test_ctrl_c_before_the_first_frame_is_quiet(here, segment, monkeypatch, caps
         raise KeyboardInterrupt
 
     paint("a.png")
-    monkeypatch.setattr("streamseg.models.checkpoint.read", interrupted)
+    monkeypatch.setattr("streamseg.models.checkpoint.read_checkpoint", interrupted)
     assert segment("a.png") == 130
     assert capsys.readouterr() == ("", "")
 
@@ -731,7 +731,7 @@ def test_a_fault_of_our_own_is_not_hidden_and_leaves_nothing(here, segment, monk
 )
 def test_every_complaint_is_one_printable_line(here, segment, monkeypatch, capsys, error, shown):
     paint("a.png")
-    monkeypatch.setattr("streamseg.io.sources.Picture.read", failing(error))
+    monkeypatch.setattr("streamseg.io.sources.PictureFile.read", failing(error))
     assert shown in complaint(capsys, segment("a.png"))
 
 
@@ -739,7 +739,7 @@ def test_pictures_need_no_library_for_video_and_videos_say_which_they_need(here,
     paint("a.png")
     make_clip(Path("v.mp4"), 2)
     gc.collect()  # videos of other tests, which end with the library they began with
-    monkeypatch.setattr("streamseg.io.video.av", None)
+    monkeypatch.setattr("streamseg.io.pyav.av", None)
     for _ in range(2):
         assert segment("a.png", "--labels") == 0
     capsys.readouterr()
@@ -918,7 +918,7 @@ def test_bad_input_is_one_sentence_and_exit_2_and_leaves_nothing(here, segment, 
 
 def test_nothing_is_read_where_nothing_can_be_written(here, segment, monkeypatch, capsys):
     paint("a.png")
-    monkeypatch.setattr("streamseg.io.sources.Picture.read", failing(AssertionError("was read")))
+    monkeypatch.setattr("streamseg.io.sources.PictureFile.read", failing(AssertionError("was read")))
     assert "No folder nowhere" in complaint(capsys, segment("a.png", "nowhere/out.png"))
 
 

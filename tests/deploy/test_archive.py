@@ -28,8 +28,8 @@ from streamseg.deploy.archive import (
     open_archive,
 )
 from streamseg.io.stores import open_store, read_text
-from streamseg.io.video import read_label_video
-from streamseg.stream.label_frames import LastFrames
+from streamseg.io.video_reading import read_label_video
+from streamseg.stream.state import LastFrames
 
 SETTINGS = ArchiveSettings(None, LastFrames(1))
 
@@ -74,7 +74,7 @@ def labelled_here(monkeypatch):
         def __exit__(self, *_):
             pass
 
-    monkeypatch.setattr("streamseg.parallel.cluster.check_installed", lambda: None)
+    monkeypatch.setattr("streamseg.parallel.cluster.require_ray", lambda: None)
     monkeypatch.setattr("streamseg.parallel.cluster.ray_cluster", NoCluster)
     monkeypatch.setattr("streamseg.parallel.cluster.map_on_cluster", map_here)
     return folders

@@ -114,7 +114,7 @@ def test_streams_in_threads_keep_to_themselves(network):
 def test_threads_learn_the_ranges_of_bytes_together(network):
     engine = accelerate(network, "int8")
     call_from_threads(engine, [noise(40, 64, seed) for seed in range(4)], fast.CALIBRATION_FRAMES)
-    assert not engine.learning
+    assert not engine.calibrating
     assert engine.seen == []
     frame = noise(40, 64)
     assert engine(frame).equal(engine(frame))

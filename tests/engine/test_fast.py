@@ -6,18 +6,10 @@ from torch.nn import functional as F
 
 import streamseg
 from streamseg.engine import fast
+from streamseg.engine.engine import EagerEngine, FrameBatch
 from streamseg.engine.fast import accelerate
-from streamseg.stream.label_frames import (
-    EagerEngine,
-    Fading,
-    FrameBatch,
-    LastFrames,
-    label_batch,
-    label_frame,
-    label_frames,
-    segment,
-    step_batch,
-)
+from streamseg.stream.label_frames import label_batch, label_frame, label_frames, segment, step_batch
+from streamseg.stream.state import Fading, LastFrames
 
 CUDA = torch.cuda.is_available()
 
@@ -133,7 +125,7 @@ def test_bytes_learn_their_ranges_from_the_first_frames(model, frames):
         labels = quick(frame)
         if number < fast.CALIBRATION_FRAMES:
             assert labels.equal(exact(frame))
-        assert quick.learning == (number + 1 < fast.CALIBRATION_FRAMES)
+        assert quick.calibrating == (number + 1 < fast.CALIBRATION_FRAMES)
     assert quick.seen == []
     assert not labels.equal(exact(frames[-1]))
 

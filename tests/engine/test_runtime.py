@@ -24,11 +24,12 @@ import streamseg
 from streamseg import Fading, LastFrames
 from streamseg.data import datasets
 from streamseg.engine import runtime
+from streamseg.engine.engine import FrameBatch
 from streamseg.engine.runtime import open_exported, open_weights
 from streamseg.evaluate.images import evaluate
 from streamseg.evaluate.video import evaluate_video
 from streamseg.io.images import write_image
-from streamseg.stream.label_frames import FrameBatch, label_batch, label_frame
+from streamseg.stream.label_frames import label_batch, label_frame
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = ["any.onnx", "fixed.xml", "fixed.pt2"]
@@ -106,7 +107,7 @@ def test_what_a_file_cannot_do_is_a_sentence(exported):
     with pytest.raises(ValueError, match="sees each frame alone: leave out the window, .* was exported with --video."):
         list(streamseg.label_frames(file, [frame, frame], Fading(0.5)))
     with pytest.raises(ValueError, match="gives no confidence: export it again with --confidence."):
-        file.predict(FrameBatch(frame[None], None, [0.0], [SIZE], confident=True))
+        file.predict(FrameBatch(frame[None], None, [0.0], [SIZE], with_confidence=True))
     with pytest.raises(
         ValueError, match="gives labels, whose scores it does not tell: keep them steady with a network"
     ):

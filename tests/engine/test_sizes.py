@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from streamseg.engine import fast
+from streamseg.engine.engine import FrameBatch
 from streamseg.engine.sizes import RECENT, SizeCounter
-from streamseg.stream.label_frames import FrameBatch
 
 EAGER, CAPTURE = 5.0, 2000.0
 """What a frame takes without a graph, and what a graph takes to be made, in frames that have one."""
@@ -82,10 +82,10 @@ def test_a_size_that_has_become_common_takes_the_place_of_one_that_no_longer_com
 
 
 def test_a_patient_engine_takes_no_longer_for_a_size_than_without_a_graph(clock):
-    clock.engine.patient = True
+    clock.engine.capture_when_idle = True
     took = [clock.see(number) for number in sizes_of("mostly three", 300)]
     assert set(took) == {EAGER}
-    while clock.engine.prepare_next():
+    while clock.engine.capture_next():
         pass
     assert all(clock.see(number) == 1.0 for number in range(3))
 
@@ -146,17 +146,17 @@ def test_a_graph_is_made_when_a_size_comes_again_and_kept_while_others_come_once
 
 def test_a_patient_engine_makes_graphs_only_when_told_to_the_commonest_first(model, graphs):
     engine = fast.accelerate(model)
-    engine.patient = True
+    engine.capture_when_idle = True
     for size, times in (((32, 32), 3), ((64, 64), 5), ((32, 64), 1)):
         for _ in range(times):
             replay(engine, *size)
     assert graphs.count == 0
-    assert engine.prepare_next() is True
+    assert engine.capture_next() is True
     assert replay(engine, 64, 64).graph is not None
     assert replay(engine, 32, 32).graph is None
-    assert engine.prepare_next() is False
+    assert engine.capture_next() is False
     assert graphs.count == 2
-    assert engine.prepare_next() is False
+    assert engine.capture_next() is False
     assert replay(engine, 32, 32).graph is not None
     assert graphs.count == 2  # of the size that came once there is none
 

@@ -15,11 +15,11 @@ from torch import nn
 
 import streamseg
 from streamseg.engine.runtime import open_exported
-from streamseg.io.checksums import BLANK, PREFIX, check_checksum, check_zip, write_checksum
+from streamseg.io.checksums import BLANK_CHECKSUM, PREFIX, check_checksum, check_zip, write_checksum
 from streamseg.io.images import write_image
 from streamseg.io.tensors import read_tensors, write_tensors
 from streamseg.models import checkpoint
-from streamseg.stream.label_frames import State
+from streamseg.stream.state import State
 
 DAMAGED = r"is damaged \(its checksum does not match\): copy or download it again\.$"
 
@@ -86,7 +86,12 @@ def test_the_checksum_is_of_the_description_too(saved, old):
 def test_a_damaged_checksum_does_not_pass_for_an_older_file(saved, part):
     data = saved.read_bytes()
     start = data.index(PREFIX.encode())
-    at = {"checksum": start - 14, "streamseg-sha256": start + 3, ":": start + 16, "last digit": start + len(BLANK) - 1}
+    at = {
+        "checksum": start - 14,
+        "streamseg-sha256": start + 3,
+        ":": start + 16,
+        "last digit": start + len(BLANK_CHECKSUM) - 1,
+    }
     spoiled = bytearray(data)
     spoiled[at[part]] ^= 1
     saved.write_bytes(spoiled)
@@ -98,7 +103,7 @@ def test_other_readers_take_a_file_with_a_checksum_and_older_files_need_none(sav
     with safe_open(saved, "pt") as file:
         entry, weights = json.loads(file.metadata()["streamseg"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     assert entry.pop("checksum").startswith(PREFIX)
-    assert BLANK not in saved.read_text(errors="replace")
+    assert BLANK_CHECKSUM not in saved.read_text(errors="replace")
     write_tensors(saved, weights, {"format": "pt", "streamseg": json.dumps(entry)})
     assert streamseg.load(saved)[0](image).equal(network(image))
 
@@ -159,11 +164,11 @@ def test_an_exported_file_without_a_checksum_is_an_older_one_and_runs(exported, 
 
 def test_the_files_that_belong_together_share_a_checksum(tmp_path):
     path, other = tmp_path / "a", tmp_path / "b"
-    path.write_text(f"before {BLANK} after")
+    path.write_text(f"before {BLANK_CHECKSUM} after")
     other.write_text("more")
     write_checksum(path, other)
-    assert path.read_text() != f"before {BLANK} after"
-    assert len(path.read_text()) == len(f"before {BLANK} after")
+    assert path.read_text() != f"before {BLANK_CHECKSUM} after"
+    assert len(path.read_text()) == len(f"before {BLANK_CHECKSUM} after")
     check_checksum(path, other)
     other.write_text("less")
     with pytest.raises(ValueError, match=DAMAGED):

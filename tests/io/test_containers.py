@@ -9,8 +9,10 @@ import pytest
 import torch
 from clips import make_clip, picture
 
+from streamseg.checks import CutShort
 from streamseg.io.containers import is_cut, matroska_is_damaged
-from streamseg.io.video import CutShort, open_video, read_label_video, write_frames, write_label_video
+from streamseg.io.video_reading import open_video, read_label_video
+from streamseg.io.video_writing import write_frames, write_label_video
 
 CLIPS = [
     ("a.mp4", "libx264", None),

@@ -9,15 +9,15 @@ import streamseg
 from streamseg.io import images
 from streamseg.io.images import (
     TooLargeError,
-    UnknownKindError,
+    UnknownFormatError,
     decode_upload,
     lookup_labels,
-    made_by_streamseg,
+    picture_made_by_streamseg,
     read_colour_codes,
     read_downloaded,
     read_first,
-    read_ids,
     read_image,
+    read_label_ids,
     render_legend,
     to_frame,
     to_jpeg,
@@ -215,14 +215,14 @@ def test_ids_are_read_as_they_are(tmp_path, name, mode):
     if mode == "P":
         picture.putpalette([7] * 768)
     picture.save(tmp_path / name)
-    assert read_ids(tmp_path / name).tolist() == ids.tolist()
+    assert read_label_ids(tmp_path / name).tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "CMYK"])
 def test_a_colour_picture_is_no_label_file(tmp_path, mode):
     Image.new(mode, (4, 4)).save(tmp_path / "a.tiff")
     with pytest.raises(ValueError, match=r"a\.tiff is a colour picture .*; ids expected"):
-        read_ids(tmp_path / "a.tiff")
+        read_label_ids(tmp_path / "a.tiff")
 
 
 def test_a_grey_picture_shows_no_colours(tmp_path):
@@ -244,7 +244,7 @@ def test_looking_labels_up_is_indexing_a_table_whose_last_entry_is_for_ids_outsi
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp", "a.tiff", "a.tif"])
 def test_a_picture_that_was_written_tells_so(tmp_path, name):
     write_image(tmp_path / name, torch.full((3, 40, 60), 90, dtype=torch.uint8))
-    assert made_by_streamseg(tmp_path / name)
+    assert picture_made_by_streamseg(tmp_path / name)
     with Image.open(tmp_path / name) as picture:
         assert picture.getexif()[0x0131] == "streamseg"  # as other programs see it: Software
 
@@ -252,7 +252,7 @@ def test_a_picture_that_was_written_tells_so(tmp_path, name):
 def test_a_label_file_tells_who_wrote_it_and_keeps_its_palette(tmp_path):
     labels = torch.arange(256, dtype=torch.uint8).view(16, 16)
     write_labels(tmp_path / "a.png", labels, streamseg.CAMVID)
-    assert made_by_streamseg(tmp_path / "a.png")
+    assert picture_made_by_streamseg(tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as picture:
         assert torch.from_numpy(numpy.array(picture)).equal(labels)
         colours = [part for colour in streamseg.CAMVID.colours for part in colour]
@@ -263,13 +263,13 @@ def test_a_format_without_exif_tells_it_in_its_header(tmp_path):
     frame = torch.randint(0, 256, (3, 33, 47), dtype=torch.uint8)
     write_image(tmp_path / "a.BMP", frame)
     assert read_image(tmp_path / "a.BMP").equal(frame)
-    assert made_by_streamseg(tmp_path / "a.BMP")
+    assert picture_made_by_streamseg(tmp_path / "a.BMP")
 
 
 def test_grey_is_written_as_grey(tmp_path):
     values = torch.randint(0, 256, (33, 47), dtype=torch.uint8)
     write_grey(tmp_path / "a.png", values)
-    assert made_by_streamseg(tmp_path / "a.png")
+    assert picture_made_by_streamseg(tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.mode == "L"
         assert torch.from_numpy(numpy.array(picture)).equal(values)
@@ -298,7 +298,7 @@ def test_what_others_made_is_not_streamseg_s(photo, tmp_path):
         "nowhere.png",
         ".",
     ):
-        assert not made_by_streamseg(tmp_path / name), name
+        assert not picture_made_by_streamseg(tmp_path / name), name
 
 
 def colours_in(legend):
@@ -419,7 +419,7 @@ def test_a_picture_from_a_stranger_is_of_a_plain_kind_and_of_limited_size(image)
     with pytest.raises(ValueError, match="The picture is damaged or cut short"):
         decode_upload(file.getvalue()[:-100], 64 * 96)
     for other in (b"", b"hello", b"P6 1 1 255\n123"):
-        with pytest.raises(UnknownKindError, match="What was sent is no picture"):
+        with pytest.raises(UnknownFormatError, match="What was sent is no picture"):
             decode_upload(other, 64 * 96)
 
 

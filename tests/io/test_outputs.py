@@ -13,8 +13,10 @@ from PIL import Image
 import streamseg
 from streamseg.io.images import write_image
 from streamseg.io.outputs import FrameOutput, OutputFiles, check_json_lines, open_writer, plan_outputs
-from streamseg.io.sources import Capture, RawFrames, find_sources
-from streamseg.io.video import open_video, read_label_video, write_video
+from streamseg.io.resolve import find_sources
+from streamseg.io.sources import Capture, RawFrames
+from streamseg.io.video_reading import open_video, read_label_video
+from streamseg.io.video_writing import write_video
 
 
 @pytest.fixture

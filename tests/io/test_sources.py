@@ -1,90 +1,23 @@
-import gc
 import io
 import os
 import random
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from fractions import Fraction
 from itertools import islice, pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
-import av
 import numpy
 import pytest
 import torch
 from PIL import Image
-from servers import RtspServer, file_server, motion_jpeg_server
+from servers import RtspServer, motion_jpeg_server
+from source_files import film, number, numbers, only, paint, shade
 
-from streamseg.io import sources, web
-from streamseg.io.sources import Live, NumberedPictures, Pictures, VideoFile, find_sources, read_frames, resolve_sources
-from streamseg.io.video import CutShort
-
-HEIGHT, WIDTH = 48, 64
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """An empty folder, which is the current one; no proxy stands between it and its servers."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    return tmp_path
-
-
-@pytest.fixture
-def brief_waits(monkeypatch):
-    """Live sources are given up soon."""
-    monkeypatch.setattr(sources, "WAITS", (0.01, 0.02))
-
-
-def shade(i):
-    """A frame (H, W, 3) of one colour, which tells its number even after compression."""
-    return numpy.full((HEIGHT, WIDTH, 3), (20 * i, 100, 255 - 20 * i), numpy.uint8)
-
-
-def number(frame):
-    """The number of a shade."""
-    return round(frame[0].float().mean().item() / 20)
-
-
-def paint(path, i=0, size=(WIDTH, HEIGHT)):
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(shade(i)).resize(size).save(path)
-
-
-def film(path, count=6, rate=25, movflags="faststart"):
-    """A video of shades 0, 1, …, whose index comes first, so that it can be played as it arrives."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    options = {"movflags": movflags} if str(path).endswith(".mp4") else {}
-    with av.open(str(path), "w", options=options) as container:
-        stream = container.add_stream("mpeg4", rate=rate, width=WIDTH, height=HEIGHT, pix_fmt="yuv420p")
-        stream.options = {"qscale": "2"}
-        for i in range(count):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(shade(i), format="rgb24")))
-        container.mux(stream.encode(None))
-
-
-def numbers(source):
-    """The numbers of the shades that a source shows."""
-    return [number(capture.frame) for capture in source.captures()]
-
-
-def names(source):
-    return [capture.name for capture in source.captures()]
-
-
-def only(*arguments, **options):
-    (source,) = find_sources(arguments, **options)
-    return source
-
-
-# pictures
+from streamseg.checks import CutShort
+from streamseg.io.resolve import find_sources, read_frames
+from streamseg.io.sources import NumberedPictures
 
 
 def test_a_picture_becomes_one_frame(here):
@@ -95,57 +28,6 @@ def test_a_picture_becomes_one_frame(here):
     assert (capture.name, capture.index, capture.seconds, capture.note) == ("a", 0, 0.0, "")
     assert (source.name, source.live, source.moving, source.rate) == ("a", False, False, None)
     assert source.paths == (Path("a.png"),)
-
-
-def test_several_pictures_are_one_source_in_the_order_given(here):
-    for i, name in enumerate(["c.png", "a.png", "b.bmp"]):
-        paint(name, i)
-    source = only("c.png", "a.png", "b.bmp")
-    assert numbers(source) == [0, 1, 2]
-    assert names(source) == ["c", "a", "b"]
-    assert [(capture.index, capture.total) for capture in source.captures()] == [(0, 3), (1, 3), (2, 3)]
-
-
-def test_what_is_named_twice_is_taken_once(here):
-    paint("a.png")
-    paint("b.png")
-    film("c.mp4")
-    Path("x").mkdir()
-    pictures, video = find_sources(["a.png", "./a.png", str(here / "a.png"), "*.png", ".", "c.mp4", "x/../c.mp4"])
-    assert names(pictures) == ["a", "b"]
-    assert video.name == "c"
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (["left/a.png", "right/a.png"], ["left_a", "right_a"]),
-        (["a.png", "a.bmp"], ["a_png", "a_bmp"]),
-        (["x/left/a.png", "y/left/a.png", "b.png"], ["x_left_a", "y_left_a", "b"]),
-        (["left/a.png", "right/a.png", "left_a.png"], ["left_a", "right_a", "left_a_2"]),
-        (["x/A.png", "y/a.png"], ["x_A", "y_a"]),
-        (["1/frame.001.png", "1/frame.002.png"], ["frame.001", "frame.002"]),
-    ],
-)
-def test_pictures_of_one_name_are_told_apart(here, given, expected):
-    for name in given:
-        paint(name)
-    assert names(only(*given)) == expected
-
-
-def test_sources_of_one_name_are_told_apart(here):
-    film("left/a.mp4")
-    film("right/a.mp4")
-    paint("a.png")
-    found = find_sources(["left/a.mp4", "right/a.mp4", "a.png", "0"])
-    assert [source.name for source in found] == ["left_a", "right_a", "a", "camera0"]
-
-
-def test_a_name_is_fit_for_every_file_system(here):
-    long = "ä" * 120
-    paint('w"h:y?.png')
-    paint(f"{long}.png")
-    assert names(only('w"h:y?.png', f"{long}.png")) == ["w_h_y_", "ä" * 100]
 
 
 @pytest.mark.parametrize("name", ["a.gif", "a.png", "a.webp", "a.tiff"])
@@ -180,14 +62,6 @@ def test_a_single_picture_that_cannot_be_read_says_why(here):
         next(only("a.png").captures())
 
 
-def test_a_picture_without_a_suffix_is_known_by_its_content(here):
-    Image.fromarray(shade(4)).save("photo", format="PNG")
-    assert numbers(only("photo")) == [4]
-
-
-# videos
-
-
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi", "a.mov", "a.MP4"])
 def test_a_video_becomes_its_frames(here, name):
     film(name)
@@ -200,20 +74,6 @@ def test_a_video_becomes_its_frames(here, name):
     assert captures[0].captured <= captures[-1].captured
     assert (source.rate, source.live, source.moving, source.audio_from) == (25, False, True, name)
     assert source.paths == (Path(name),)
-
-
-def test_a_video_without_a_suffix_is_known_by_its_content(here):
-    film("a.mkv")
-    Path("a.mkv").rename("film")
-    assert isinstance(only("film"), VideoFile)
-    assert numbers(only("film")) == list(range(6))
-
-
-@pytest.mark.parametrize("content", [b"", b"some words\n" * 100, bytes(1000)])
-def test_what_is_neither_a_picture_nor_a_video_is_refused(here, content):
-    Path("a.xyz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"^a\.xyz is neither a picture nor a video that can be read\.$"):
-        find_sources(["a.xyz"])
 
 
 def test_a_video_that_cannot_be_read_has_no_rate_and_says_why_on_reading(here):
@@ -235,52 +95,6 @@ def test_closing_the_captures_closes_the_video(here):
     assert held()
     captures.close()
     assert not held()
-
-
-def test_read_frames_gives_the_frames_of_anything(here):
-    paint("x/1.png", 1)
-    film("x/2.mp4", count=3)
-    assert [number(frame) for frame in read_frames("x")] == [1, 0, 1, 2]
-    assert [number(frame) for frame in read_frames(here / "x" / "1.png")] == [1]
-    with pytest.raises(FileNotFoundError, match="Nothing at nowhere.png"):
-        read_frames("nowhere.png")
-
-
-@pytest.mark.parametrize("source", [0.5, None, True, ["a.png"], b"a.png"])
-def test_what_is_no_name_is_told_so(source):
-    with pytest.raises(ValueError, match=f"^The source is {re.escape(repr(source))}, a .*; expected a path"):
-        read_frames(source)
-
-
-def test_a_number_is_a_camera(here):
-    with pytest.raises(OSError, match="amera 97"):
-        next(read_frames(97))
-
-
-def test_names_that_stand_for_nothing_lose_no_others(here):
-    paint("a.png", 3)
-    Path("list.txt").write_text("nowhere.png\na.png\n")
-    film("b.mp4")
-    (pictures, video), problems = resolve_sources(["list.txt", "*.gif", "b.mp4", "7.png"])
-    assert (numbers(pictures), numbers(video)) == ([3], list(range(6)))
-    assert [str(problem).partition(":")[0] for problem in problems] == [
-        "Line 1 of list.txt",
-        "No picture and no video matches *.gif",
-        "Nothing at 7.png",
-    ]
-    with pytest.raises(FileNotFoundError, match="^Line 1 of list.txt: Nothing at nowhere.png"):
-        find_sources(["list.txt", "b.mp4"])
-
-
-def test_a_path_is_a_file_whatever_it_is_called(here):
-    Image.fromarray(shade(5)).save("0", format="PNG")
-    assert [number(frame) for frame in read_frames(Path("0"))] == [5]
-    assert isinstance(only("0"), Pictures)
-    with pytest.raises(FileNotFoundError, match="Nothing at .*7: expected"):
-        read_frames(Path("7"))
-
-
-# numbered pictures
 
 
 @pytest.mark.parametrize(
@@ -306,17 +120,6 @@ def test_numbered_pictures_have_the_rate_that_is_given(here):
     assert [capture.seconds for capture in source.captures()] == pytest.approx([0, 1 / 29.97])
 
 
-def test_numbered_pictures_end_at_a_gap_and_say_so(here):
-    for i in (3, 4, 6, 7):
-        paint(f"{i}.png", i)
-    captures = list(only("%d.png").captures())
-    assert [number(capture.frame) for capture in captures] == [3, 4]
-    assert [capture.note for capture in captures] == [
-        "5.png is missing: frames end before it, without 2 later pictures.",
-        "",
-    ]
-
-
 def test_a_damaged_numbered_picture_ends_the_frames(here):
     paint("1.png", 1)
     Path("2.png").write_bytes(b"nothing")
@@ -329,152 +132,6 @@ def test_a_damaged_numbered_picture_ends_the_frames(here):
         next(only("%d.png").captures())
 
 
-@pytest.mark.parametrize("pattern", ["x_%03d.png", "nowhere/%d.png"])
-def test_numbered_pictures_that_are_missing_are_named(here, pattern):
-    paint("x_1.png")
-    with pytest.raises(FileNotFoundError, match=f"No picture is called {pattern}, with a number in place of %"):
-        find_sources([pattern])
-
-
-@pytest.mark.parametrize("pattern", ["%d_%d.png", "%d/a.png", "%d/%d.png"])
-def test_one_number_is_expected_in_the_name_of_numbered_pictures(here, pattern):
-    with pytest.raises(ValueError, match="needs one number in the name of its files"):
-        find_sources([pattern])
-
-
-def test_a_file_may_be_called_like_a_pattern(here):
-    for i, name in enumerate(["a%d.png", "b[1].png", "c*.png"]):
-        paint(name, i)
-    assert numbers(only("a%d.png", "b[1].png", "c*.png")) == [0, 1, 2]
-
-
-# folders, patterns and lists
-
-
-def test_a_folder_gives_its_pictures_and_videos_in_the_order_people_count(here):
-    for i, name in enumerate(["frame2.png", "frame10.png", "Frame11.jpg"]):
-        paint(f"x/{name}", i)
-    film("x/b10.mp4")
-    film("x/b9.mp4")
-    paint("x/.hidden.png")
-    paint("x/.streamseg-1234.png")
-    paint("x/deeper/z.png")
-    Path("x/notes.md").write_text("notes")
-    Path("x/list.txt").write_text("nowhere.png")
-    Path("x/folder.png").mkdir()
-    first, second, pictures = find_sources(["x"])
-    assert [first.name, second.name, pictures.name] == ["b9", "b10", "x"]
-    assert names(pictures) == ["frame2", "frame10", "Frame11"]
-
-
-def test_a_folder_with_nothing_to_see_says_what_was_looked_for(here):
-    Path("x").mkdir()
-    Path("x/notes.md").write_text("notes")
-    with pytest.raises(FileNotFoundError, match=r"No picture and no video in x: looked for \.png .*\.mp4"):
-        find_sources(["x"])
-
-
-def test_a_pattern_gives_what_it_matches(here):
-    for i, name in enumerate(["x/2.png", "x/10.png", "x/y/1.png", "x/z/y/3.jpg"]):
-        paint(name, i)
-    film("x/y/4.mp4")
-    Path("x/y/4.md").write_text("notes")
-    assert numbers(only("x/*.png")) == [0, 1]
-    assert numbers(only(str(here / "x" / "[0-9]*.png"))) == [0, 1]
-    assert numbers(only("x/?.png")) == [0]
-    everything = find_sources(["x/**/*"])
-    assert [source.name for source in everything] == ["pictures", "4"]
-    assert numbers(everything[0]) == [0, 1, 2, 3]
-
-
-def test_a_pattern_takes_no_unfinished_file(here):
-    paint("a.png")
-    paint(".streamseg-1234.png")
-    assert names(only("*.png")) == ["a"]
-    with pytest.raises(FileNotFoundError, match="No picture and no video matches"):
-        find_sources([".s*.png"])
-
-
-def test_a_pattern_that_matches_nothing_says_so(here):
-    Path("a.md").write_text("notes")
-    with pytest.raises(FileNotFoundError, match=r"No picture and no video matches \*\.md"):
-        find_sources(["*.md"])
-
-
-def test_a_list_names_things_beside_it(here):
-    paint("x/a.png", 1)
-    paint("x/y/b.png", 2)
-    paint(here / "c.png", 3)
-    film("x/d.mp4")
-    lines = ["# my pictures", "", "  y/b.png  ", "a.png", str(here / "c.png"), "d.mp4", "*.png", "rtsp://host/live"]
-    Path("x/list.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
-    pictures, video, stream = find_sources(["x/list.txt"])
-    assert numbers(pictures) == [2, 1, 3]
-    assert numbers(video) == list(range(6))
-    assert isinstance(stream, Live)
-
-
-@pytest.mark.parametrize(
-    ("content", "error", "sentence"),
-    [
-        (b"a.png\n\nb.png\n", FileNotFoundError, r"^Line 3 of list\.txt: Nothing at b\.png"),
-        (b"other.txt\n", ValueError, r"^Line 1 of list\.txt: other\.txt is a list itself"),
-        (b"# nothing\n\n", ValueError, r"^list\.txt lists nothing: expected"),
-        (b"\xff\xfe\x00\xd8", ValueError, r"^list\.txt is no list of names: expected text in UTF-8"),
-        (b"a.png\nb\x00.png\n", ValueError, r"^Line 2 of list\.txt: 'b\\x00\.png' is no name: expected text"),
-        (b"-\n", ValueError, r"^Line 1 of list\.txt: Raw frames .* --raw-size HEIGHTxWIDTH"),
-        (b"ftp://u:secret@h/a\n", ValueError, r"^Line 1 of list\.txt: ftp://h/a is no address"),
-    ],
-)
-def test_a_list_that_is_wrong_says_where(here, content, error, sentence):
-    paint("a.png")
-    Path("other.txt").write_text("a.png")
-    Path("list.txt").write_bytes(content)
-    with pytest.raises(error, match=sentence):
-        find_sources(["list.txt"])
-
-
-# what is missing or wrong
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "sentence"),
-    [
-        ("nowhere.png", FileNotFoundError, "Nothing at nowhere.png: expected a picture, a video, a folder"),
-        ("", FileNotFoundError, "Nothing at '': expected"),
-        ("/dev/video99", FileNotFoundError, "No camera at /dev/video99"),
-        ("ftp://host/a.png", ValueError, "ftp://host/a.png is no address that can be read: expected rtsp://"),
-        ("file:///a.png", ValueError, "file:///a.png is no address"),
-        ("http://", ValueError, "http:// names no host: expected an address such as http://host/path"),
-        ("http://host:port/a.mp4", ValueError, "http://host:port/a.mp4 is no address that can be read"),
-        ("http://me:sec/ret@host/a.mp4", ValueError, "^http://host/a.mp4 is no address that can be read: (?!.*sec)"),
-        ("http://.host/a.mp4", OSError, "http://.host/a.mp4 cannot be read"),
-        ("rtsp://[::1/a", ValueError, "is no address that can be read"),
-        ("x" * 300 + ".png", OSError, "cannot be read: File name too long"),
-    ],
-)
-def test_a_name_for_nothing_is_told_so_in_a_sentence(here, name, error, sentence):
-    with pytest.raises(error, match=sentence):
-        find_sources([name])
-
-
-def test_no_name_at_all_is_told_so():
-    with pytest.raises(ValueError, match="Nothing to read: give a picture"):
-        find_sources([])
-
-
-@pytest.mark.parametrize("rate", [0, -1.0, 1e-6, 1e7, float("nan"), float("inf")])
-def test_a_rate_is_one_that_a_video_can_have(rate):
-    with pytest.raises(ValueError, match="frames a second; expected 0.001 to 1000"):
-        find_sources(["a.png"], rate=rate)
-
-
-def test_a_named_pipe_is_no_file(here):
-    os.mkfifo("pipe")
-    with pytest.raises(ValueError, match="pipe is neither a file nor a camera"):
-        find_sources(["pipe"])
-
-
 @pytest.mark.parametrize("name", ["97", "/dev/null"])
 def test_a_camera_that_is_not_there_is_told_on_use(here, name):
     source = only(name)
@@ -482,9 +139,6 @@ def test_a_camera_that_is_not_there_is_told_on_use(here, name):
     assert source.name == ("null" if name == "/dev/null" else f"camera{name}")
     with pytest.raises(OSError, match=name):
         next(source.captures())
-
-
-# standard input
 
 
 @pytest.fixture
@@ -505,7 +159,7 @@ def test_standard_input_of_a_process_is_frame_after_frame():
     data = numpy.random.default_rng(0).integers(0, 256, (5, 200, 300, 3), numpy.uint8).tobytes()
     code = """
 import sys
-from streamseg.io.sources import find_sources
+from streamseg.io.resolve import find_sources
 (source,) = find_sources(["-"], raw_size=(200, 300))
 for capture in source.captures():
     sys.stdout.buffer.write(capture.frame.permute(1, 2, 0).contiguous().numpy().tobytes())
@@ -555,217 +209,7 @@ def test_raw_frames_need_a_size():
         find_sources(["-"], raw_size=(0, 4))
 
 
-# web servers
-
-
-def test_a_picture_comes_from_a_web_server(here):
-    paint("a.png", 4)
-    paint("b.png", 5)
-    Path("b.png").rename("snapshot")
-    with file_server(here) as url, file_server(here, kind="image/png; charset=binary") as other:
-        source = only(f"{url}/a.png", f"{other}/snapshot?size=1", "a.png")
-        captures = list(source.captures())
-    assert [number(capture.frame) for capture in captures] == [4, 5, 4]
-    assert [capture.name for capture in captures] == ["127-0-0-1_a", "snapshot", f"{here.name}_a"]
-    assert source.paths == (Path("a.png"),)
-
-
-def test_an_animation_from_a_web_server_is_told(here):
-    Image.fromarray(shade(2)).save("a.gif", save_all=True, append_images=[Image.fromarray(shade(9))])
-    with file_server(here) as url:
-        (capture,) = only(f"{url}/a.gif").captures()
-    assert capture.note.endswith("/a.gif holds several pictures: its first is taken.")
-
-
-@pytest.mark.parametrize("ranges", [True, False])
-def test_a_video_comes_from_a_web_server(here, ranges):
-    film("a film.mp4")
-    with file_server(here, ranges=ranges) as url:
-        source = only(f"{url}/a film.mp4?x=1")
-        assert isinstance(source, VideoFile)
-        assert (source.name, source.rate) == ("127-0-0-1_a film", 25)
-        assert numbers(source) == list(range(6))
-
-
-def stream(path, format):
-    """A video that is written from its beginning to its end, and does not know how long it will be."""
-    options = {"movflags": "frag_keyframe+empty_moov"} if format == "mp4" else {}
-    with (
-        Path(path).open("wb") as file,
-        av.open(SimpleNamespace(write=file.write), "w", format=format, container_options=options) as container,
-    ):
-        stream = container.add_stream("mpeg4", rate=25, width=WIDTH, height=HEIGHT, pix_fmt="yuv420p")
-        stream.options = {"g": "5"}
-        for i in range(100):
-            noise = numpy.random.default_rng(i).integers(0, 256, (HEIGHT, WIDTH, 3), numpy.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(noise, format="rgb24")))
-        container.mux(stream.encode(None))
-
-
-def test_a_web_server_that_does_not_tell_the_length_of_a_file_makes_no_live_stream_of_it(here):
-    for name in ("a.mp4", "a.mkv", "a.ts"):
-        film(name)
-    Path("b").write_bytes(Path("a.mkv").read_bytes())
-    for name, format in (("live.mkv", "matroska"), ("live", "mp4")):
-        stream(name, format)
-    with file_server(here, length=False, ranges=False) as url:
-        assert {name: only(f"{url}/{name}").live for name in ("a.mp4", "a.mkv", "b", "live.mkv", "live", "a.ts")} == {
-            **dict.fromkeys(("a.mp4", "a.mkv", "b"), False),
-            **dict.fromkeys(("live.mkv", "live", "a.ts"), True),
-        }
-    with file_server(here, length=False) as url:
-        assert not only(f"{url}/a.ts").live  # whose end FFmpeg has looked at
-
-
-@pytest.fixture
-def temporary(here, monkeypatch):
-    """A folder for temporary files."""
-    (here / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(here / "temporary"))
-    return here / "temporary"
-
-
-def shoot(path):
-    """A video whose index comes last, and that is too large for FFmpeg to keep in mind."""
-    film(path, movflags="-faststart")
-    data = Path(path).read_bytes()
-    place = data.index(b"mdat") - 4
-    size = int.from_bytes(data[place : place + 4])
-    # more behind the frames than the index knows of
-    end = place + size
-    longer = (size + 2**20).to_bytes(4)
-    Path(path).write_bytes(data[:place] + longer + data[place + 4 : end] + bytes(2**20) + data[end:])
-
-
-def test_a_video_whose_index_comes_last_is_copied_from_a_server_that_gives_no_parts(here, temporary):
-    shoot("a.mp4")
-    with file_server(here, ranges=False) as url:
-        source = only(f"{url}/a.mp4")
-        captures = list(source.captures())
-        assert [number(capture.frame) for capture in captures] == list(range(6))
-        (copy,) = temporary.iterdir()
-        assert copy.read_bytes() == Path("a.mp4").read_bytes()
-        assert (source.rate, source.audio_from) == (25, str(copy))
-        assert [capture.note for capture in captures if capture.note] == [
-            f"{url}/a.mp4 was downloaded first: its index comes last, and its server gives no parts."
-        ]
-    del source
-    gc.collect()
-    assert list(temporary.iterdir()) == []
-
-
-def test_a_video_that_can_be_read_as_it_comes_is_not_copied(here, temporary):
-    film("a.mp4")
-    shoot("b.mp4")
-    Path("c.mp4").write_text("no video")
-    with file_server(here) as url, file_server(here, ranges=False) as poor:
-        for address in (f"{poor}/a.mp4", f"{url}/b.mp4"):
-            source = only(address)
-            assert numbers(source)
-            assert source.audio_from == address
-        with pytest.raises(ValueError, match=f"{poor}/c.mp4 is not a video that can be read"):
-            numbers(only(f"{poor}/c.mp4"))
-    assert list(temporary.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "room", "sentence"),
-    [
-        ({}, 2**20, "has to be downloaded first, and its 1 MB have no room in .*temporary: set TMPDIR to a folder"),
-        ({"length": False}, 2**20, "has to be downloaded first, and its 1 MB have no room in .*temporary: set TMPDIR"),
-        ({"share": 0.9}, 2**30, r"is cut short: \d\d\d,\d\d\d bytes of it did not come\."),
-    ],
-)
-def test_what_cannot_be_copied_is_told_and_leaves_nothing(here, temporary, monkeypatch, options, room, sentence):
-    shoot("a.mp4")
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=web.ROOM + room))
-    with (
-        file_server(here, ranges=False, **options) as url,
-        pytest.raises(ValueError, match=f"^{url}/a.mp4 {sentence}"),
-    ):
-        next(only(f"{url}/a.mp4").captures())
-    assert list(temporary.iterdir()) == []
-
-
-def test_a_video_that_stops_in_its_middle_gives_what_came(here):
-    film("a.mp4", count=12)
-    seen = []
-    with file_server(here, share=0.7) as url, pytest.raises(CutShort, match=url):
-        seen.extend(number(capture.frame) for capture in only(f"{url}/a.mp4").captures())
-    assert 2 < len(seen) < 12
-    assert seen[:-1] == list(range(len(seen) - 1))  # the last may be half there
-
-
-def test_a_picture_that_stops_in_its_middle_is_refused(here):
-    paint("a.png", size=(300, 300))
-    with file_server(here, share=0.7) as url, pytest.raises(ValueError, match=f"{url}/a.png is damaged or cut short"):
-        next(only(f"{url}/a.png").captures())
-
-
-def test_what_a_web_server_does_not_have_is_told(here):
-    with file_server(here) as url:
-        with pytest.raises(OSError, match=f"^{url}/a.mp4 answered 404 Not Found.$"):
-            find_sources([f"{url}/a.mp4"])
-        with pytest.raises(OSError, match=f"^{url}/a.png answered 404 Not Found.$"):
-            next(only(f"{url}/a.png").captures())
-    for name in ("a.mp4", "a.png"):
-        with pytest.raises(OSError, match=f"^{url}/{name} cannot be read: Connection refused.$"):
-            next(only(f"{url}/{name}").captures())
-
-
-@pytest.mark.parametrize(("kind", "word"), [("text/html", "a web page"), ("audio/mpeg", "sound")])
-def test_what_is_no_video_on_a_web_server_is_told(here, kind, word):
-    Path("a").write_text("hello")
-    with file_server(here, kind=kind) as url, pytest.raises(ValueError, match=f"/a is {word}, not a video"):
-        find_sources([f"{url}/a"])
-
-
-@pytest.mark.parametrize(
-    ("lists", "live"),
-    [
-        ({"a.m3u8": "#EXTM3U\n#EXTINF:1\n1.ts\n"}, True),
-        ({"a.m3u8": "#EXTM3U\n#EXTINF:1\n1.ts\n#EXT-X-ENDLIST\n"}, False),
-        ({"a.m3u8": "#EXTM3U\n#EXT-X-STREAM-INF:BANDWIDTH=1\nb.m3u8\n", "b.m3u8": "#EXTM3U\n#EXT-X-ENDLIST\n"}, False),
-        ({"a.m3u8": "#EXTM3U\n#EXT-X-STREAM-INF:BANDWIDTH=1\nb.m3u8\n", "b.m3u8": "#EXTM3U\n"}, True),
-    ],
-)
-def test_a_playlist_is_live_until_it_has_an_end(here, lists, live):
-    for name, text in lists.items():
-        Path(name).write_text(text)
-    with file_server(here) as url:
-        assert only(f"{url}/a.m3u8").live == live
-
-
-def test_a_playlist_with_an_end_becomes_its_frames(here):
-    film("1.ts")
-    Path("a.m3u8").write_text("#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:0.24\n1.ts\n#EXT-X-ENDLIST\n")
-    with file_server(here) as url:
-        assert numbers(only(f"{url}/a.m3u8")) == list(range(6))
-
-
-def test_a_password_opens_a_web_server_and_is_shown_nowhere(here):
-    paint("a.png", 4)
-    film("a.mp4")
-    with file_server(here, login="me:s€cret") as url:
-        private = url.replace("://", "://me:s%E2%82%ACcret@")
-        assert numbers(only(f"{private}/a.png")) == [4]
-        video = only(f"{private}/a.mp4")
-        assert numbers(video) == list(range(6))
-        assert "cret" not in f"{video} {only(f'{private}/a.png')} {video.name}"
-        for address in (f"{url}/a.mp4", f"{url.replace('://', '://me:wrong@')}/a.mp4"):
-            with pytest.raises(
-                OSError, match=f"^{url}/a.mp4 answered 401 Unauthorized. Is it the right user and password"
-            ):
-                find_sources([address])
-        with pytest.raises(OSError, match=f"^{url}/b.mp4 answered 404"):
-            find_sources([f"{private}/b.mp4"])
-
-
-# live streams
-
-
 SHADES = [shade(i) for i in range(12)]
-"""What live streams show, again and again; their first frames go into finding out what they are."""
 
 
 def watch(source):
@@ -866,9 +310,6 @@ def test_a_wrong_password_is_told_and_not_shown():
         with pytest.raises((OSError, ValueError), match=server.address) as problem:
             next(only(server.address.replace("://", "://me:wrong@")).captures())
         assert "wrong@" not in str(problem.value)
-
-
-# hostile files
 
 
 def spoil(data, dice):

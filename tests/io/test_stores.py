@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from streamseg.io.stores import (
-    fixed_part,
+    folder_of_pattern,
     list_files,
     local_copy,
     open_store,
@@ -90,7 +90,7 @@ def test_files_are_found_by_name_by_folder_and_by_pattern(place):
         root = open_store(place)[1]
         sizes = list_files(store, path, (".mp4",))
         assert sizes == {f"{root}/{each}": len(each) for each in found}
-        assert fixed_part(store, path) == root + fixed
+        assert folder_of_pattern(store, path) == root + fixed
 
 
 def test_an_address_that_was_taken_for_a_path_is_one_again():

@@ -44,8 +44,8 @@ def test_an_address_begins_with_its_scheme(name, expected):
 
 def test_what_is_put_together_again_is_the_address_with_its_odd_letters_quoted():
     plain = "https://me:secret@host:1/a/b%20c.mp4?x=1&y=2"
-    assert web.join(web.split(plain)) == plain
-    assert web.join(web.split("http://host/a b<c>.mp4?q=ä")) == "http://host/a%20b%3Cc%3E.mp4?q=%C3%A4"
+    assert web.join_address(web.split_address(plain)) == plain
+    assert web.join_address(web.split_address("http://host/a b<c>.mp4?q=ä")) == "http://host/a%20b%3Cc%3E.mp4?q=%C3%A4"
 
 
 def test_what_is_fetched_is_what_the_server_has(here):

@@ -406,6 +406,6 @@ def test_a_network_that_averages_sees_the_same_in_a_scene_that_stands_still(imag
 def test_what_a_frame_leaves_can_be_had_without_its_labels(model, image):
     with torch.inference_mode():
         _, context = model.step(image)
-        remembered = model.remember(model.encode(image))
+        remembered = model.compute_context(model.encode(image))
     for ours, theirs in zip(remembered, context, strict=True):
         torch.testing.assert_close(ours, theirs)

@@ -26,7 +26,7 @@ def test_a_cluster_that_is_not_there_is_told_of_in_time(prefix, monkeypatch):
         taken.bind(("127.0.0.1", 0))  # and nobody listens
         address = f"{prefix}127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ConnectionError, match=f"^No Ray cluster answers at {address} within 2 s: is it running"):
-            cluster.check_answers(address)
+            cluster.check_cluster_answers(address)
 
 
 def test_another_server_is_no_cluster(monkeypatch):
@@ -34,7 +34,7 @@ def test_another_server_is_no_cluster(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(ConnectionError, match="^No Ray cluster answers at 127.0.0.1:"):
-            cluster.check_answers(address)
+            cluster.check_cluster_answers(address)
 
         def wait(command, timeout, **options):
             assert (command[-1], timeout) == (address, 2.0)
@@ -43,7 +43,7 @@ def test_another_server_is_no_cluster(monkeypatch):
         # nor is a program waited for that asks it and hears nothing
         monkeypatch.setattr(subprocess, "run", wait)
         with pytest.raises(ConnectionError, match="^No Ray cluster answers at 127.0.0.1:"):
-            cluster.check_answers(address)
+            cluster.check_cluster_answers(address)
 
 
 def test_a_cluster_that_wants_a_token_says_so(monkeypatch):
@@ -54,13 +54,13 @@ def test_a_cluster_that_wants_a_token_says_so(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(ConnectionError, match=f"^The Ray cluster at {address} wants a token: set RAY_AUTH_MODE"):
-            cluster.check_answers(address)
+            cluster.check_cluster_answers(address)
 
 
 @pytest.mark.parametrize("address", ["nowhere", "host:port", ":6379", "host:99999"])
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(ValueError, match="expected local, auto, HOST:PORT or ray://HOST:PORT.$"):
-        cluster.check_answers(address)
+        cluster.check_cluster_answers(address)
 
 
 class Died(Exception):  # noqa: N818 (no error, but what becomes of a worker)
@@ -136,7 +136,7 @@ def test_work_whose_worker_dies_is_begun_again_and_a_failure_costs_no_other(fake
     found = list(cluster.map_on_cluster(Worker, (10,), rows, gpus=True))
     assert [row["number"] for row in found] == [10, 20, 40, 60]
     assert {row["device"] for row in found} == {"cpu"}
-    assert begun == {1: 1, 2: 2, 3: 1, 4: 3, 5: cluster.TRIES, 6: 1}
+    assert begun == {1: 1, 2: 2, 3: 1, 4: 3, 5: cluster.MAX_ATTEMPTS, 6: 1}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_work_whose_worker_dies_is_begun_again_and_a_failure_costs_no_other(fake
     [
         ({"CPU": 4.0}, 9, True, 4, 0),
         ({"CPU": 4.0}, 3, True, 3, 0),
-        ({"CPU": 64.0, "GPU": 2.0}, 99, True, 2 * cluster.PER_GPU, 1 / cluster.PER_GPU),
+        ({"CPU": 64.0, "GPU": 2.0}, 99, True, 2 * cluster.WORKERS_PER_GPU, 1 / cluster.WORKERS_PER_GPU),
         ({"CPU": 64.0, "GPU": 2.0}, 99, False, 64, 0),
     ],
 )

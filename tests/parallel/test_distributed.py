@@ -23,25 +23,25 @@ torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
 torch.Tensor.float = torch.Tensor.double
 
-from streamseg.train import runlog, loop
+from streamseg.train import loop, runlog, setup
 from streamseg.train.config import TrainConfig
 
-loop.PRECISIONS["fp32"] = torch.float64
+setup.PRECISIONS["fp32"] = torch.float64
 runlog.EVERY = 1
 runlog.plot.curves_plot = lambda *_: None
 config = TrainConfig(
-    dataset="folder", network="fanet18", crop=(64, 64), iterations=2, batch=4, rate=0.002, auxiliary=0.4,
-    class_weighting=0.3, overlap=1.0, mixing=0.5, precision="fp32", validate_every=1,
+    dataset="folder", network="fanet18", crop=(64, 64), iterations=2, batch=4, learning_rate=0.002, auxiliary_loss=0.4,
+    class_weighting=0.3, iou_loss=1.0, classmix=0.5, precision="fp32", validate_every=1,
 )
-follow = loop.follow
+update_ema = loop.update_ema
 
-def die(average, current, memory, step):
-    follow(average, current, memory, step)
+def die(ema, current, decay, step):
+    update_ema(ema, current, decay, step)
     if step == 1 and (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 if sys.argv[3:]:
-    loop.follow = die
+    loop.update_ema = die
 loop.train(
     config, Path(sys.argv[1]), Path(sys.argv[2]), device=torch.device("cpu"), initial="nothing", save_seconds=0,
 )
@@ -93,14 +93,14 @@ def normalise_a_share(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     norm = nn.Sequential(make_norm())
-    distributed.synchronise(norm)
+    distributed.use_sync_batch_norm(norm)
     assert type(norm[0]) is distributed.SyncBatchNorm
     x, upstream = torch.load(folder / "joined.pt", weights_only=True)
     # shares of different sizes, and far from 0
     mine = slice(0, 1) if rank == 0 else slice(1, 4)
     torch.save([*normalise(norm[0], x[mine], upstream[mine])], folder / f"{rank}.pt")
     assert distributed.all_reduce_sum(torch.tensor(rank + 1)) == 3
-    distributed.stop()
+    distributed.leave_process_group()
 
 
 @pytest.mark.slow
@@ -123,14 +123,14 @@ def test_a_synchronised_batch_norm_is_an_ordinary_one_in_use():
     norm = nn.Sequential(make_norm()).eval()
     x = torch.randn(2, 3, 4, 4)
     before = norm(x)
-    distributed.synchronise(norm)
+    distributed.use_sync_batch_norm(norm)
     assert norm(x).equal(before)
 
 
 def test_a_process_on_its_own_is_the_first_of_one(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert distributed.start(CPU) == (0, 1)
+    assert distributed.join_process_group(CPU) == (0, 1)
     value = torch.tensor(3.0, requires_grad=True)
     assert distributed.all_reduce_sum(value) == 3
     assert not distributed.all_reduce_sum(value).requires_grad
-    distributed.stop()
+    distributed.leave_process_group()

@@ -121,11 +121,11 @@ class PreparingEngine(PausableEngine):
 
     def __init__(self, left, fails=False):
         super().__init__(small_engine())
-        self.patient, self.left, self.fails = False, left, fails
+        self.capture_when_idle, self.left, self.fails = False, left, fails
         self.started = threading.Semaphore(0)
         self.may_go_on = threading.Event()
 
-    def prepare_next(self):
+    def capture_next(self):
         self.started.release()
         assert self.may_go_on.wait(20)
         self.left -= 1
@@ -143,7 +143,7 @@ def test_sizes_are_prepared_while_the_server_is_idle_until_none_is_left(no_idle_
     engine = PreparingEngine(2)
     engine.may_go_on.set()
     batcher = Batcher(engine)
-    assert engine.patient
+    assert engine.capture_when_idle
     batcher.submit(moving(1)[0]).result(10)
     assert engine.started.acquire(timeout=10)
     assert engine.started.acquire(timeout=10)

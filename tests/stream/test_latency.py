@@ -7,7 +7,15 @@ import threading
 import pytest
 
 from streamseg.stream import latency
-from streamseg.stream.latency import STAGES, Histogram, Meter, bottleneck, format_progress, format_summary, to_json
+from streamseg.stream.latency import (
+    STAGES,
+    Histogram,
+    Meter,
+    bottleneck,
+    format_progress,
+    format_summary,
+    summary_to_json,
+)
 
 
 class Clock:
@@ -210,7 +218,7 @@ def test_a_run_without_frames_has_a_summary_too(meter):
     assert bottleneck(summary) == "No frame was labelled."
     assert "0 read" in format_summary(summary)
     assert format_progress(summary) == "frame 0 · 0.0 fps"
-    assert to_json(summary)["latency_ms"] is None
+    assert summary_to_json(summary)["latency_ms"] is None
 
 
 def test_a_table_shows_a_run_in_few_aligned_lines(meter, clock):
@@ -295,7 +303,7 @@ def test_times_of_many_seconds_are_told_in_seconds(meter, clock):
 
 
 def test_json_holds_what_the_table_shows(meter, clock):
-    found = json.loads(json.dumps(to_json(run(meter, clock, dropped=50, network=0.05))))
+    found = json.loads(json.dumps(summary_to_json(run(meter, clock, dropped=50, network=0.05))))
     assert found["frames"] == {"read": 150, "labelled": 100, "written": 100, "dropped": 50}
     assert found["fps"] == {"source": 15.0, "network": pytest.approx(20), "output": 10.0}
     assert found["latency_ms"] == dict.fromkeys(("p50", "p95", "p99", "max"), pytest.approx(38))

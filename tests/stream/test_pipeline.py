@@ -27,15 +27,20 @@ from waiting import PATIENCE, until
 
 import streamseg
 from streamseg import draw
+from streamseg.checks import CutShort
+from streamseg.engine.engine import Prediction
 from streamseg.io.files import UNFINISHED
 from streamseg.io.outputs import OutputFiles, plan_outputs
-from streamseg.io.sources import Capture, find_sources
-from streamseg.io.video import CutShort, open_video, read_label_video
+from streamseg.io.resolve import find_sources
+from streamseg.io.sources import Capture
+from streamseg.io.video_reading import open_video, read_label_video
 from streamseg.parallel.threads import ThreadGroup
 from streamseg.stream import latency, pipeline
-from streamseg.stream.label_frames import FadingInTime, LastFrames, Prediction, label_frames
+from streamseg.stream.label_frames import label_frames
 from streamseg.stream.latency import Meter
-from streamseg.stream.pipeline import AHEAD, BATCH, DrawStyle, LabelSettings, Pipeline
+from streamseg.stream.observer import PipelineObserver
+from streamseg.stream.pipeline import MAX_BATCH, QUEUE_SIZE, DrawStyle, LabelSettings, Pipeline
+from streamseg.stream.state import FadingInTime, LastFrames
 
 
 @dataclass(eq=False)
@@ -125,6 +130,15 @@ class Run:
     summary: object
 
 
+class Callbacks(PipelineObserver):
+    """An observer made of functions."""
+
+    def __init__(self, message=None, frame_written=None, tick=None):
+        for name, function in (("message", message), ("frame_written", frame_written), ("tick", tick)):
+            if function:
+                setattr(self, name, function)
+
+
 def run(model, *sources, results=None, frames=1, confident=False, size=None, style=None, meter=None, **options):
     """Take sources through the pipeline, with a window of so many frames, and say how it went."""
     pairs = list(zip(sources, results or [OutputFiles() for _ in sources], strict=True))
@@ -185,12 +199,12 @@ def test_several_streams_share_batches_and_never_their_state(model, tmp_path, mo
 
 
 def test_only_streams_of_one_size_share_a_batch_and_no_more_than_it_holds(model, quick, monkeypatch):
-    sizes = [(32, 48), (32, 64)] * BATCH
+    sizes = [(32, 48), (32, 64)] * MAX_BATCH
     clips = [Clip([shade(i, size)] * 3, f"clip{i}") for i, size in enumerate(sizes)]
     assert run(model, *clips).outcome.frames == 3 * len(clips)
     for batch in quick:
         assert len({i % 2 for i in batch}) == 1
-        assert len(batch) <= BATCH
+        assert len(batch) <= MAX_BATCH
 
 
 def test_pictures_that_do_not_belong_together_know_nothing_of_each_other(model):
@@ -248,7 +262,7 @@ def test_memory_does_not_grow_with_the_length_of_a_video(model, quick, tmp_path)
     done = run(model, Clip(frames()), results=[OutputFiles(overlay=tmp_path / "a.mp4")])
     assert done.outcome.frames == 3000
     # those in the three queues, and one in the hands of each of the four threads, which may still hold their last
-    assert most <= 3 * AHEAD + 8
+    assert most <= 3 * QUEUE_SIZE + 8
 
 
 def test_many_files_are_read_a_few_at_a_time_and_each_is_there_when_it_is_done(model, quick, tmp_path):
@@ -259,26 +273,26 @@ def test_many_files_are_read_a_few_at_a_time_and_each_is_there_when_it_is_done(m
         there[number] = len(list(tmp_path.glob("*.mp4")))
         yield from [shade(number)] * 3
 
-    clips = [Clip(frames(i), f"clip{i}") for i in range(2 * BATCH + 3)]
+    clips = [Clip(frames(i), f"clip{i}") for i in range(2 * MAX_BATCH + 3)]
     done = run(model, *clips, results=[OutputFiles(tmp_path / f"{clip.name}.mp4") for clip in clips])
     assert done.outcome.frames == 3 * len(clips)
     assert sorted(begun) == list(range(len(clips)))
     # before the one after another eight begins, the first of these is whole
-    assert all(there[number] > number - BATCH for number in begun)
+    assert all(there[number] > number - MAX_BATCH for number in begun)
     assert len(list(tmp_path.iterdir())) == len(clips)
 
 
 def test_cameras_wait_for_no_file(model, quick):
-    meeting = threading.Barrier(2 * BATCH + 2)
+    meeting = threading.Barrier(2 * MAX_BATCH + 2)
 
     def frames():
         meeting.wait(PATIENCE)  # for all the others, of which none goes on before they have met
         yield shade(0)
 
-    cameras = [Clip(frames(), f"camera{i}", live=True) for i in range(BATCH + 2)]
-    files = [Clip(frames(), f"file{i}") for i in range(BATCH)]
+    cameras = [Clip(frames(), f"camera{i}", live=True) for i in range(MAX_BATCH + 2)]
+    files = [Clip(frames(), f"file{i}") for i in range(MAX_BATCH)]
     done = run(model, *files, *cameras)
-    assert done.outcome.frames == 2 * BATCH + 2
+    assert done.outcome.frames == 2 * MAX_BATCH + 2
     assert done.outcome.problems == []
 
 
@@ -307,7 +321,12 @@ def test_reading_labelling_drawing_and_writing_happen_at_the_same_time(model, mo
     monkeypatch.setattr(pipeline, "step_batch", step)
     monkeypatch.setattr(draw, "overlay", paint)
     places = OutputFiles(tmp_path / "a.mp4")
-    done = run(model, Clip(frames()), results=[places], wrote=lambda capture, *_: meet(capture.index, 0))
+    done = run(
+        model,
+        Clip(frames()),
+        results=[places],
+        observer=Callbacks(frame_written=lambda capture, *_: meet(capture.index, 0)),
+    )
     assert done.outcome.frames == last
 
 
@@ -325,7 +344,7 @@ def test_a_source_that_is_written_slowly_holds_up_no_other(model, quick):
                 others_are_done.set()
 
     clips = [Clip([shade(0)] * 40, name) for name in ("slow", "one", "two", "three")]
-    assert run(model, *clips, wrote=wrote).outcome.frames == 160
+    assert run(model, *clips, observer=Callbacks(frame_written=wrote)).outcome.frames == 160
 
 
 def test_the_main_thread_rests_while_the_others_work(model, quick):
@@ -344,7 +363,7 @@ def test_the_main_thread_rests_while_the_others_work(model, quick):
             before = len(watched)
             until(lambda: len(watched) >= before + 9)
 
-    run(model, Clip([shade(0)], "long"), Clip(frames(), "short"), wrote=wrote, watch=watch)
+    run(model, Clip([shade(0)], "long"), Clip(frames(), "short"), observer=Callbacks(frame_written=wrote, tick=watch))
     # the threads of the short one end while the first of them are waited for; a busy machine only takes longer
     pauses = sorted(after - before for before, after in pairwise(watched))
     assert pauses[len(pauses) // 2] > 0.05
@@ -400,7 +419,7 @@ def test_a_live_source_that_is_written_slowly_does_not_fall_behind(model, quick)
         behind.append(camera.came - 1 - capture.index)
         camera.let_through(10)
 
-    done = run(model, camera, wrote=wrote)
+    done = run(model, camera, observer=Callbacks(frame_written=wrote))
     indices = [record["frame"] for record in done.records]
     assert all(before < after for before, after in pairwise(indices))
     assert len(indices) >= 400 / 10
@@ -428,7 +447,7 @@ def test_a_live_source_and_a_file_go_through_one_network_in_turn(monkeypatch, mo
             change.notify_all()
 
     monkeypatch.setattr(pipeline, "step_batch", step)
-    done = run(model, camera, Clip([shade(200, size)] * 100, "file"), wrote=wrote)
+    done = run(model, camera, Clip([shade(200, size)] * 100, "file"), observer=Callbacks(frame_written=wrote))
     streams = done.summary.streams
     assert streams["file"] == (100, 0)
     assert [record["frame"] for record in done.records if record["source"] == "file"] == list(range(100))
@@ -529,7 +548,7 @@ def test_frames_are_seen_smaller_until_the_deadline_is_held_and_larger_again_whe
 
 def test_a_deadline_that_cannot_be_held_leaves_something_to_see(model, priced):
     priced.price, said = 1.0, []
-    done = run(model, Clip([shade(0, FULL)] * 40), deadline=1e-3, say=said.append)
+    done = run(model, Clip([shade(0, FULL)] * 40), deadline=1e-3, observer=Callbacks(message=said.append))
     assert done.outcome.sizes == {(96, 160): 40}
     assert done.outcome.late == 40
     assert said == []
@@ -537,7 +556,7 @@ def test_a_deadline_that_cannot_be_held_leaves_something_to_see(model, priced):
 
 def test_below_half_it_takes_its_time_and_says_so(model, priced):
     priced.price, said = 1e-6, []
-    done = run(model, Clip([shade(0, FULL)] * 60), deadline=0.1e-6 * 192 * 320, say=said.append)
+    done = run(model, Clip([shade(0, FULL)] * 60), deadline=0.1e-6 * 192 * 320, observer=Callbacks(message=said.append))
     sizes = [tuple(record["size"]) for record in done.records]
     half, least = sizes.count((96, 160)), sizes.count((64, 64))
     assert sizes == [(96, 160)] * half + [(64, 64)] * least
@@ -551,7 +570,7 @@ def test_below_half_it_takes_its_time_and_says_so(model, priced):
 
 def test_a_deadline_that_is_held_warns_of_nothing_though_small_sizes_were_prepared(model, priced):
     priced.price, said = 1e-6, []
-    done = run(model, Clip([shade(0, FULL)] * 5), deadline=0.3e-6 * 192 * 320, say=said.append)
+    done = run(model, Clip([shade(0, FULL)] * 5), deadline=0.3e-6 * 192 * 320, observer=Callbacks(message=said.append))
     assert done.outcome.sizes == {(96, 160): 5}
     assert (64, 64) in priced.seen
     assert said == []
@@ -617,12 +636,12 @@ def test_frames_of_a_batch_that_was_not_prepared_are_late_but_decide_nothing(mod
 
 
 def test_int8_learns_its_ranges_from_frames_of_the_stream_and_not_from_preparing(model, priced, monkeypatch):
-    engine = SimpleNamespace(predict=None, device=torch.device("cpu"), learning=True)
+    engine = SimpleNamespace(predict=None, device=torch.device("cpu"), calibrating=True)
     priced.price, step = 1e-6, pipeline.step_batch
 
     def learn(model, images, *rest, **options):
         if len(priced.seen) == 8:
-            engine.learning = False
+            engine.calibrating = False
         return step(model, images, *rest, **options)
 
     monkeypatch.setattr(pipeline, "step_batch", learn)
@@ -662,7 +681,7 @@ def test_drawing_and_writing_are_no_reason_to_see_frames_smaller(model, priced):
     def wrote(capture, shares, results):
         time.sleep(0.002)
 
-    done = run(model, Clip([shade(0, (64, 96))] * 60), deadline=2e-6 * 64 * 96, wrote=wrote)
+    done = run(model, Clip([shade(0, (64, 96))] * 60), deadline=2e-6 * 64 * 96, observer=Callbacks(frame_written=wrote))
     assert done.outcome.size == done.outcome.smallest == (64, 96)
     assert done.outcome.late == 0
 
@@ -732,12 +751,17 @@ def test_a_second_signal_breaks_off_and_leaves_nothing(model, quick, tmp_path, m
     monkeypatch.setattr(ThreadGroup, "fail", noted)
 
     with pytest.raises(KeyboardInterrupt):
-        run(model, Clip(shade(i) for i in range(10**6)), results=[OutputFiles(overlay=tmp_path / "a.mp4")], wrote=wrote)
+        run(
+            model,
+            Clip(shade(i) for i in range(10**6)),
+            results=[OutputFiles(overlay=tmp_path / "a.mp4")],
+            observer=Callbacks(frame_written=wrote),
+        )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_second_signal_does_not_wait_for_a_pipe_that_nobody_reads(model, quick, monkeypatch):
-    monkeypatch.setattr(pipeline, "LEAVE", 0.1)
+    monkeypatch.setattr(pipeline, "STOP_TIMEOUT", 0.1)
     handler, read, written = signal.getsignal(signal.SIGINT), threading.Event(), threading.Event()
 
     def wrote(capture, shares, results):
@@ -746,7 +770,7 @@ def test_a_second_signal_does_not_wait_for_a_pipe_that_nobody_reads(model, quick
         written.set()
 
     with pytest.raises(KeyboardInterrupt):
-        run(model, Clip([shade(0)]), wrote=wrote)
+        run(model, Clip([shade(0)]), observer=Callbacks(frame_written=wrote))
     assert not written.is_set()
     read.set()
 
@@ -829,10 +853,10 @@ def test_an_error_anywhere_ends_the_run_and_leaves_nothing(model, quick, tmp_pat
     elif place == "drawer":
         monkeypatch.setattr(draw, "overlay", fail_after(8, draw.overlay))
     elif place == "writer":
-        options["wrote"] = fail_after(8, lambda *_: None)
+        options["observer"] = Callbacks(frame_written=fail_after(8, lambda *_: None))
     else:
-        options["wrote"] = lambda *_: time.sleep(0.05)
-        options["watch"] = fail_after(2, lambda: None)
+        slow, failing = (lambda *_: time.sleep(0.05)), fail_after(2, lambda: None)
+        options["observer"] = Callbacks(frame_written=slow, tick=failing)
     if late:  # the other threads go on for a while before they hear of it
         fail = ThreadGroup.fail
 
@@ -879,7 +903,7 @@ def test_the_network_has_all_threads_and_the_others_one_each(model, monkeypatch)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        run(model, Clip(frames()), wrote=wrote)
+        run(model, Clip(frames()), observer=Callbacks(frame_written=wrote))
     finally:
         torch.set_num_threads(before)
     assert found == {"reader": 1, "network": 2, "writer": 1}
@@ -973,7 +997,13 @@ def test_the_legend_of_a_video_does_not_flicker(model, quick):
     def wrote(capture, *_):
         until(lambda: len(screen.frames) > capture.index)
 
-    run(model, Clip(frames), window=screen, style=DrawStyle(alpha=0.0, legend=True), wrote=wrote)
+    run(
+        model,
+        Clip(frames),
+        window=screen,
+        style=DrawStyle(alpha=0.0, legend=True),
+        observer=Callbacks(frame_written=wrote),
+    )
     assert len(screen.frames) == 4
     changed = [(frame != frame[:, :1, -1:]).any(dim=0) for frame in screen.frames]
     assert changed[0].any()
@@ -995,7 +1025,7 @@ def test_a_note_about_a_frame_is_said(model, quick):
             yield Capture(shade(0), "a", 0, 0.0, time.monotonic(), "It came back.")
 
     said = []
-    run(model, Noted([]), say=said.append)
+    run(model, Noted([]), observer=Callbacks(message=said.append))
     assert said == ["It came back."]
 
 

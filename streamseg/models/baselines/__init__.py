@@ -34,4 +34,4 @@ BASELINES: dict[str, Callable[[int], Baseline]] = {
 }
 """Every rival's factory, by the name that it has on the command line."""
 
-__all__ = ["PEERS", "Peer", *BASELINES]
+__all__ = ["BASELINES", "Baseline", *BASELINES]

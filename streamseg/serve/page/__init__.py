@@ -45,7 +45,7 @@ def fetch_library(folder: Path) -> Path:
     """Download the library into a folder, and check its hash."""
     address = f"{registry_address()}/{LIBRARY}/-/{LIBRARY}-{VERSION}.tgz"
     try:
-        data = web.fetch(web.join(web.split(address)))
+        data = web.fetch(web.join_address(web.split_address(address)))
     except OSError as error:
         raise OSError(
             f"{LIBRARY} could not be downloaded ({str(error).rstrip('.')}): go online, or set NPM_CONFIG_REGISTRY to a "

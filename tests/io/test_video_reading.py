@@ -1,6 +1,3 @@
-import errno
-import gc
-import importlib
 import random
 import socket
 import sys
@@ -9,55 +6,24 @@ from contextlib import contextmanager
 from fractions import Fraction
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import av
 import pytest
 import torch
-from clips import TURNS, cut, make_clip, number, picture, tone, turn
+from clips import NTSC, TURNS, UNEVEN, cut, even, make_clip, number, picture, read, tone, turn, write
 from waiting import PATIENCE
 
 import streamseg
-import streamseg.io.video
-from streamseg.io.files import written_whole
-from streamseg.io.video import (
-    VIDEO_FORMATS,
-    CutShort,
+from streamseg.checks import CutShort
+from streamseg.io.video_reading import (
     FrameClock,
-    check_video_suffix,
-    made_by_streamseg,
     open_camera,
     open_stream,
     open_video,
     read_label_video,
-    write_frames,
-    write_label_video,
-    write_video,
+    video_made_by_streamseg,
 )
-
-NTSC = Fraction(30000, 1001)
-UNEVEN = [0.0, 0.04, 0.1, 0.11, 0.3, 0.31, 0.5, 0.9, 1.0, 1.002, 1.5]
-
-
-def read(path):
-    """The numbers of a video's frames, and their times."""
-    with open_video(path) as video:
-        pairs = [(number(frame), seconds) for frame, seconds in video]
-    return [i for i, _ in pairs], [seconds for _, seconds in pairs]
-
-
-def write(path, times, rate=NTSC, size=(48, 64), **options):
-    with write_video(path, size, rate, **options) as writer:
-        for i, seconds in enumerate(times):
-            writer.write(picture(i, size), seconds)
-    return path
-
-
-def even(frames, rate=NTSC):
-    return [float(i / rate) for i in range(frames)]
-
-
-# reading
+from streamseg.io.video_writing import VIDEO_FORMATS, write_frames, write_label_video, write_video
 
 
 @pytest.mark.parametrize(
@@ -328,9 +294,6 @@ def test_ffmpeg_does_not_chatter(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-# addresses and cameras
-
-
 @contextmanager
 def served(folder):
     class Quiet(SimpleHTTPRequestHandler):
@@ -379,74 +342,6 @@ def test_a_camera_that_is_missing_or_none_is_told():
         open_camera("/dev/null")
 
 
-# writing
-
-
-@pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.mkv", "a.webm", "a.MP4"])
-@pytest.mark.parametrize("rate", [NTSC, Fraction(24000, 1001), Fraction(25), Fraction(60), Fraction(10, 3)])
-def test_a_written_video_is_the_read_video(tmp_path, name, rate):
-    path = write(tmp_path / name, even(20, rate), rate)
-    numbers, times = read(path)
-    assert numbers == list(range(20))
-    assert times == pytest.approx(even(20, rate), abs=1e-3)
-    with av.open(str(path)) as container:
-        stream = container.streams.video[0]
-        assert stream.average_rate == rate
-        assert not stream.start_time
-        assert container.duration / 1e6 == pytest.approx(float(20 / rate), abs=2e-3)
-    with open_video(path) as video:
-        for i, (frame, _) in enumerate(video):
-            assert (frame.int() - picture(i).int()).abs().float().mean() < 8
-
-
-def test_frames_are_written_in_one_call(tmp_path):
-    write_frames(tmp_path / "a.mp4", (picture(i) for i in range(5)), 12.5)
-    numbers, times = read(tmp_path / "a.mp4")
-    assert (numbers, times) == (list(range(5)), pytest.approx(even(5, Fraction(25, 2))))
-    with pytest.raises(ValueError, match=r"There is no frame to write to .*b\.mp4"):
-        write_frames(tmp_path / "b.mp4", iter(()), 25)
-    with pytest.raises(ValueError, match="does not fit a video"):
-        write_frames(tmp_path / "c.mp4", [picture(0), picture(1, (32, 32))], 25)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
-
-
-def test_frames_may_be_arrays_and_take_the_place_of_a_video_that_is_there(tmp_path):
-    path = make_clip(tmp_path / "a.mp4", 9)
-    write_frames(path, [picture(i).permute(1, 2, 0).numpy() for i in range(3)], 25)
-    assert read(path)[0] == [0, 1, 2]
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match="The picture is a NoneType"):
-        write_frames(path, [picture(0), None], 25)
-    assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("rate", [0, -25, 1e9, float("nan"), "25", None])
-def test_a_rate_that_no_video_has_is_told(tmp_path, rate):
-    with pytest.raises(ValueError, match=f"^A rate of {rate!r} frames a second; expected 0.001 to 1000.$"):
-        write_frames(tmp_path / "a.mp4", [picture(0)], rate)
-
-
-@pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.mkv", "a.webm"])
-def test_uneven_times_are_written(tmp_path, name):
-    numbers, times = read(write(tmp_path / name, UNEVEN, Fraction(8)))
-    assert numbers == list(range(11))
-    assert times == pytest.approx(UNEVEN, abs=1e-3)
-    with av.open(str(tmp_path / name)) as container:
-        assert container.duration / 1e6 == pytest.approx(1.5 + 1 / 8, abs=2e-3)
-
-
-@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.webm"])
-@pytest.mark.parametrize("size", [(48, 64), (720, 64)])
-def test_colours_survive_writing(tmp_path, name, size):
-    colours = torch.tensor([(255, 0, 0), (0, 255, 0), (30, 60, 200), (128, 128, 128), (0, 0, 0), (255, 255, 255)])
-    for colour in colours:
-        with write_video(tmp_path / name, size, NTSC) as writer:
-            writer.write(colour.to(torch.uint8)[:, None, None].expand(3, *size), 0.0)
-        with open_video(tmp_path / name) as video:
-            frame, _ = next(iter(video))
-        assert (frame.float().mean((1, 2)) - colour).abs().max() <= 4
-
-
 @pytest.mark.parametrize("width", [66, 70, 72, 97, 120, 514])
 def test_every_column_of_a_video_is_read(tmp_path, width):
     rows = torch.linspace(40, 200, 64).view(1, 64, 1)
@@ -458,223 +353,15 @@ def test_every_column_of_a_video_is_read(tmp_path, width):
         assert far.max() < 16, f"columns {far.ge(16).nonzero().flatten().tolist()}"
 
 
-@pytest.mark.parametrize("size", [(47, 63), (48, 63), (47, 64), (1, 1)])
-def test_an_odd_size_grows_by_its_edge(tmp_path, size):
-    height, width = size
-    with open_video(write(tmp_path / "a.mp4", even(3), size=size)) as video:
-        assert video.size == (height + height % 2, width + width % 2)
-        frames = torch.stack([frame for frame, _ in video]).int()
-    if size != (1, 1):
-        assert (frames[:, :, height - 1] - frames[:, :, -1]).abs().float().mean() < 8
-        assert (frames[..., width - 1] - frames[..., -1]).abs().float().mean() < 8
-        assert [number(frame) for frame in frames] == [0, 1, 2]
-
-
-def test_frames_in_any_layout_of_memory_are_written(tmp_path):
-    with write_video(tmp_path / "a.mkv", (48, 64), NTSC) as writer:
-        for i in range(3):
-            writer.write(picture(i).permute(1, 2, 0).contiguous().permute(2, 0, 1), i / 30)
-    assert read(tmp_path / "a.mkv")[0] == [0, 1, 2]
-
-
-def test_without_x264_another_codec_is_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(av, "codecs_available", av.codecs_available - {"libx264"})
-    numbers, times = read(write(tmp_path / "a.mp4", UNEVEN))
-    assert numbers == list(range(11))
-    assert times == pytest.approx(UNEVEN, abs=1e-3)
-    monkeypatch.setattr(av, "codecs_available", av.codecs_available - {"libvpx-vp9"})
-    with pytest.raises(ValueError, match=r"built without libvpx-vp9, which .*a\.webm needs: write an \.mp4"):
-        write(tmp_path / "a.webm", UNEVEN)
-
-
-def test_what_was_written_before_an_error_is_playable(tmp_path):
-    with pytest.raises(KeyError), write_video(tmp_path / "a.mp4", (48, 64), NTSC) as writer:
-        for i in range(7):
-            writer.write(picture(i), i / 30)
-        raise KeyError
-    assert read(tmp_path / "a.mp4")[0] == list(range(7))
-
-
-def test_a_frame_of_another_size_is_refused(tmp_path):
-    with (
-        pytest.raises(ValueError, match=r"A frame of \(3, 48, 32\) does not fit a video of 48 x 64 pixels"),
-        write_video(tmp_path / "a.mp4", (48, 64), NTSC) as writer,
-    ):
-        writer.write(picture(0)[..., :32], 0.0)
-
-
-def test_a_name_without_a_kind_of_video_is_refused(tmp_path):
-    for name in ("a.txt", "a", "a.avi"):
-        with pytest.raises(ValueError, match=rf"{name} names no kind of video .* \.mp4 \.mov \.mkv \.webm\."):
-            write_video(tmp_path / name, (48, 64), NTSC)
-    for suffix in VIDEO_FORMATS:
-        check_video_suffix(tmp_path / f"a{suffix}")
-    with pytest.raises(ValueError, match=r"a\.mp4 .* end it in \.mkv"):
-        write_label_video(tmp_path / "a.mp4", (48, 64), NTSC)
-
-
-def test_a_path_that_cannot_be_written_is_told_at_once(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        write_video(tmp_path / "nowhere" / "a.mp4", (48, 64), NTSC)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk here is full")
-@pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
-def test_a_full_disk_is_told(tmp_path, name):
-    noise = torch.randint(0, 256, (3, 240, 320), dtype=torch.uint8)
-    with (
-        pytest.raises(OSError, match=rf"^Could not write .*{name}: No space left on device\.$"),
-        written_whole(tmp_path / name) as temporary,
-    ):
-        temporary.unlink()
-        temporary.symlink_to("/dev/full")
-        with write_video(temporary, (240, 320), NTSC) as writer:
-            for i in range(100):
-                writer.write(noise, i / 30)
-    (tmp_path / "b.mkv").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left") as caught, write_video(tmp_path / "b.mkv", (48, 64), NTSC):
-        pass
-    assert caught.value.errno == errno.ENOSPC
-
-
 def test_written_videos_are_known_again(tmp_path):
     make_clip(tmp_path / "other.mp4", 3)
     (tmp_path / "text.mp4").write_text("no video")
     for suffix in VIDEO_FORMATS:
-        assert made_by_streamseg(write(tmp_path / f"a{suffix}", even(3)))
+        assert video_made_by_streamseg(write(tmp_path / f"a{suffix}", even(3)))
     for name in ("other.mp4", "text.mp4", "nowhere.mp4"):
-        assert not made_by_streamseg(tmp_path / name)
-
-
-# sound
-
-
-def sound(path):
-    """Of the sound in a file the codec, the start, the end, and its packets."""
-    with av.open(str(path)) as container:
-        stream = container.streams.audio[0]
-        packets = [packet for packet in container.demux(stream) if packet.pts is not None and packet.size]
-        times = [float(packet.pts * packet.time_base) for packet in packets]
-        end = times[-1] + float(packets[-1].duration * packets[-1].time_base)
-        return stream.codec_context.name, times[0], end, [bytes(packet) for packet in packets]
-
-
-@pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.mkv"])
-@pytest.mark.parametrize(("source", "codec"), [("s.mp4", "aac"), ("s.ts", "aac"), ("s.mkv", "ac3")])
-def test_sound_is_copied(tmp_path, name, source, codec):
-    clip = make_clip(tmp_path / source, 50, sound=codec)
-    write(tmp_path / name, even(50, Fraction(25)), Fraction(25), audio_from=str(clip))
-    with open_video(clip) as before, open_video(tmp_path / name) as after:
-        assert before.has_audio
-        assert after.has_audio
-    kind, start, end, packets = sound(tmp_path / name)
-    assert kind == codec
-    assert -0.001 < start < 0.05
-    assert 1.9 < end <= 2.001
-    originals = sound(clip)[-1]
-    # AAC in a transport stream has headers, which other files have no use for
-    assert all(any(original.endswith(packet) for original in originals) for packet in packets)
-    assert read(tmp_path / name)[0] == [i % 32 for i in range(50)]
-
-
-@pytest.mark.parametrize(
-    ("name", "source", "codec", "expected"),
-    [("a.mp4", "s.mkv", "pcm_s16le", "aac"), ("a.webm", "s.mp4", "aac", "opus"), ("a.mov", "s.webm", "libopus", "aac")],
-)
-def test_sound_that_the_file_does_not_take_is_encoded_anew(tmp_path, name, source, codec, expected):
-    video = "libvpx-vp9" if source == "s.webm" else "libx264"
-    clip = make_clip(tmp_path / source, 50, codec=video, sound=codec)
-    write(tmp_path / name, even(50, Fraction(25)), Fraction(25), audio_from=str(clip))
-    kind, start, end, _ = sound(tmp_path / name)
-    assert kind.removeprefix("lib") == expected
-    assert -0.001 < start < 0.05
-    assert 1.9 < end <= 2.01
-
-
-@pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
-def test_sound_is_never_longer_than_the_frames_and_stays_where_it_was(tmp_path, name):
-    for seconds, start, frames, expected in [(4, 0, 20, 0.8), (0.5, 0, 50, 0.5), (0.5, 0.7, 50, 1.2)]:
-        clip = make_clip(tmp_path / "s.mkv", 50, sound="aac", sound_seconds=seconds, sound_start=start)
-        write(tmp_path / name, even(frames, Fraction(25)), Fraction(25), audio_from=clip)
-        _, begin, end, _ = sound(tmp_path / name)
-        assert begin == pytest.approx(start, abs=0.03)
-        assert expected - 0.05 < end < expected + 0.03
-        assert end <= frames / 25 + 0.001
-        with av.open(str(tmp_path / name)) as container:
-            assert container.duration / 1e6 == pytest.approx(frames / 25, abs=0.02)
-
-
-def test_sound_follows_the_clock_of_a_video_that_starts_late(tmp_path):
-    late = [2.0 + i / 25 for i in range(50)]
-    clip = make_clip(tmp_path / "s.mkv", times=late, sound="aac", sound_seconds=1.5, sound_start=2.5)
-    numbers, times = read(clip)
-    write(tmp_path / "a.mp4", times, Fraction(25), audio_from=clip)
-    assert (numbers[0], times[0]) == (0, 0.0)
-    assert sound(tmp_path / "a.mp4")[1] == pytest.approx(0.5, abs=0.03)
-
-
-@pytest.mark.slow
-def test_missing_and_damaged_sound_costs_no_frame(tmp_path):
-    quiet = make_clip(tmp_path / "s.mp4", 20)
-    whole = make_clip(tmp_path / "t.mp4", 20, sound="aac").read_bytes()
-    (tmp_path / "u.mp4").write_bytes(b"no video")
-    sources = [quiet, tmp_path / "nowhere.mp4", tmp_path / "u.mp4"]
-    chance = random.Random(0)
-    for i in range(30):
-        data = bytearray(whole)
-        for _ in range(30):
-            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-        sources.append(tmp_path / f"{i}.mp4")
-        sources[-1].write_bytes(data[: chance.randrange(len(data) // 2, len(data))])
-    for source in sources:
-        for name in ("a.mp4", "a.webm"):
-            assert read(write(tmp_path / name, even(5), audio_from=source))[0] == list(range(5))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize(("name", "codec"), [("s.mp4", None), ("s.mkv", "pcm_s16le"), ("s.mp4", "aac")])
-def test_no_file_stays_open_that_sound_was_looked_for_in(tmp_path, name, codec):
-    clip = make_clip(tmp_path / name, 5, sound=codec)
-    gc.collect()
-    gc.disable()  # which would close them at some time
-    try:
-        for kind in ("a.mp4", "a.webm"):
-            write(tmp_path / kind, even(5), audio_from=clip)
-        assert [path for path in Path("/proc/self/fd").iterdir() if path.resolve().parent == tmp_path] == []
-    finally:
-        gc.enable()
-
-
-# labels
-
-
-@pytest.mark.parametrize("size", [(48, 64), (33, 47)])
-def test_a_video_of_labels_holds_them_exactly(tmp_path, size):
-    labels = torch.randint(0, 256, (len(UNEVEN), *size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    with write_label_video(tmp_path / "a.mkv", size, NTSC) as writer:
-        for seconds, one in zip(UNEVEN, labels, strict=True):
-            writer.write(one, seconds)
-    read_back = list(read_label_video(tmp_path / "a.mkv"))
-    assert torch.stack([one for one, _ in read_back]).equal(labels)
-    assert [seconds for _, seconds in read_back] == pytest.approx(UNEVEN, abs=1e-3)
-    assert made_by_streamseg(tmp_path / "a.mkv")
+        assert not video_made_by_streamseg(tmp_path / name)
 
 
 def test_a_video_of_colours_holds_no_labels(tmp_path):
     with pytest.raises(ValueError, match=r"a\.mp4 is no video of labels: it holds h264 of yuv420p"):
         list(read_label_video(make_clip(tmp_path / "a.mp4", 3)))
-
-
-def test_without_pyav_the_module_imports_and_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(streamseg.io, "video", streamseg.io.video)  # so that this one is back afterwards
-    monkeypatch.delitem(sys.modules, "streamseg.io.video")
-    monkeypatch.setitem(sys.modules, "av", None)
-    bare = importlib.import_module("streamseg.io.video")
-    for call in (
-        lambda: bare.open_video("a.mp4"),
-        lambda: bare.open_camera("0"),
-        lambda: bare.write_video(Path("a.mp4"), (48, 64), NTSC),
-        lambda: bare.write_label_video(Path("a.mkv"), (48, 64), NTSC),
-    ):
-        with pytest.raises(ImportError, match=r"video needs PyAV: pip install 'streamseg\[video\]'$"):
-            call()

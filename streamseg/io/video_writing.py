@@ -1,0 +1,337 @@
+"""Video files, network streams and cameras: in as frames, out as frames and label maps.
+
+A frame is RGB, uint8, (3, H, W); a size is (height, width); times are in seconds from the first frame. PyAV lives here
+and nowhere else.
+"""
+
+import errno
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, cast
+
+from torch import Tensor
+
+from streamseg.checks import CutShort as CutShort, check_rate, check_video_suffix
+from streamseg.io.files import written_whole
+from streamseg.io.images import Picture, to_frame
+from streamseg.io.web import redact
+
+if TYPE_CHECKING:
+    from av import AudioStream, Packet, VideoFrame, VideoStream
+    from av.container import InputContainer, OutputContainer
+
+from streamseg.io.pyav import (
+    PLANE_CHANNELS,
+    av,
+    closed_on_error,
+    default_colour_matrix,
+    new_reformatter,
+    plane_views,
+    require_av,
+    time_base,
+)
+from streamseg.io.video_reading import open_container
+
+
+@dataclass(frozen=True)
+class VideoFormat:
+    """How a video is written."""
+
+    container: str
+    codecs: tuple[str, ...]
+    """The first that PyAV was built with is taken."""
+    audio_codec: str
+
+
+VIDEO_FORMATS = {
+    ".mp4": VideoFormat("mp4", ("libx264", "mpeg4"), "aac"),
+    ".mov": VideoFormat("mov", ("libx264", "mpeg4"), "aac"),
+    ".mkv": VideoFormat("matroska", ("libx264", "mpeg4"), "aac"),
+    ".webm": VideoFormat("webm", ("libvpx-vp9",), "libopus"),
+}
+"""By the suffix of the name to write to."""
+
+LABEL_FORMAT = VideoFormat("matroska", ("ffv1",), "")
+
+CODEC_OPTIONS = {
+    # without B-frames packets are in the order of their times: every player starts at 0, and uneven times end where
+    # they should; encoding takes 15 % less time for a larger file
+    "libx264": {"crf": "18", "preset": "veryfast", "bf": "0"},
+    "mpeg4": {"flags": "+qscale", "global_quality": str(3 * 118)},  # 118 for each step of the quantiser
+    "libvpx-vp9": {"crf": "24", "deadline": "realtime", "cpu-used": "8", "row-mt": "1"},
+    "ffv1": {"level": "3"},
+}
+
+# FFmpeg's numbers for what a video may say of its colours
+UNSPECIFIED, BT709, BT601 = 2, 1, 6
+
+LIMITED, FULL = 1, 2
+
+
+class VideoWriter:
+    """A video being written, in a with statement; what was written before an error is playable as well.
+
+    Errors are OSErrors of the system's number, words and file name.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        kind: VideoFormat,
+        size: tuple[int, int],
+        rate: Fraction,
+        pixels: str,
+        add_audio: "Callable[[OutputContainer, VideoFormat], Iterator[AudioPacket]] | None" = None,
+    ) -> None:
+        require_av()
+        self.path, self.size, self.pixels = path, size, pixels
+        rate = rate.limit_denominator(1_000_000)
+        self.step = float(1 / rate)
+        # finer than a millisecond, and frames of an even rate last whole ticks; MPEG-4 allows 65535
+        self.ticks = rate.numerator * (65535 // rate.numerator) or 60000
+        self.tick = -1
+        self.seconds = 0.0
+        self.reformat = new_reformatter()
+        self.audio: Iterator[AudioPacket] = iter(())
+        self.closed = False
+        with self.telling():
+            # without a random number, so that the same frames make the same file
+            options = {"fflags": "+bitexact"}
+            if kind.container in ("mp4", "mov"):
+                options["movflags"] = "+faststart"
+            self.container = av.open(f"file:{path}", "w", format=kind.container, container_options=options)
+            with closed_on_error(self.container):
+                self.container.metadata["comment"] = "streamseg"
+                self.stream = self.add_stream(kind, rate)
+                if add_audio:
+                    self.audio = add_audio(self.container, kind)
+                # now, so that what is wrong with the path is told at once
+                self.container.start_encoding()
+        self.sound = self.next_sound()
+
+    def add_stream(self, kind: VideoFormat, rate: Fraction) -> "VideoStream":
+        """The stream of frames, with its codec."""
+        codec = next((codec for codec in kind.codecs if codec in av.codecs_available), None)
+        if codec is None:
+            raise ValueError(f"This PyAV was built without {kind.codecs[-1]}, which {self.path} needs: write an .mp4.")
+        height, width = self.size
+        stream = cast("VideoStream", self.container.add_stream(codec, rate=rate, options=CODEC_OPTIONS[codec]))
+        context = stream.codec_context
+        context.time_base = stream.time_base = Fraction(1, self.ticks)
+        context.thread_type = "AUTO"
+        context.bit_rate = 0  # the options say how good it is to be
+        if self.pixels == "gray":
+            context.height, context.width, context.pix_fmt = height, width, "gray"
+        else:
+            context.height, context.width, context.pix_fmt = height + height % 2, width + width % 2, "yuv420p"
+            context.colorspace = BT709 if default_colour_matrix(height) == "ITU709" else BT601
+            context.color_primaries = context.color_trc = context.colorspace
+            context.color_range = LIMITED
+        return stream
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            # of two errors the first tells more
+            with suppress(OSError):
+                self.close()
+
+    def write(self, frame: Tensor, seconds: float) -> None:
+        """Add a frame (3, H, W), or labels (H, W), shown from a time on: in seconds from the first, and increasing."""
+        if frame.shape[-2:] != self.size:
+            height, width = self.size
+            raise ValueError(f"A frame of {tuple(frame.shape)} does not fit a video of {height} x {width} pixels.")
+        picture = self.fill(frame.cpu().reshape(-1, *self.size))
+        self.tick = max(round(seconds * self.ticks), self.tick + 1)
+        self.seconds = self.tick / self.ticks
+        picture.pts, picture.time_base = self.tick, Fraction(1, self.ticks)
+        with self.telling():
+            self.mux(self.stream.encode(picture))
+            self.mux_audio(self.seconds)
+
+    def close(self) -> None:
+        """Write what is still on its way, and the end."""
+        if self.closed:
+            return
+        self.closed = True
+        with self.telling():
+            try:
+                self.mux(self.stream.encode(None))
+                if self.tick >= 0:
+                    self.mux_audio(self.seconds + self.step)
+            finally:
+                self.audio, self.sound = iter(()), None
+                self.container.close()
+
+    def fill(self, channels: Tensor) -> "VideoFrame":
+        """Channels (C, H, W) as a frame for the encoder; an odd size grows by repeating the edge."""
+        height, width = self.size
+        context = self.stream.codec_context
+        picture = av.VideoFrame(context.width, context.height, self.pixels)
+        for channel, pixels in zip(PLANE_CHANNELS[self.pixels], plane_views(picture), strict=True):
+            # numpy copies: torch would open a team of threads in each thread that encodes
+            array = pixels.numpy()
+            array[:height, :width] = channels[channel].numpy()
+            array[:height, width:] = array[:height, width - 1 : width]
+            array[height:] = array[height - 1]
+        if self.pixels == "gray":
+            return picture
+        return self.reformat(picture, format="yuv420p", dst_colorspace=default_colour_matrix(height))
+
+    def mux(self, packets: "list[Packet]") -> None:
+        """Add encoded frames to the file."""
+        for packet in packets:
+            # players show the last frame for as long as it says
+            packet.duration = round(self.step * self.ticks)
+            self.container.mux(packet)
+
+    def mux_audio(self, until: float) -> None:
+        """Add the sound that ends by a time; where it is damaged it ends."""
+        while self.sound and self.sound.end <= until + 1e-6:
+            try:
+                self.container.mux(self.sound.packet)
+            except av.error.FFmpegError as error:
+                if not isinstance(error, ValueError):  # the disk's fault, not the packet's
+                    raise
+                self.audio = iter(())
+            self.sound = self.next_sound()
+
+    def next_sound(self) -> "AudioPacket | None":
+        try:
+            return next(self.audio, None)
+        except (av.error.FFmpegError, ValueError):
+            return None
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Turn FFmpeg's errors into the system's."""
+        try:
+            yield
+        except av.error.FFmpegError as error:
+            number = error.errno if error.errno in errno.errorcode else errno.EIO
+            raise OSError(number, error.strerror, str(self.path)) from error
+
+
+def write_video(
+    path: Path, size: tuple[int, int], rate: Fraction, *, audio_from: str | Path | None = None
+) -> VideoWriter:
+    """Start to write a video of frames (3, H, W), of the kind that the suffix names; an odd size grows to an even one.
+
+    Args:
+        rate: Frames a second, on average; when each is shown is told with it.
+        audio_from: The file or address whose sound to keep, as far as the frames go.
+    """
+    require_av()
+    check_video_suffix(path)
+    kind = VIDEO_FORMATS[path.suffix.lower()]
+    if audio_from is not None:
+        # sound that is missing, damaged or of a rare kind costs the sound, not the video
+        with suppress(OSError, ValueError):
+            source, stream = open_audio(str(audio_from))
+            with closed_on_error(source):
+                with suppress(OSError, ValueError):
+                    return VideoWriter(path, kind, size, rate, "gbrp", partial(copy_audio, source, stream))
+                return VideoWriter(path, kind, size, rate, "gbrp", partial(encode_audio, source, stream))
+    return VideoWriter(path, kind, size, rate, "gbrp")
+
+
+def write_frames(path: str | Path, frames: Iterable[Picture], rate: Fraction | float) -> None:
+    """Write frames (3, H, W), all of one size, as a video; what is there under its name is replaced once it is whole.
+
+    Args:
+        frames: They may be pictures of any kind that segment takes, such as arrays (H, W, 3).
+        rate: Frames a second.
+    """
+    check_rate(rate)
+    rate, tensors, path = Fraction(rate), map(to_frame, frames), Path(path)
+    check_video_suffix(path)
+    first = next(tensors, None)
+    if first is None:
+        raise ValueError(f"There is no frame to write to {path}.")
+    _, height, width = first.shape
+    with written_whole(path) as temporary, write_video(temporary, (height, width), rate) as writer:
+        for i, frame in enumerate(itertools.chain([first], tensors)):
+            writer.write(frame, float(i / rate))
+
+
+def write_label_video(path: Path, size: tuple[int, int], rate: Fraction) -> VideoWriter:
+    """Start to write a video of labels (H, W), as grey pixels in an .mkv, that holds them exactly."""
+    if path.suffix.lower() != ".mkv":
+        raise ValueError(f"{path} names no kind of video that holds labels exactly: end it in .mkv.")
+    return VideoWriter(path, LABEL_FORMAT, size, rate, "gray")
+
+
+@dataclass(frozen=True)
+class AudioPacket:
+    """A packet of audio, and the time at which it ends."""
+
+    packet: "Packet"
+    end: float
+
+
+def copy_audio(
+    source: "InputContainer", stream: "AudioStream", output: "OutputContainer", kind: VideoFormat
+) -> Iterator[AudioPacket]:
+    """The sound of a source as it is; a ValueError if the output does not take it."""
+    if kind.container == "mp4" and stream.codec_context.name.startswith("pcm"):
+        raise ValueError("Few players take raw samples in MP4.")
+    track = output.add_stream_from_template(stream)
+
+    def packets() -> "Iterator[Packet]":
+        for packet in source.demux(stream):
+            packet.stream = track
+            yield packet
+
+    return shift_audio(source, packets())
+
+
+def encode_audio(
+    source: "InputContainer", stream: "AudioStream", output: "OutputContainer", kind: VideoFormat
+) -> Iterator[AudioPacket]:
+    """The sound of a source, encoded anew."""
+    track = cast("AudioStream", output.add_stream(kind.audio_codec, rate=48000, bit_rate=160_000))
+
+    def packets() -> "Iterator[Packet]":
+        for frame in source.decode(stream):
+            yield from track.encode(frame)
+        yield from track.encode(None)
+
+    return shift_audio(source, packets())
+
+
+def open_audio(address: str) -> "tuple[InputContainer, AudioStream]":
+    """A source and its sound; a ValueError if it has none."""
+    source = open_container(address, 10.0)
+    with closed_on_error(source):
+        stream = source.streams.best("audio")
+        if not isinstance(stream, av.AudioStream) or stream.codec_context is None:
+            raise ValueError(f"{redact(address)} has no sound that can be decoded.")
+        return source, stream
+
+
+def shift_audio(source: "InputContainer", packets: "Iterator[Packet]") -> Iterator[AudioPacket]:
+    """Packets on the clock of the source's video, from its first frame on; those out of order are left out."""
+    video = source.streams.best("video")
+    start = (video.start_time or 0) * time_base(video) if video else Fraction(0)
+    latest = -1
+    with source:
+        for packet in packets:
+            if packet.pts is None or packet.dts is None:
+                continue
+            ticks = round(start / packet.time_base)
+            packet.pts, packet.dts = packet.pts - ticks, packet.dts - ticks
+            if packet.pts >= 0 and packet.dts > latest:
+                latest = packet.dts
+                yield AudioPacket(packet, float((packet.pts + (packet.duration or 0)) * packet.time_base))
