@@ -484,7 +484,7 @@ class Pipeline:
             [job.stream.state for job in jobs],
             settings.window,
             sizes=[(height, width) for _ in jobs],
-            confident=settings.confident,
+            with_confidence=settings.confident,
             times=[job.capture.seconds for job in jobs],
             cut=settings.cut,
         )

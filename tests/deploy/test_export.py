@@ -67,7 +67,7 @@ def test_a_file_is_the_network(exported, network, name, size):
 
 def see(model, image):
     """What is seen in an image, labels and confidence, and its context."""
-    looks, (state,) = step_batch(model, image, [None], 2, sizes=[tuple(image.shape[-2:])], confident=True)
+    looks, (state,) = step_batch(model, image, [None], 2, sizes=[tuple(image.shape[-2:])], with_confidence=True)
     return [look[:2] for look in looks], state.contexts
 
 

@@ -117,7 +117,7 @@ def test_a_network_without_a_past_is_measured_in_order_but_with_no_window(tmp_pa
     assert found.confusion.equal(evaluate(rival, dataset).confusion)
     assert found.flip_rate > 0
     for window in (2, FadingInTime(0.2)):
-        with pytest.raises(ValueError, match="^The network sees each frame alone: leave out the window, or give"):
+        with pytest.raises(ValueError, match="^The network labels each frame alone: leave out the window, or give"):
             evaluate_video(rival, dataset, window)
 
 

@@ -104,10 +104,10 @@ def noise(seed, count, size=(48, 64)):
     return list(torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8, generator=dice))
 
 
-def look(images, sizes, confident=False, **options):
+def look(images, sizes, with_confidence=False, **options):
     """What a network might say that sees the colour of a frame, divided by 11, and is never sure."""
     labels = [torch.full(size, int(image[0, 0, 0]) % 11).byte() for image, size in zip(images, sizes, strict=True)]
-    return [Prediction(x, torch.full_like(x, 69) if confident else None) for x in labels], [None] * len(images)
+    return [Prediction(x, torch.full_like(x, 69) if with_confidence else None) for x in labels], [None] * len(images)
 
 
 @pytest.fixture
