@@ -67,7 +67,7 @@ def test_a_file_gives_the_labels_of_the_network(exported, network, name, size):
 
 def predict(model, image):
     """The labels, confidence and context of an image."""
-    predictions, (state,) = step_batch(model, image, [None], 2, sizes=[tuple(image.shape[-2:])], confident=True)
+    predictions, (state,) = step_batch(model, image, [None], 2, sizes=[tuple(image.shape[-2:])], with_confidence=True)
     return [prediction[:2] for prediction in predictions], state.contexts
 
 
