@@ -120,7 +120,7 @@ def read_manifest(path: Path, text: str | None) -> Manifest:
         entry |= {"size": size and tuple(size), "state": tuple(map(tuple, state)), "classes": Classes(**classes)}
         return Manifest(**entry)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{path} has an invalid description ({error!r:.200}): it cannot be used.") from None
+        raise ValueError(f"{path} has invalid metadata ({error!r:.200}): it cannot be used.") from None
 
 
 class ExportedEngine(Engine):
@@ -326,7 +326,7 @@ def to_shape(sides: Iterator[int | str | None] | Sequence[int | str | None]) -> 
 def check_shapes(path: Path, manifest: Manifest, inputs: Mapping[str, Shape], outputs: Sequence[str]) -> None:
     """Raise a ValueError unless the inputs and outputs of a file are those of its manifest."""
     if inputs != manifest.inputs or set(outputs) != set(manifest.outputs):
-        raise ValueError(f"{path} has an invalid description (it takes {inputs!s:.200}): it cannot be used.")
+        raise ValueError(f"{path} has invalid metadata (it takes {inputs!s:.200}): it cannot be used.")
 
 
 def require_packages(files: str, *modules: str) -> None:

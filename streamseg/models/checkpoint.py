@@ -183,7 +183,7 @@ def read_description(path: Path, metadata: dict[str, str] | None) -> Description
         variant = Variant(**options) if options else None
         description = Description(**{**entry, "variant": variant, "classes": Classes(**entry["classes"])})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} has an invalid description ({error!r:.200}): it cannot be used.") from None
+        raise ValueError(f"{path} has invalid metadata ({error!r:.200}): it cannot be used.") from None
     if not has_checksum and (description.source == BUNDLED_SOURCE or path == BUNDLED):
         check_pinned(path, BUNDLED_SHA256)
     return description

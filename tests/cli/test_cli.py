@@ -105,7 +105,7 @@ def test_the_demo_films_pictures_and_tells_classes_and_latency(folder, monkeypat
     asked = ("--no-overlay", "--weights", "camvid.safetensors", "--quiet", "--json", "a.jsonl")
     monkeypatch.setattr(sys, "argv", [])
     demo["run"]("segment", "a.png", *asked)
-    demo["show"]({"pictures": Path("a.jsonl")})
+    demo["print_reports"]({"pictures": Path("a.jsonl")})
     shown = capsys.readouterr().out
     assert shown.startswith(f"$ streamseg segment a.png {' '.join(asked)}\n")
     shares = [float(share) for share in re.findall(r"^\w+ +([\d.]+) %$", shown, re.MULTILINE)]
@@ -237,7 +237,7 @@ def test_a_rival_is_evaluated_and_segments_frame_by_frame_and_only_so(tmp_path, 
     for command in (evaluated, segmented):
         for option in (("--window", "2"), ("--half-life", "1")):
             shown = complaint(monkeypatch, capsys, *command, *option)
-            assert "The network sees each frame alone: leave out the window, or give weights of a FANet, or" in shown
+            assert "The network labels each frame alone: leave out the window, or give FANet weights or" in shown
     shown = complaint(monkeypatch, capsys, *segmented, "--tile")
     assert "--tile needs a FANet, but these weights are of enet: give weights of a FANet." in shown
     assert "This enet has no fast form" in complaint(monkeypatch, capsys, *evaluated, "--precision", "fp32")
@@ -286,7 +286,7 @@ def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch
     fewer = streamseg.Classes(("ground", "box"), ((0, 0, 0), (1, 1, 1)))
     streamseg.save(streamseg.fanet18(classes=2), fewer, "fewer.safetensors")
     shown = complaint(monkeypatch, capsys, "evaluate", "fewer.safetensors", "--data", toy, "--dataset", "folder")
-    assert "class 2 is not there in the one and disc in the other." in shown
+    assert "class 2 is missing in the network and disc in the data set." in shown
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_an_open_file_cannot_be_copied(exported, name):
 def test_what_a_file_cannot_do_is_refused_in_a_sentence(exported):
     file = open_exported(exported("still.onnx"))
     frame = moving(1)[0]
-    with pytest.raises(ValueError, match="sees each frame alone: leave out the window, .* was exported with --video."):
+    with pytest.raises(ValueError, match="labels each frame alone: leave out the window, .* exported with --video."):
         list(streamseg.label_frames(file, [frame, frame], Fading(0.5)))
     with pytest.raises(ValueError, match="gives no confidence: export it again with --confidence."):
         file.predict(FrameBatch(frame[None], None, [0.0], [SIZE], with_confidence=True))
@@ -273,13 +273,13 @@ def test_a_network_that_streamseg_did_not_export_is_refused(exported, tmp_path):
 def test_an_invalid_manifest_is_refused(exported, tmp_path, change):
     about = json.loads(open_exported(exported("still.onnx")).manifest.to_plain_json())
     path = rewrite(exported("still.onnx"), tmp_path / "a.onnx", json.dumps({**about, **change}))
-    with pytest.raises(ValueError, match="has an invalid description"):
+    with pytest.raises(ValueError, match="has invalid metadata"):
         open_exported(path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000])
 def test_a_manifest_that_is_not_an_object_is_refused(exported, tmp_path, text):
-    with pytest.raises(ValueError, match="has an invalid description"):
+    with pytest.raises(ValueError, match="has invalid metadata"):
         open_exported(rewrite(exported("still.onnx"), tmp_path / "a.onnx", text))
 
 

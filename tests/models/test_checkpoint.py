@@ -110,7 +110,7 @@ def test_a_baseline_s_name_is_that_of_the_function_that_builds_it(name):
 @pytest.mark.parametrize("changes", [{"network": "enet"}, {"attention": None, "network": "enet"}])
 def test_a_baseline_with_options_of_a_fanet_is_refused(saved, changes):
     rewrite(saved, **changes)
-    with pytest.raises(ValueError, match="has an invalid description"):
+    with pytest.raises(ValueError, match="has invalid metadata"):
         streamseg.load(saved)
 
 
@@ -241,7 +241,7 @@ def test_the_weights_of_another_program_are_refused(tmp_path):
 )
 def test_a_wrong_description_is_refused_in_a_short_printable_line(saved, changes):
     rewrite(saved, **changes)
-    with pytest.raises(ValueError, match="has an invalid description") as caught:
+    with pytest.raises(ValueError, match="has invalid metadata") as caught:
         streamseg.load(saved)
     sentence = str(caught.value).replace(str(saved), "")
     assert sentence.isprintable()
@@ -251,7 +251,7 @@ def test_a_wrong_description_is_refused_in_a_short_printable_line(saved, changes
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", "[" * 100_000])
 def test_metadata_that_is_no_description_is_refused(saved, text):
     rewrite(saved, metadata={"streamseg": text})
-    with pytest.raises(ValueError, match="has an invalid description"):
+    with pytest.raises(ValueError, match="has invalid metadata"):
         streamseg.load(saved)
 
 

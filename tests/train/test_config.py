@@ -2,6 +2,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -115,6 +116,12 @@ def test_the_choices_of_a_config_are_all_that_can_be_built():
 def test_settings_that_exclude_each_other_are_refused(settings, sentence):
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         replace(RECIPES["camvid-18"].config, **settings).check()
+
+
+def test_the_page_on_training_lists_the_former_names():
+    page = (Path(__file__).parents[2] / "docs/training.md").read_text()
+    listed = re.findall(r"^\| `--([a-z-]+)` \| `--([a-z-]+)` \|$", page, re.MULTILINE)
+    assert {old.replace("-", "_"): new.replace("-", "_") for new, old in listed} == OLD_NAMES
 
 
 def test_an_old_name_stands_for_a_setting_and_for_no_other():
