@@ -196,7 +196,7 @@ def test_a_file_is_measured_as_the_network_is(exported, network, drive, tmp_path
         assert told["images"] == 3
     assert expected["--window", "3"].miou != pytest.approx(expected[()].miou, abs=0.01)
     shown = complaint(monkeypatch, capsys, *command, "--flip")
-    assert "any.onnx gives labels, and no shares to average: leave out --scales and --flip." in shown
+    assert "any.onnx returns labels, not scores to average: leave out --scales and --flip." in shown
     assert "leave out --precision" in complaint(monkeypatch, capsys, *command, "--precision", "fp32")
     still = (command[0], exported("still.onnx"), *command[2:])
     assert "looks at single frames" in complaint(monkeypatch, capsys, *still, "--window", "3")
