@@ -21,7 +21,8 @@ from streamseg.io.resolve import find_sources
 from streamseg.io.sources import Capture, Source
 from streamseg.stream.latency import Meter, Summary, format_summary
 from streamseg.stream.observer import PipelineObserver
-from streamseg.stream.pipeline import DrawStyle, LabelSettings, Pipeline
+from streamseg.stream.pipeline import Pipeline
+from streamseg.stream.settings import DrawStyle, LabelSettings
 from streamseg.stream.state import LastFrames
 
 PICTURE = Path(__file__).parent.parent / "samples" / "suburb-1.jpg"

@@ -45,5 +45,5 @@ def check_writable(path: Path) -> Path:
     if target.is_dir():
         raise IsADirectoryError(f"{path} is a folder: give the name of a file to write.")
     if target.exists() and not target.is_file():
-        raise ValueError(f"{path} is a device, a pipe or the like: give the name of a file to write.")
+        raise ValueError(f"{path} is a device or a pipe: give the name of a file to write.")
     return target

@@ -237,7 +237,7 @@ def test_a_rival_is_evaluated_and_segments_frame_by_frame_and_only_so(tmp_path, 
     for command in (evaluated, segmented):
         for option in (("--window", "2"), ("--half-life", "1")):
             shown = complaint(monkeypatch, capsys, *command, *option)
-            assert "The network sees each frame alone: leave out the window, or give weights of a FANet, or" in shown
+            assert "The network labels each frame alone: leave out the window, or give FANet weights or" in shown
     shown = complaint(monkeypatch, capsys, *segmented, "--tile")
     assert "--tile needs a FANet, but these weights are of enet: give weights of a FANet." in shown
     assert "This enet has no fast form" in complaint(monkeypatch, capsys, *evaluated, "--precision", "fp32")

@@ -361,10 +361,10 @@ def test_arrays_are_taken_wherever_frames_are(engine, network, tmp_path):
 @pytest.mark.parametrize(
     ("frames", "sentence"),
     [
-        (None, "The frames are a NoneType; expected frames one after the other"),
-        ("drive.mp4", "The frames are 'drive.mp4'; expected frames: streamseg.read_frames gives a file's"),
-        (noise(40, 64), "The frames are one frame; expected several"),
-        (numpy.zeros((40, 64, 3), numpy.uint8), "The frames are one frame; expected several"),
+        (None, "The frames are a NoneType; expected an iterable of frames"),
+        ("drive.mp4", "The frames are 'drive.mp4'; expected frames: read them with streamseg.read_frames"),
+        (noise(40, 64), "The frames are a single frame; expected several"),
+        (numpy.zeros((40, 64, 3), numpy.uint8), "The frames are a single frame; expected several"),
     ],
 )
 def test_one_frame_or_a_name_is_no_stream(engine, frames, sentence):

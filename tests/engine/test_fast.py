@@ -96,7 +96,7 @@ def test_networks_that_average_do_so_in_the_fast_form(model, frames):
 def test_confidence_comes_with_the_labels(model, frames):
     images = frames[0][None]
     ours, theirs = (
-        step_batch(network, images, [None], sizes=[(100, 150)], confident=True)[0][0]
+        step_batch(network, images, [None], sizes=[(100, 150)], with_confidence=True)[0][0]
         for network in (accelerate(model), model)
     )
     assert agreement(ours[:1], theirs[:1]) > 0.999

@@ -104,7 +104,7 @@ def test_a_file_that_is_open_is_not_copied(exported, name):
 def test_what_a_file_cannot_do_is_a_sentence(exported):
     file = open_exported(exported("still.onnx"))
     frame = moving(1)[0]
-    with pytest.raises(ValueError, match="sees each frame alone: leave out the window, .* was exported with --video."):
+    with pytest.raises(ValueError, match="labels each frame alone: leave out the window, .* exported with --video."):
         list(streamseg.label_frames(file, [frame, frame], Fading(0.5)))
     with pytest.raises(ValueError, match="gives no confidence: export it again with --confidence."):
         file.predict(FrameBatch(frame[None], None, [0.0], [SIZE], with_confidence=True))
