@@ -184,7 +184,7 @@ def test_a_left_out_recording_can_be_measured_alone(tmp_path, paint, monkeypatch
         assert run(monkeypatch, *command, *only) == 0
         assert json.loads(Path("a.json").read_text())["images"] == images
     assert run(monkeypatch, *command, "--only", "zebra") == 2
-    assert "holds no frames" in capsys.readouterr().err
+    assert "has no frames" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -267,7 +267,7 @@ def test_an_evaluation_on_a_cluster_has_the_figures_of_one_process(folder, drive
     assert run(monkeypatch, *asked, "--json", "spread.json", "--ray") == 0
     assert Path("spread.json").read_text() == Path("alone.json").read_text()
     monkeypatch.setattr("streamseg.parallel.cluster.map_on_cluster", lambda *_, **__: iter(()))
-    assert "7 frames were not measured" in complaint(monkeypatch, capsys, *asked, "--ray")
+    assert "7 frames were not evaluated" in complaint(monkeypatch, capsys, *asked, "--ray")
     assert "leave out --ray" in complaint(monkeypatch, capsys, *asked, "--ray", "--window", "2")
 
 

@@ -124,7 +124,7 @@ def test_the_page_on_training_lists_the_former_names():
     assert {old.replace("-", "_"): new.replace("-", "_") for new, old in listed} == OLD_NAMES
 
 
-def test_an_old_name_stands_for_a_setting_and_for_no_other():
+def test_every_former_name_maps_to_one_setting():
     names = get_type_hints(TrainConfig)
     assert set(OLD_NAMES.values()) <= set(names)
     assert not set(OLD_NAMES) & set(names)
