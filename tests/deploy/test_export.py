@@ -12,7 +12,7 @@ import streamseg
 from streamseg import Fading, LastFrames, NoAttention
 from streamseg.cli import deploying
 from streamseg.deploy import export
-from streamseg.deploy.export import KINDS, MIN_SAME_LABELS, compare_labels, export_model, pan
+from streamseg.deploy.export import EXPORT_SUFFIXES, MIN_SAME_LABELS, compare_labels, export_model, pan
 from streamseg.engine.runtime import open_exported
 from streamseg.io.images import write_image
 from streamseg.models import checkpoint
@@ -318,4 +318,4 @@ def test_aotinductor_needs_a_compiler(tmp_path, monkeypatch, capsys):
 
 
 def test_the_help_lists_all_kinds_of_files():
-    assert f"{{{','.join(KINDS)}}}" in Path(deploying.__file__).read_text()
+    assert f"{{{','.join(EXPORT_SUFFIXES)}}}" in Path(deploying.__file__).read_text()
