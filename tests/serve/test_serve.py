@@ -117,8 +117,8 @@ def test_a_kind_that_is_not_there_is_refused():
     ("path", "body", "headers", "status", "sentence"),
     [
         ("/segment", b"", {}, 400, "There is no picture in the request"),
-        ("/segment", b"hello", {}, 415, "What was sent is no picture: send a PNG"),
-        ("/segment", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", {}, 415, "What was sent is no picture"),
+        ("/segment", b"hello", {}, 415, "The data is no picture: send a PNG"),
+        ("/segment", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", {}, 415, "The data is no picture"),
         ("/segment", PICTURE[:200], {}, 400, "The picture is damaged or cut short"),
         ("/segment", hostile.bomb(30_000, 30_000), {}, 413, "The picture has more than 32,000,000 pixels"),
         ("/segment", hostile.bomb(6_000, 6_000), {}, 413, "The picture has more than 32,000,000 pixels"),
