@@ -302,7 +302,7 @@ def engine(request, network):
         (torch.zeros(0, 3, 40, 64).byte(), "The batch has no frames"),
         (torch.zeros(3, 31, 64).byte(), "The image is 31 x 64 pixels; the least is 32 x 32"),
         (torch.zeros(3, 40, 64, device="meta").byte(), "The frame is on meta, and the network on cpu"),
-        (numpy.zeros((3, 40, 64), numpy.uint8), r"an array of shape \(3, 40, 64\); expected RGB, colours last"),
+        (numpy.zeros((3, 40, 64), numpy.uint8), r"an array of shape \(3, 40, 64\); expected RGB .H, W, 3."),
         (numpy.ones((40, 64, 3)), "expected bytes in 0–255: numpy.uint8, after multiplying by 255"),
     ],
 )

@@ -180,7 +180,7 @@ def test_what_streamseg_wrote_is_replaced_and_labels_beside_it_are_looked_at_too
     Path("r-labels.mkv").write_bytes(b"my own")
     with pytest.raises(ValueError, match="r-labels.png exists"):
         planned("a.png", out="r.png", labels=True)
-    with pytest.raises(ValueError, match="r-labels.mkv is there"):
+    with pytest.raises(ValueError, match="r-labels.mkv exists"):
         planned("v.mp4", out="r.mp4", labels=True)
 
 
