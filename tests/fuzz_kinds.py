@@ -102,7 +102,7 @@ def make_originals(folder: Path, exported: Callable[[str], Path]) -> None:
             writer.write(picture(i, (40, 56))[0] % 11, i / 25)
 
     archive.open_archive(
-        str(folder / "archive"), archive.describe_archive(archive.ArchiveSettings(None, LastFrames(1)), "/videos")
+        str(folder / "archive"), archive.settings_as_json(archive.ArchiveSettings(None, LastFrames(1)), "/videos")
     )
     rows = [{"frame": i, "seconds": i / 25, "latency_ms": 1.0, "shares": {}} for i in range(9)]
     archive.write_statistics(folder / "archive" / "frames.parquet", iter(rows), streamseg.CAMVID)
@@ -143,7 +143,7 @@ def read_stream_state(path: Path) -> object:
     import streamseg
 
     state = streamseg.load_state(path)
-    return hash_tensors({"contexts": state.contexts, "coarse": state.coarse}), state.weights, state.seconds
+    return hash_tensors({"contexts": state.contexts, "coarse": state.low_res_labels}), state.weights, state.seconds
 
 
 def read_exported(path: Path) -> object:
@@ -246,7 +246,7 @@ def read_archive(path: Path) -> object:
     from streamseg.stream.state import LastFrames
 
     out = str(path.parent)
-    archive.open_archive(out, archive.describe_archive(archive.ArchiveSettings(None, LastFrames(1)), "/videos"))
+    archive.open_archive(out, archive.settings_as_json(archive.ArchiveSettings(None, LastFrames(1)), "/videos"))
     return archive.count_frames(out), archive.find_finished(out)
 
 

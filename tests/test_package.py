@@ -75,8 +75,6 @@ def test_imports_point_one_way(path):
 def test_every_module_has_a_test(path):
     if path.parts[:2] in (("models", "baselines"), ("engine", "kernels"), ("serve", "page")):
         path = path.parent.with_suffix(".py")  # one test file for the whole folder
-    elif path.parts[0] == "serve" and path.stem in ("app", "browser", "gate", "server"):
-        path = Path("serve", "serve.py")
     assert (Path(__file__).parent / path.parent / f"test_{path.name}").exists()
 
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from streamseg.io.outputs import OutputFiles
     from streamseg.io.sources import Source
     from streamseg.io.window import Window
-    from streamseg.stream.pipeline import DrawStyle, LabelSettings, Pipeline, RunResult
+    from streamseg.stream.pipeline import Pipeline, RunResult
+    from streamseg.stream.settings import DrawStyle, LabelSettings
 
 MAY_BE_LATE = 0.05
 """The largest share of late frames at which a deadline counts as held."""
@@ -198,7 +199,7 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     from streamseg.engine.open import open_engine
     from streamseg.models import checkpoint
     from streamseg.stream.label_frames import check_window
-    from streamseg.stream.pipeline import DrawStyle, LabelSettings
+    from streamseg.stream.settings import DrawStyle, LabelSettings
     from streamseg.stream.state import LastFrames
 
     policy = pick_policy(options.window, options.half_life, options.steady)

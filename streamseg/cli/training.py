@@ -206,7 +206,7 @@ def recipe_command(config: TrainConfig) -> Callable[..., int]:
     """Return train as a command whose options have the settings of a recipe as defaults."""
     # cyclopts takes defaults from a class, not from an instance of it
     recipe = subclass(TrainConfig, {field.name: (field.type, getattr(config, field.name)) for field in fields(config)})
-    run_type = subclass(TrainRun, {"config": (Annotated[recipe, Parameter(name="*")], config)})
+    run_type = subclass(TrainRun, {"config": (Annotated[recipe, Parameter(name="*")], recipe())})
 
     def command(*, run: Annotated[run_type, Parameter(name="*")]) -> int:  # type: ignore[valid-type] # made above
         options = {field.name: getattr(run, field.name) for field in fields(TrainRun)}

@@ -60,9 +60,9 @@ def test_pictures_need_no_library_for_video_and_videos_say_which_they_need(here,
     assert "Reading and writing video needs PyAV: pip install 'streamseg[video]'" in error_line(
         capsys, segment("v.mp4", "out.mp4")
     )
-    assert "a.png is what is read" in error_line(capsys, segment("a.png", "a.png"))
+    assert "a.png is an input" in error_line(capsys, segment("a.png", "a.png"))
     paint("b.png")
-    assert "b.png is there, and was not written by streamseg" in error_line(capsys, segment("a.png", "b.png"))
+    assert "b.png exists and was not written by streamseg" in error_line(capsys, segment("a.png", "b.png"))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import streamseg
 from streamseg import cli
 from streamseg.engine.folded import Folded
 from streamseg.io.video_reading import read_label_video
-from streamseg.stream import pipeline
+from streamseg.stream import network_thread
 
 
 def test_label_pictures_are_what_the_network_predicts(here, segment, model):
@@ -86,13 +86,13 @@ def test_names_may_stand_anywhere(here, segment, model):
 
 @pytest.mark.slow
 def test_several_videos_at_once_become_what_each_becomes_alone(here, segment, monkeypatch):
-    step, batches = pipeline.step_batch, []
+    step, batches = network_thread.step_batch, []
 
     def counted(model, images, *rest, **options):
         batches.append(len(images))
         return step(model, images, *rest, **options)
 
-    monkeypatch.setattr(pipeline, "step_batch", counted)
+    monkeypatch.setattr(network_thread, "step_batch", counted)
     # each shows something else, so that a state of another would be seen
     for name, frames, way in (("a", 9, "upright"), ("b", 5, "half"), ("c", 7, "mirrored")):
         turn(make_clip(Path(f"{name}.mp4"), frames), TURNS[way])
@@ -259,7 +259,7 @@ def test_a_half_life_and_a_cut_are_those_of_label_frames(here, segment, model):
 
 
 def test_large_pictures_are_labelled_tile_by_tile(here, segment, model, monkeypatch):
-    monkeypatch.setattr(pipeline, "MAX_PIXELS", 10_000)
+    monkeypatch.setattr(network_thread, "MAX_PIXELS", 10_000)
     paint("a.png", 3, (128, 192))
     assert segment("a.png", "--labels", "--tile") == 0
     expected, _ = streamseg.label_tiled(model, picture(3, (128, 192)))

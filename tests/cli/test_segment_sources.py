@@ -110,7 +110,7 @@ def test_of_an_animation_the_first_picture_is_taken_with_a_note(here, segment, m
     first.save("a.gif", save_all=True, append_images=[second])
     assert segment("a.gif") == 0
     assert streamseg.read_image("a-overlay.png").equal(overlay_of(model, streamseg.read_image("a.gif")))
-    assert capsys.readouterr().err == "streamseg: a.gif holds several pictures: its first is taken.\n"
+    assert capsys.readouterr().err == "streamseg: a.gif holds several pictures: the first is used.\n"
 
 
 @pytest.mark.parametrize("name", ["out.mp4", "out.mov", "out.mkv"])
@@ -173,7 +173,7 @@ def test_a_network_camera_that_goes_away_for_good_keeps_its_video(here, segment,
     indices = [record["frame"] for record in records]
     assert indices == sorted(set(indices))
     shown = capsys.readouterr()
-    assert f"streamseg: {server.address} went away after {counts['read']} frames and did not come back" in shown.err
+    assert f"streamseg: {server.address} was lost after {counts['read']} frames and did not come back" in shown.err
     assert "127-0-0-1_live: out.mp4\n" in shown.out
     assert made(here) == ["a.json", "out.mp4"]
 
