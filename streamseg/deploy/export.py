@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from streamseg.checks import EXPORT_SUFFIXES as KINDS, pick_export_format
+from streamseg.checks import EXPORT_SUFFIXES, pick_export_format
 from streamseg.classes import Classes
 from streamseg.deploy.onnx_int8 import quantise_onnx
 from streamseg.engine.engine import resize_frames
+from streamseg.engine.inputs import check_model
 from streamseg.engine.runtime import (
     ENTRY,
     MAX_EXPORT_SIDE,
@@ -33,7 +34,6 @@ from streamseg.engine.runtime import (
     open_exported,
     require_packages,
 )
-from streamseg.engine.tiles import check_model
 from streamseg.evaluate import metrics
 from streamseg.io.checksums import write_checksum
 from streamseg.io.files import check_writable, written_whole
@@ -132,7 +132,7 @@ def export_model(
 
     Args:
         path: Its suffix selects the kind: .onnx, .xml (OpenVINO, with a .bin file beside it), .pt2 (torch.export).
-        to: The kind by name, as in KINDS; aotinductor has the suffix .pt2 too, and runs on the model's device.
+        to: The kind by name, as in EXPORT_SUFFIXES; aotinductor has the suffix .pt2 too, and runs on the model's device.
         size: Height and width of the frames; None for any.
         confidence: Whether the file also outputs the probability of each label.
         video: Whether the file takes and returns the state of a stream.
@@ -163,7 +163,7 @@ def export_model(
         device=model.mean.device.type if kind == "aotinductor" else "",
     )
     with quiet_exporters(), TemporaryDirectory() as folder:
-        temporary = Path(folder) / f"model{KINDS[kind]}"
+        temporary = Path(folder) / f"model{EXPORT_SUFFIXES[kind]}"
         program = trace(model, manifest)
         if int8:
             # calibrated with every other picture, and compared on the rest

@@ -295,7 +295,7 @@ def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch
         ("check folder --data nowhere", "No folder data in nowhere"),
         ("check kitti --data TOY", "dataset is 'kitti'; choose one of"),
         ("check folder --data TOY --sheet nowhere/sheet.png", "No folder nowhere to write sheet.png into"),
-        ("check folder --data TOY --sheet sheet.mp4", "names no kind of picture"),
+        ("check folder --data TOY --sheet sheet.mp4", "does not have the suffix of a picture"),
         ("evaluate camvid.safetensors --data TOY --dataset kitti", "dataset is 'kitti'; choose one of"),
         ("evaluate camvid.safetensors --data TOY --dataset folder --split test", "No split 'test'"),
         ("evaluate camvid.safetensors --data TOY --dataset folder --json a/b.json", "No folder a to write b.json into"),

@@ -196,7 +196,7 @@ def test_of_an_animation_the_first_picture_is_taken_and_that_is_said(here, segme
     first.save("a.gif", save_all=True, append_images=[second])
     assert segment("a.gif") == 0
     assert streamseg.read_image("a-overlay.png").equal(overlay_of(model, streamseg.read_image("a.gif")))
-    assert capsys.readouterr().err == "streamseg: a.gif holds several pictures: its first is taken.\n"
+    assert capsys.readouterr().err == "streamseg: a.gif holds several pictures: the first is used.\n"
 
 
 @pytest.mark.parametrize("name", ["out.mp4", "out.mov", "out.mkv"])
@@ -259,7 +259,7 @@ def test_a_network_camera_that_goes_away_for_good_keeps_its_video(here, segment,
     indices = [record["frame"] for record in records]
     assert indices == sorted(set(indices))
     shown = capsys.readouterr()
-    assert f"streamseg: {server.address} went away after {counts['read']} frames and did not come back" in shown.err
+    assert f"streamseg: {server.address} was lost after {counts['read']} frames and did not come back" in shown.err
     assert "127-0-0-1_live: out.mp4\n" in shown.out
     assert made(here) == ["a.json", "out.mp4"]
 
@@ -867,8 +867,8 @@ def text(name, words="no video"):
         (None, "v.mp4 nowhere/out.mp4", "No folder nowhere to write out.mp4 into: create it first."),
         (None, "a.png --json nowhere/a.json", "No folder nowhere to write a.json into: create it first."),
         (None, "v.mp4 out.png", "out.png is one picture, and v has many: give a video, or out_%05d.png."),
-        (None, "a.png out.mp4", "out.mp4 names no kind of picture"),
-        (None, "v.mp4 out.xyz", "out.xyz names no kind of video"),
+        (None, "a.png out.mp4", "out.mp4 does not have the suffix of a picture"),
+        (None, "v.mp4 out.xyz", "out.xyz does not have the suffix of a video"),
         (None, "a.png v.mp4 out.mp4", "out.mp4 is one file, and there are several to write"),
         (None, "a.png v.mp4 -", "The labels of 2 sources cannot share standard output"),
         (text("b.png"), "a.png b.png", "b.png exists and was not written by streamseg"),

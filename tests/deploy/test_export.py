@@ -12,7 +12,7 @@ import streamseg
 from streamseg import Fading, LastFrames, NoAttention
 from streamseg.cli import deploying
 from streamseg.deploy import export
-from streamseg.deploy.export import KINDS, MIN_SAME_LABELS, compare_labels, export_model, pan
+from streamseg.deploy.export import EXPORT_SUFFIXES, MIN_SAME_LABELS, compare_labels, export_model, pan
 from streamseg.engine.runtime import open_exported
 from streamseg.io.images import write_image
 from streamseg.models import checkpoint
@@ -261,11 +261,11 @@ def test_the_clip_pans_over_the_picture():
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("export a.tflite", "a.tflite has no suffix for what is to be written; expected .onnx, .xml, .pt2."),
-        ("export a.onnx --to openvino", "a.onnx has no suffix for what is to be written; expected .xml."),
+        ("export a.tflite", "a.tflite does not have an export suffix; expected .onnx, .xml, .pt2."),
+        ("export a.onnx --to openvino", "a.onnx does not have an export suffix; expected .xml."),
         (
             "export a.onnx --to coreml",
-            "'coreml' is no kind of file; choose one of: onnx, openvino, torch, aotinductor.",
+            "'coreml' is not an export format; choose one of: onnx, openvino, torch, aotinductor.",
         ),
         ("export", "There is nothing to write: give OUT, such as model.onnx."),
         ("export a b c.onnx", "3 names are too many"),
@@ -318,4 +318,4 @@ def test_aotinductor_needs_a_compiler(tmp_path, monkeypatch, capsys):
 
 
 def test_the_help_lists_all_kinds_of_files():
-    assert f"{{{','.join(KINDS)}}}" in Path(deploying.__file__).read_text()
+    assert f"{{{','.join(EXPORT_SUFFIXES)}}}" in Path(deploying.__file__).read_text()

@@ -121,8 +121,8 @@ def test_what_is_missing_changes_nothing_about_where_the_others_go(here):
         (["v.mp4"], "n/f_%04d.png", "n/f_0007.png exists and was not written by streamseg"),
         (["x"], "n/%d.png", None),
         (["v.mp4"], "r.png", "r.png is one picture, and v has many: give a video, or r_%05d.png."),
-        (["a.png"], "r.mp4", "r.mp4 names no kind of picture that can be written: end it in one of .png"),
-        (["v.mp4"], "r.avi", "r.avi names no kind of video that can be written: end it in one of .mp4"),
+        (["a.png"], "r.mp4", "r.mp4 does not have the suffix of a picture; expected one of .png"),
+        (["v.mp4"], "r.avi", "r.avi does not have the suffix of a video; expected one of .mp4"),
         (["a.png"], "x/b.png", "x/b.png exists and was not written by streamseg"),
         (["a.png"], "nowhere/r.png", "No folder nowhere to write r.png into: create it first."),
         (["v.mp4"], "nowhere/r.mp4", "No folder nowhere to write r.mp4 into: create it first."),
@@ -180,7 +180,7 @@ def test_what_streamseg_wrote_is_replaced_and_labels_beside_it_are_looked_at_too
     Path("r-labels.mkv").write_bytes(b"my own")
     with pytest.raises(ValueError, match="r-labels.png exists"):
         planned("a.png", out="r.png", labels=True)
-    with pytest.raises(ValueError, match="r-labels.mkv is there"):
+    with pytest.raises(ValueError, match="r-labels.mkv exists"):
         planned("v.mp4", out="r.mp4", labels=True)
 
 

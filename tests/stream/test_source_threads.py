@@ -66,7 +66,7 @@ def test_a_stream_that_went_away_is_itself_what_holds_the_run_up(model, priced, 
     done = run(model, Gate([], "gate", live=True), meter=Meter(priced.monotonic))
     assert done.summary.dropped > 0
     assert latency.bottleneck(done.summary).startswith(
-        "Bottleneck: the source gate, which gave no frame for 30.0 of 30.0 s."
+        "Bottleneck: the source gate, which was silent for 30.0 of 30.0 s."
     )
 
 
