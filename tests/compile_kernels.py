@@ -12,7 +12,7 @@ SHARED = {86: 99, 90: 227}
 KERNELS = [
     (stem.unfold_kernel, {"BLOCK": 128}, {"frame": BYTES, "mean": FLOATS, "out": HALVES}, {}),
     (
-        stem.look_kernel,
+        stem.stem_kernel,
         {"C": 64, "BLOCK": 128, "STRIP": 6},
         dict.fromkeys(("unfolded", "weight", "bias", "out"), HALVES),
         {"num_warps": 8},
@@ -21,7 +21,7 @@ KERNELS = [
         convolution.convolve_kernel,
         {"C": 256, "N": 256, "SIDE": 3, "STRIDE": 1, "PADDING": 1, "PIXELS": 64, "CHANNELS": 64, "DEPTH": 128}
         | {"SPLITS": 3, "SHORTCUT": True, "RELU": True},
-        dict.fromkeys(("x", "weight", "bias", "shortcut", "out"), HALVES) | {"sums": FLOATS, "turns": NUMBERS},
+        dict.fromkeys(("x", "weight", "bias", "shortcut", "out"), HALVES) | {"sums": FLOATS, "counters": NUMBERS},
         {"num_stages": 3},
     ),
     (

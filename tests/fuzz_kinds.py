@@ -143,7 +143,7 @@ def read_stream_state(path: Path) -> object:
     import streamseg
 
     state = streamseg.load_state(path)
-    return hash_tensors({"contexts": state.contexts, "coarse": state.coarse}), state.weights, state.seconds
+    return hash_tensors({"contexts": state.contexts, "coarse": state.low_res_labels}), state.weights, state.seconds
 
 
 def read_exported(path: Path) -> object:

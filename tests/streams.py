@@ -48,8 +48,8 @@ def context_of(*numbers):
 
 
 def same(one, other):
-    coarse = one.coarse is other.coarse or one.coarse.equal(other.coarse)
-    return one.weights == other.weights and one.contexts.equal(other.contexts) and coarse
+    labels = one.low_res_labels is other.low_res_labels or one.low_res_labels.equal(other.low_res_labels)
+    return one.weights == other.weights and one.contexts.equal(other.contexts) and labels
 
 
 def differing(one, other):

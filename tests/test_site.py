@@ -80,7 +80,7 @@ def test_pages_opened_from_the_disk_load_nothing_else_and_can_be_searched(site):
         page = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"]).new_page()
         requests, failures = [], []
         page.on("request", lambda request: requests.append(request.url))
-        page.on("requestfailed", lambda request: failures.append(request.url))
+        page.on("requestfailed", lambda request: failures.append(f"{request.failure} {request.url}"))
         page.on("pageerror", lambda error: failures.append(str(error)))
         for name in ("index.html", "docs/api.html", "docs/how-it-works.html"):
             page.goto((site / name).as_uri())
@@ -88,7 +88,9 @@ def test_pages_opened_from_the_disk_load_nothing_else_and_can_be_searched(site):
         page.keyboard.type("attention")
         page.wait_for_selector(".md-search-result__item")
     assert len(requests) > 10
-    assert [url for url in requests if not url.startswith("file:")] == failures == []
+    assert [url for url in requests if not url.startswith("file:")] == []
+    # a request that leaving the page cancels is aborted; a missing file is not
+    assert [failure for failure in failures if not failure.startswith("net::ERR_ABORTED")] == []
 
 
 # what stops the build: a small repository with the same settings

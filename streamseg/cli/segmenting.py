@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import torch
 
     from streamseg.deploy.archive import ArchiveSettings
-    from streamseg.stream.pipeline import DrawStyle, LabelSettings, Pipeline, RunResult
+    from streamseg.stream.pipeline import Pipeline, RunResult
+    from streamseg.stream.settings import DrawStyle, LabelSettings
     from streamseg.stream.state import Policy
 
 MAY_BE_LATE = 0.05
@@ -136,7 +137,7 @@ def segment(
 
     def labeller_and_style() -> tuple["LabelSettings", "DrawStyle"]:
         from streamseg.engine import runtime
-        from streamseg.stream.pipeline import DrawStyle
+        from streamseg.stream.settings import DrawStyle
 
         policy = pick_policy(window, half_life, steady)
         labeller = open_labeller(
@@ -273,7 +274,7 @@ def open_labeller(
     from streamseg.engine.open import open_engine
     from streamseg.models import checkpoint
     from streamseg.stream.label_frames import check_window
-    from streamseg.stream.pipeline import LabelSettings
+    from streamseg.stream.settings import LabelSettings
     from streamseg.stream.state import LastFrames
 
     engine, classes, trained = open_engine(weights, place, precision, eager=tile, trust=trust)

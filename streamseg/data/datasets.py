@@ -1,4 +1,4 @@
-"""Data sets on disk: labelled frames, alone and in clips.
+"""Data sets on disk: labelled frames, single and in clips.
 
 A frame is RGB, uint8, (3, H, W); labels are uint8, (H, W), 255 = ignore; a clip has T frames.
 """

@@ -41,7 +41,8 @@ from streamseg.io.web import is_address, redact
 from streamseg.models import checkpoint
 from streamseg.parallel import cluster
 from streamseg.stream.latency import Meter
-from streamseg.stream.pipeline import DrawStyle, LabelSettings, Pipeline
+from streamseg.stream.pipeline import Pipeline
+from streamseg.stream.settings import DrawStyle, LabelSettings
 from streamseg.stream.state import Policy
 
 STATISTICS, SETTINGS, REPORT, PROBLEM = "frames.parquet", "archive.json", "report.json", "problem.txt"

@@ -24,6 +24,7 @@ from streamseg.checks import EXPORT_SUFFIXES, pick_export_format
 from streamseg.classes import Classes
 from streamseg.deploy.onnx_int8 import quantise_onnx
 from streamseg.engine.engine import resize_frames
+from streamseg.engine.inputs import check_model
 from streamseg.engine.runtime import (
     ENTRY,
     MAX_EXPORT_SIDE,
@@ -33,7 +34,6 @@ from streamseg.engine.runtime import (
     open_exported,
     require_packages,
 )
-from streamseg.engine.tiles import check_model
 from streamseg.evaluate import metrics
 from streamseg.io.checksums import write_checksum
 from streamseg.io.files import check_writable, written_whole

@@ -21,8 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from streamseg.engine import kernels
 from streamseg.engine.engine import FrameBatch
 from streamseg.engine.fast import PRECISIONS, FastEngine, accelerate, capture_graph, fast_precisions
+from streamseg.engine.labels import labels_from_scores
 from streamseg.engine.runtime import OPENERS, ExportedEngine, open_exported
-from streamseg.engine.tiles import labels_from_scores
 from streamseg.evaluate import paper, plot
 from streamseg.models import checkpoint
 from streamseg.models.baselines import BASELINES

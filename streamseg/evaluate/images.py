@@ -188,7 +188,7 @@ def evaluate_on_cluster(
 
 
 def validate(model: Network | Engine, dataset: Dataset, *, threads: int = 2, share: tuple[int, int] = (0, 1)) -> Score:
-    """Compute the mIoU alone on every frame of a data set, which is far faster than evaluate.
+    """Compute only the mIoU on every frame of a data set, which is far faster than evaluate.
 
     Args:
         share: Rank of this process, and number of processes; each evaluates its share of the frames.

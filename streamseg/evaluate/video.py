@@ -235,9 +235,9 @@ def write_video_plots(
     """Write the plots of an evaluation on sequences; the worst frames are predicted again, in their sequence."""
 
     def predict_again(index: int) -> Tensor:
-        alone = replace(dataset, pairs=(dataset.pairs[index],))
+        single = replace(dataset, pairs=(dataset.pairs[index],))
         *_, last = run_sequences(
-            to_engine(model), alone, alone.labelled_sequences(frames_before(window)), window, threads=1
+            to_engine(model), single, single.labelled_sequences(frames_before(window)), window, threads=1
         )
         return last.predicted
 

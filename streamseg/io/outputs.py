@@ -1,43 +1,44 @@
-"""The files that labelled frames become.
+"""The files that labelled frames are written to.
 
-They are planned without torch, so that a name that cannot be written to is told at once.
+They are planned without importing torch, so that a bad file name is reported at once.
 """
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamseg.checks import PICTURE_SUFFIXES, check_suffix, check_video_suffix
 from streamseg.classes import Classes
 from streamseg.io.files import check_writable, written_whole
-from streamseg.io.sources import DEFAULT_RATE, NUMBER_FIELD, Capture, Pictures, Source, fill_number, numbered_files
+from streamseg.io.sources import NUMBER_FIELD, Capture, Pictures, Source, fill_number, numbered_files
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FOLDER = "segmented"
-"""Where several results go if nothing else was said."""
+"""The folder for several outputs, if no name was given."""
 
 
 @dataclass(frozen=True)
 class FrameOutput:
-    """What there is of a frame to write; None where it was not asked for."""
+    """What is written of a frame; None where it was not asked for."""
 
     capture: Capture
+    overlay: "Tensor | None"
     labels: "Tensor"
-    picture: "Tensor | None"
     confidence: "Tensor | None"
 
 
 @dataclass(frozen=True)
 class OutputFiles:
-    """The files of a source: overlay, labels and confidence, None where one is not wanted.
+    """The files of a source: overlay, labels and confidence; None where one is not wanted.
 
-    Videos, or pictures: then {name} in a file's name stands for the picture that was read, and %05d for the number of
-    the frame.
+    Either videos or pictures. In the name of a picture, {name} stands for the picture that was read and %05d for the
+    number of the frame.
     """
 
     overlay: Path | None = None
@@ -53,11 +54,11 @@ class OutputFiles:
         return all(path.suffix.lower() in PICTURE_SUFFIXES for path in self.paths)
 
     def of(self, capture: Capture) -> "OutputFiles":
-        """The files of one frame."""
+        """Return the files of one frame."""
         return self.named(capture.name, capture.index)
 
     def named(self, name: str, number: int) -> "OutputFiles":
-        """The files of the frame of a name and number."""
+        """Return the files of a frame by its name and number."""
         files = {}
         for field in fields(self):
             path = getattr(self, field.name)
@@ -76,19 +77,19 @@ def plan_outputs(
     confidence: bool = False,
     missing: int = 0,
 ) -> list[OutputFiles]:
-    """The files that each source is to become; a sentence if they cannot be written, or would destroy something.
+    """Return the output files of each source; raise an error if they cannot be written or would destroy something.
 
     Args:
-        out: A picture or video, numbered pictures, or a folder, which is made with the first file; empty for this
-            folder, - for no files.
-        missing: How many more sources were asked for: what is missing changes nothing about where the others go.
+        out: A picture or video, numbered pictures, or a folder, which is made with the first file; empty for the
+            current folder, - for no files.
+        missing: How many further sources were named but not found: they do not change where the others go.
     """
     wanted = len(sources) + missing
     if out == "-":
         if wanted > 1:
             raise ValueError(f"The labels of {wanted} sources cannot share standard output: give a folder.")
         if labels or confidence:
-            raise ValueError("Standard output gets raw labels alone: leave out --labels and --confidence.")
+            raise ValueError("Standard output takes raw labels only: leave out --labels and --confidence.")
         return [OutputFiles()]
     several = wanted > 1 or any(isinstance(source, Pictures) and len(source.pictures) > 1 for source in sources)
     path = Path(out or (FOLDER if several else "."))
@@ -107,21 +108,21 @@ def plan_outputs(
         check_output_format(source, name)
         if source.moving:
             name = name.with_name(name.name.replace("{name}", source.name))
-        beside = name.stem.removesuffix("-overlay")
+        stem = name.stem.removesuffix("-overlay")
         suffix = ".png" if name.suffix.lower() in PICTURE_SUFFIXES else ".mkv"
-        results = OutputFiles(
+        files = OutputFiles(
             name if overlay else None,
-            name.with_name(f"{beside}-labels{suffix}") if labels else None,
-            name.with_name(f"{beside}-confidence{suffix}") if confidence else None,
+            name.with_name(f"{stem}-labels{suffix}") if labels else None,
+            name.with_name(f"{stem}-confidence{suffix}") if confidence else None,
         )
         if not new:
-            check_output_files(results, source, sources)
-        planned.append(results)
+            check_output_files(files, source, sources)
+        planned.append(files)
     return planned
 
 
 def check_output_format(source: Source, path: Path) -> None:
-    """Raise a ValueError if a source cannot become such a file."""
+    """Raise a ValueError if a source cannot be written to a file of this format."""
     is_picture = path.suffix.lower() in PICTURE_SUFFIXES
     if not source.moving:
         check_suffix(path)
@@ -131,18 +132,18 @@ def check_output_format(source: Source, path: Path) -> None:
         raise ValueError(f"{path} is one picture, and {source.name} has many: give a video, or {path.stem}_%05d.png.")
 
 
-def check_output_files(results: OutputFiles, source: Source, sources: Sequence[Source]) -> None:
-    """Raise an error if a file cannot be written, is being read, or was not written by streamseg."""
-    read = {path.resolve() for other in sources for path in other.paths}
-    for path in files_of(results, source):
+def check_output_files(files: OutputFiles, source: Source, sources: Sequence[Source]) -> None:
+    """Raise an error if a file cannot be written, is an input, or was not written by streamseg."""
+    inputs = {path.resolve() for other in sources for path in other.paths}
+    for path in files_of(files, source):
         check_writable(path)
-        for file in numbered_files(path).values() if source.moving and results.are_pictures else [path]:
-            if file.resolve() in read:
-                raise ValueError(f"{file} is what is read: give another name to write to.")
+        for file in numbered_files(path).values() if source.moving and files.are_pictures else [path]:
+            if file.resolve() in inputs:
+                raise ValueError(f"{file} is an input: give another name to write to.")
             if file.exists() and not file_made_by_streamseg(file):
                 raise ValueError(
-                    f"{file} is there, and was not written by streamseg: the last name is where to write, so give a "
-                    "new one there, or a folder."
+                    f"{file} exists and was not written by streamseg: the last name is where to write, so give a new "
+                    "one there, or a folder."
                 )
 
 
@@ -152,20 +153,20 @@ def check_json_lines(path: Path, sources: Sequence[Source], planned: Sequence[Ou
     used = [file for source in sources for file in source.paths]
     used += [file for pair in zip(planned, sources, strict=True) for file in files_of(*pair)]
     if path.resolve() in {file.resolve() for file in used}:
-        raise ValueError(f"{path} is read or written already: give another name for --json.")
+        raise ValueError(f"{path} is an input or output already: give another name for --json.")
     if path.exists() and not is_json_lines(path):
-        raise ValueError(f"{path} is there, and was not written by streamseg: give another name for --json.")
+        raise ValueError(f"{path} exists and was not written by streamseg: give another name for --json.")
 
 
-def files_of(results: OutputFiles, source: Source) -> list[Path]:
-    """The files that a source is to become; numbered pictures under the one name that stands for them."""
+def files_of(files: OutputFiles, source: Source) -> list[Path]:
+    """Return the files that a source is written to; numbered pictures as their one pattern."""
     if isinstance(source, Pictures):
-        return [path for i, picture in enumerate(source.pictures) for path in results.named(picture.name, i).paths]
-    return results.paths
+        return [path for i, picture in enumerate(source.pictures) for path in files.named(picture.name, i).paths]
+    return files.paths
 
 
 def is_json_lines(path: Path) -> bool:
-    """Whether a file holds the lines of JSON about the frames of a run, or nothing."""
+    """Return whether a file is empty or holds the lines of JSON of a run."""
     with path.open("rb") as file:
         line = file.readline(2**16)
     try:
@@ -176,7 +177,7 @@ def is_json_lines(path: Path) -> bool:
 
 
 def file_made_by_streamseg(path: Path) -> bool:
-    """Whether a picture or a video was written here."""
+    """Return whether streamseg wrote a picture or a video."""
     from streamseg.io import images, video_reading
 
     if path.suffix.lower() in PICTURE_SUFFIXES:
@@ -185,69 +186,38 @@ def file_made_by_streamseg(path: Path) -> bool:
 
 
 @contextmanager
-def open_writer(results: OutputFiles, source: Source, classes: Classes) -> Iterator[Callable[[FrameOutput], None]]:
-    """A function that writes the frames of a source, one after the other.
+def open_writer(files: OutputFiles, source: Source, classes: Classes) -> Iterator[Callable[[FrameOutput], None]]:
+    """Give a function that writes the frames of a source, one after the other.
 
-    Pictures appear one by one, each whole; a video appears at the end, and not at all after an error.
+    Pictures appear one by one, each of them whole. Videos appear at the end, and not at all after an error.
     """
-    from streamseg.io import images
-    from streamseg.io.video_writing import write_label_video, write_video
-
-    def write_pictures(drawn: FrameOutput) -> None:
-        files = results.of(drawn.capture)
-        make_folder(files)
-        with ExitStack() as whole:  # those of one frame appear together
-            if files.overlay and drawn.picture is not None:
-                images.write_image(whole.enter_context(written_whole(files.overlay)), drawn.picture)
-            if files.labels:
-                images.write_labels(whole.enter_context(written_whole(files.labels)), drawn.labels, classes)
-            if files.confidence and drawn.confidence is not None:
-                images.write_grey(whole.enter_context(written_whole(files.confidence)), drawn.confidence)
-
-    if results.are_pictures:
-        yield write_pictures
+    if files.are_pictures:
+        yield partial(write_pictures, files, classes)
         return
+    from streamseg.io.video_writing import open_videos
 
-    # all videos are finished before the first gets its name
-    with ExitStack() as whole, ExitStack() as videos:
-        writers: list[tuple[Callable[[Tensor, float], None], Callable[[FrameOutput], Tensor | None]]] = []
-        start = 0.0
-
-        def begin(drawn: FrameOutput) -> None:
-            nonlocal start
-            # of a live source the first frames may have been dropped
-            start = drawn.capture.seconds
-            rate, (height, width) = source.rate or DEFAULT_RATE, drawn.labels.shape
-            size = (height, width)
-            make_folder(results)
-            if results.overlay and drawn.picture is not None:
-                temporary = whole.enter_context(written_whole(results.overlay))
-                _, tall, wide = drawn.picture.shape
-                writer = write_video(temporary, (tall, wide), rate, audio_from=source.audio_from)
-                writers.append((videos.enter_context(writer).write, lambda drawn: drawn.picture))
-            if results.labels:
-                temporary = whole.enter_context(written_whole(results.labels))
-                writer = write_label_video(temporary, size, rate)
-                writers.append((videos.enter_context(writer).write, lambda drawn: drawn.labels))
-            if results.confidence:
-                temporary = whole.enter_context(written_whole(results.confidence))
-                writer = write_label_video(temporary, size, rate)
-                writers.append((videos.enter_context(writer).write, lambda drawn: drawn.confidence))
-
-        def write_frame(drawn: FrameOutput) -> None:
-            if not writers:  # only the first frame tells the size
-                begin(drawn)
-            for write, part in writers:
-                frame = part(drawn)
-                assert frame is not None
-                write(frame, drawn.capture.seconds - start)
-
+    with open_videos(files, source) as write_frame:
         yield write_frame
 
 
-def make_folder(results: OutputFiles) -> None:
-    """Make the folder of files, if it is not there."""
-    for folder in {path.parent for path in results.paths}:
+def write_pictures(files: OutputFiles, classes: Classes, frame: FrameOutput) -> None:
+    """Write the pictures of one frame, which appear together."""
+    from streamseg.io import images
+
+    files = files.of(frame.capture)
+    make_folders(files)
+    with ExitStack() as stack:
+        if files.overlay and frame.overlay is not None:
+            images.write_image(stack.enter_context(written_whole(files.overlay)), frame.overlay)
+        if files.labels:
+            images.write_labels(stack.enter_context(written_whole(files.labels)), frame.labels, classes)
+        if files.confidence and frame.confidence is not None:
+            images.write_grey(stack.enter_context(written_whole(files.confidence)), frame.confidence)
+
+
+def make_folders(files: OutputFiles) -> None:
+    """Make the folders of the files."""
+    for folder in {path.parent for path in files.paths}:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

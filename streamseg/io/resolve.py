@@ -1,9 +1,7 @@
-"""Where frames come from: pictures, folders, videos, numbered pictures, cameras, network streams, standard input.
+"""Resolve the names that a user gives to sources of frames.
 
-`find_sources` turns what a user names into sources; a source's `captures` gives its frames. A frame is RGB, uint8,
-(3, H, W); a size is (height, width). Passwords in addresses are never shown.
-
-What names stand for is found without torch, so that a wrong name is told at once; frames are read with it.
+A name is a picture, a folder, a video, a pattern, a list, numbered pictures, a camera, an address, or - for standard
+input. torch is not imported, so that a wrong name is reported at once.
 """
 
 import glob
@@ -23,11 +21,6 @@ from streamseg import checks
 from streamseg.checks import CutShort, check_rate
 from streamseg.io import web
 from streamseg.io.files import UNFINISHED
-from streamseg.io.web import is_address, redact
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 from streamseg.io.sources import (
     DEFAULT_RATE,
     NUMBER_FIELD,
@@ -45,23 +38,26 @@ from streamseg.io.sources import (
     plural,
     readable_errors,
 )
+from streamseg.io.web import is_address, redact
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PICTURE_SUFFIXES = (*checks.PICTURE_SUFFIXES, ".gif", ".apng", ".avif", ".ppm", ".pgm")
-"""What names of pictures end in; of an animation the first picture is taken."""
-
+"""Suffixes of pictures that can be read; the first picture of an animation is used."""
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".wmv", ".flv")
-"""What names of videos end in."""
-
+"""Suffixes of videos that can be read."""
 INDEXED_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi")
-"""Suffixes of videos with an index, which only whole files have: no live stream is one."""
+"""Suffixes of videos with an index, which only complete files have: no live stream is one."""
 
-Found: TypeAlias = PictureFile | NumberedPictures | VideoFile | LiveSource | RawFrames
+Item: TypeAlias = PictureFile | NumberedPictures | VideoFile | LiveSource | RawFrames
+"""What a single name is resolved to; pictures are grouped into one source afterwards."""
 
 
 def read_frames(source: str | Path | int) -> Generator["Tensor", None, None]:
-    """The frames of whatever a name stands for: a picture, a folder, a video, a camera, an address, ….
+    """Yield the frames of a picture, a folder, a video, a camera or an address.
 
-    A Path is always a file or a folder, a number a camera; a text may be anything that find_sources takes.
+    A Path is always a file or a folder, a number a camera; a string may be anything that find_sources takes.
     """
     if isinstance(source, Path):
         source = str(absolute(source))
@@ -76,7 +72,7 @@ def read_frames(source: str | Path | int) -> Generator["Tensor", None, None]:
 
 
 def frames_of(sources: Iterable[Source]) -> Generator["Tensor", None, None]:
-    """The frames of sources, one source after the other."""
+    """Yield the frames of sources, one source after the other."""
     for source in sources:
         with closing(source.captures()) as captures:
             for capture in captures:
@@ -86,16 +82,16 @@ def frames_of(sources: Iterable[Source]) -> Generator["Tensor", None, None]:
 def find_sources(
     names: Sequence[str], *, raw_size: tuple[int, int] | None = None, rate: float | None = None
 ) -> list[Source]:
-    """The sources that names stand for, each once, in the order given; all pictures alone are one source.
+    """Return the sources of names, each once, in the order given; all single pictures are one source.
 
-    A name that stands for nothing is an error.
+    A name that cannot be resolved is an error.
 
     Args:
         names: Pictures, videos, folders, patterns such as frames/*.png, numbered pictures such as frame_%04d.png, lists
             of such names (.txt), cameras (0, 1, … or a device), addresses (rtsp, http), or - for raw frames on
             standard input.
         raw_size: Height and width of raw frames.
-        rate: Frames a second of raw frames and of numbered pictures; 25 if not given.
+        rate: Frames a second of raw frames and of numbered pictures; 25 by default.
     """
     sources, problems = resolve_sources(names, raw_size=raw_size, rate=rate)
     if problems:
@@ -106,14 +102,14 @@ def find_sources(
 def resolve_sources(
     names: Sequence[str], *, raw_size: tuple[int, int] | None = None, rate: float | None = None
 ) -> tuple[list[Source], list[OSError | ValueError]]:
-    """The sources that names stand for, as find_sources gives them, and what is wrong with the other names."""
+    """Return the sources that find_sources returns, and an error for each name that cannot be resolved."""
     if not names:
         raise ValueError("Nothing to read: give a picture, a video, a folder, a camera or an address.")
     if rate is not None:
         check_rate(rate)
     if raw_size is not None and min(raw_size) < 1:
         raise ValueError(f"Raw frames of {raw_size[0]} x {raw_size[1]} pixels; expected 1 or more a side.")
-    found: dict[str, Found] = {}
+    found: dict[str, Item] = {}
     problems: list[OSError | ValueError] = []
     for name in names:
         try:
@@ -122,9 +118,9 @@ def resolve_sources(
         except (OSError, ValueError) as problem:
             problems.append(problem)
             continue
-        for entry, opening in entries:
+        for entry, prefix in entries:
             try:
-                with readable_errors(entry, opening):
+                with readable_errors(entry, prefix):
                     items = resolve_name(entry, raw_size, Fraction(rate or DEFAULT_RATE).limit_denominator(100_000))
             except (OSError, ValueError) as problem:
                 problems.append(problem)
@@ -133,19 +129,19 @@ def resolve_sources(
     return with_unique_names(found.values()), problems
 
 
-def source_key(item: Found) -> str:
-    """What is the same for two names of one thing."""
-    elsewhere = is_address(item.address) or isinstance(item, RawFrames | LiveSource)
-    return item.address if elsewhere else str(absolute(item.address))
+def source_key(item: Item) -> str:
+    """Return a key that two names of one source share."""
+    no_file = is_address(item.address) or isinstance(item, RawFrames | LiveSource)
+    return item.address if no_file else str(absolute(item.address))
 
 
 def absolute(path: str | Path) -> Path:
-    """A path from the root, without detours; links stay what they are called."""
+    """Return a path from the root, without . and .., links not followed."""
     return Path(os.path.normpath(Path(path).absolute()))
 
 
 def read_list(path: Path) -> list[tuple[str, str]]:
-    """The names in a list, and how a sentence about each begins."""
+    """Return the names in a list, each with a prefix for error messages about it."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
@@ -166,11 +162,11 @@ def read_list(path: Path) -> list[tuple[str, str]]:
     return entries
 
 
-def resolve_name(name: str, raw_size: tuple[int, int] | None, rate: Fraction) -> list[Found]:
-    """What a name stands for; a list is read before."""
+def resolve_name(name: str, raw_size: tuple[int, int] | None, rate: Fraction) -> list[Item]:
+    """Return what a name stands for; it must not be a list."""
     path = Path(name)
     if is_list(name):
-        raise ValueError(f"{name} is a list itself; lists in lists are not read.")
+        raise ValueError(f"{name} is a list in a list: name its files in one list.")
     if name == "-":
         if raw_size is None:
             raise ValueError("Raw frames on standard input need their size: --raw-size HEIGHTxWIDTH.")
@@ -200,13 +196,13 @@ def is_number(name: str) -> bool:
     return name.isascii() and name.isdecimal()
 
 
-def find_file(path: Path) -> Found:
-    """The picture or the video in a file; what its name does not tell its content does."""
-    kind = path.stat().st_mode
-    if stat.S_ISCHR(kind):
+def find_file(path: Path) -> Item:
+    """Return the picture or video in a file, by its suffix or else by its content; or the camera of a device."""
+    mode = path.stat().st_mode
+    if stat.S_ISCHR(mode):
         return LiveSource(path.name, str(path), open_camera)
-    if not stat.S_ISREG(kind):
-        raise ValueError(f"{path} is neither a file nor a camera: raw frames can come through standard input, as -.")
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path} is neither a file nor a camera: pipe raw frames into standard input, as -.")
     if path.suffix.lower() in PICTURE_SUFFIXES:
         return PictureFile(path.stem, str(path))
     if path.suffix.lower() in VIDEO_SUFFIXES:
@@ -218,7 +214,7 @@ def find_file(path: Path) -> Found:
 
 
 def is_readable(item: PictureFile | VideoFile) -> bool:
-    """Whether there is anything to see."""
+    """Return whether a frame can be read."""
     try:
         if isinstance(item, PictureFile):
             item.read()
@@ -230,16 +226,16 @@ def is_readable(item: PictureFile | VideoFile) -> bool:
     return True
 
 
-def find_in_folder(folder: Path) -> list[Found]:
-    """The pictures and videos in a folder, not in folders within."""
+def find_in_folder(folder: Path) -> list[Item]:
+    """Return the pictures and videos in a folder, without subfolders."""
     found = find_by_suffix(path for path in folder.iterdir() if not path.name.startswith("."))
     if not found:
         raise FileNotFoundError(f"No picture and no video in {folder}: looked for {all_suffixes()}.")
     return found
 
 
-def find_matching(pattern: str) -> list[Found]:
-    """The pictures and videos that a pattern matches."""
+def find_matching(pattern: str) -> list[Item]:
+    """Return the pictures and videos that a pattern matches."""
     names = glob.iglob(pattern, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute pattern)
     found = find_by_suffix(Path(name) for name in names)
     if not found:
@@ -247,8 +243,8 @@ def find_matching(pattern: str) -> list[Found]:
     return found
 
 
-def find_by_suffix(paths: Iterable[Path]) -> list[Found]:
-    """The pictures and videos among files, in the order in which people count."""
+def find_by_suffix(paths: Iterable[Path]) -> list[Item]:
+    """Return the pictures and videos among files, in natural order."""
     wanted = [
         path
         for path in paths
@@ -260,8 +256,8 @@ def find_by_suffix(paths: Iterable[Path]) -> list[Found]:
 
 
 def natural_key(path: Path) -> tuple[list[list[str | int]], str]:
-    """A key that sorts frame2 before frame10."""
-    # text and numbers alternate, so that only like is compared with like
+    """Return a key that sorts frame2 before frame10."""
+    # text and numbers alternate, so that numbers are compared with numbers only
     parts = [[int(p) if p.isdecimal() else p.lower() for p in re.split(r"(\d+)", part)] for part in path.parts]
     return parts, str(path)
 
@@ -271,7 +267,7 @@ def all_suffixes() -> str:
 
 
 def find_numbered(pattern: Path, rate: Fraction) -> NumberedPictures:
-    """The pictures of a pattern such as frame_%04d.png: from the lowest number up to where one is missing."""
+    """Return the pictures of a pattern such as frame_%04d.png, from the lowest number up to the first gap."""
     places = NUMBER_FIELD.findall(pattern.name)
     if len(places) != 1 or NUMBER_FIELD.search(str(pattern.parent)):
         raise ValueError(f"{pattern} needs one number in the name of its files, such as frame_%04d.png.")
@@ -281,46 +277,44 @@ def find_numbered(pattern: Path, rate: Fraction) -> NumberedPictures:
     first = end = min(paths)
     while end in paths:
         end += 1
-    left_out = len(paths) - (end - first)
-    skipped = plural(left_out, "later picture")
-    note = f"{fill_number(pattern.name, end)} is missing: the video ends before it, ignoring {skipped}."
+    ignored = plural(len(paths) - (end - first), "later picture")
+    note = f"{fill_number(pattern.name, end)} is missing: the video ends before it, ignoring {ignored}."
     before, after = NUMBER_FIELD.split(pattern.name)
     frames = tuple(paths[number] for number in range(first, end))
     name = before.rstrip("_-. ") or after.removesuffix(pattern.suffix).lstrip("_-. ") or "sequence"
-    return NumberedPictures(name, str(pattern), frames, rate, note if left_out else "")
+    return NumberedPictures(name, str(pattern), frames, rate, note if len(frames) < len(paths) else "")
 
 
-def find_address(address: str) -> Found:
-    """The picture, video or stream at an address."""
+def find_address(address: str) -> Item:
+    """Return the picture, video or stream at an address."""
     parts = web.split_address(address)
-    place = PurePosixPath(unquote(parts.path))
-    name = "_".join([(parts.hostname or "").replace(".", "-"), *([place.stem] if place.stem else [])])
+    path = PurePosixPath(unquote(parts.path))
+    name = "_".join([(parts.hostname or "").replace(".", "-"), *([path.stem] if path.stem else [])])
     if parts.scheme.startswith("rtsp"):
         return LiveSource(name, address, open_stream)
-    address, suffix = web.join_address(parts), place.suffix.lower()
+    address, suffix = web.join_address(parts), path.suffix.lower()
     if suffix in PICTURE_SUFFIXES:
-        return PictureFile(place.stem, address)
+        return PictureFile(path.stem, address)
     with web.open_address(address) as response:
-        kind = web.content_type(response)
-        if suffix == ".m3u8" or "mpegurl" in kind:
-            return (
-                VideoFile(name, address) if web.has_end(response, address) else LiveSource(name, address, open_stream)
-            )
-        if kind.startswith("image/"):
-            return PictureFile(place.stem or name, address)
-        if kind.startswith(("audio/", "text/html")):
-            what = "sound" if kind.startswith("audio/") else "a web page"
+        content = web.content_type(response)
+        if suffix == ".m3u8" or "mpegurl" in content:
+            ended = web.has_end(response, address)
+            return VideoFile(name, address) if ended else LiveSource(name, address, open_stream)
+        if content.startswith("image/"):
+            return PictureFile(path.stem or name, address)
+        if content.startswith(("audio/", "text/html")):
+            what = "sound" if content.startswith("audio/") else "a web page"
             raise ValueError(f"{redact(address)} is {what}, not a video.")
         has_end = "Content-Length" in response.headers or suffix in INDEXED_SUFFIXES
     from streamseg.io.video_reading import has_known_length
 
-    # asked after the answer has been closed: some servers talk with one at a time
-    live = kind.startswith("multipart/") or not (has_end or has_known_length(address))
+    # asked after the response has been closed: some servers take one connection at a time
+    live = content.startswith("multipart/") or not (has_end or has_known_length(address))
     return LiveSource(name, address, open_stream) if live else VideoFile(name, address)
 
 
-def with_unique_names(items: Iterable[Found]) -> list[Source]:
-    """Sources in order, the pictures among the items as one of them, all under names that differ."""
+def with_unique_names(items: Iterable[Item]) -> list[Source]:
+    """Return sources in order, all pictures as one of them, with names that differ."""
     items = list(items)
     pictures = [item for item in items if isinstance(item, PictureFile)]
     sources: list[Source] = []
@@ -329,62 +323,65 @@ def with_unique_names(items: Iterable[Found]) -> list[Source]:
             sources.append(item)
         elif item is pictures[0]:
             sources.append(group_pictures(pictures))
-    names = unique_file_names([place_of(source) for source in sources])
+    names = unique_file_names([name_parts(source) for source in sources])
     return [replace(source, name=name) for source, name in zip(sources, names, strict=True)]
 
 
 def group_pictures(pictures: Sequence[PictureFile]) -> Pictures:
-    """Pictures as one source."""
-    names = unique_file_names([place_of(picture) for picture in pictures])
+    """Return pictures as one source."""
+    names = unique_file_names([name_parts(picture) for picture in pictures])
     named = tuple(replace(picture, name=name) for picture, name in zip(pictures, names, strict=True))
-    folders = {place_of(picture)[:-2] for picture in pictures}
-    together = [folder[-1] for folder in folders if folder] if len(folders) == 1 else []
-    return Pictures(names[0] if len(names) == 1 else (together or ["pictures"])[0], named)
+    folders = {name_parts(picture)[:-2] for picture in pictures}
+    common = [folder[-1] for folder in folders if folder] if len(folders) == 1 else []
+    return Pictures(names[0] if len(names) == 1 else (common or ["pictures"])[0], named)
 
 
-def place_of(item: PictureFile | Source) -> tuple[str, ...]:
-    """What tells an item from others of its name: folders, name, suffix."""
+def name_parts(item: PictureFile | Source) -> tuple[str, ...]:
+    """Return what distinguishes an item from others of its name: folders, name, suffix."""
     if isinstance(item, Pictures | NumberedPictures | LiveSource | RawFrames):
         return item.name, ""
-    place: PurePath
+    path: PurePath
     if is_address(item.address):
         parts = urlsplit(item.address)
-        place = PurePosixPath((parts.hostname or "").replace(".", "-") + unquote(parts.path))
+        path = PurePosixPath((parts.hostname or "").replace(".", "-") + unquote(parts.path))
     else:
-        place = absolute(item.address).relative_to(absolute(item.address).anchor)
-    return *place.parts[:-1], item.name, place.suffix
+        path = absolute(item.address).relative_to(absolute(item.address).anchor)
+    return *path.parts[:-1], item.name, path.suffix
 
 
-def unique_file_names(places: Sequence[tuple[str, ...]]) -> list[str]:
-    """A name for each place, fit for files: its own, with the suffix or with as many folders as it takes to differ."""
+def unique_file_names(names: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return a distinct file name for each (folders …, name, suffix): the name, extended as little as possible.
+
+    Where names collide, the suffix or as many folders as necessary are added.
+    """
     alike = defaultdict(list)
-    for i, place in enumerate(places):
-        alike[safe_file_name(place[-2]).lower()].append(i)
-    names = [safe_file_name(place[-2]) for place in places]
+    for i, parts in enumerate(names):
+        alike[safe_file_name(parts[-2]).lower()].append(i)
+    result = [safe_file_name(parts[-2]) for parts in names]
     for group in alike.values():
         if len(group) == 1:
             continue
-        deepest = max(len(places[i]) for i in group) - 1
+        deepest = max(len(names[i]) for i in group) - 1
         for depth, suffixed in ((depth, suffixed) for depth in range(deepest) for suffixed in (False, True)):
             longer = [
-                safe_file_name("_".join(places[i][-2 - depth : -1]) + suffixed * places[i][-1].replace(".", "_"))
+                safe_file_name("_".join(names[i][-2 - depth : -1]) + suffixed * names[i][-1].replace(".", "_"))
                 for i in group
             ]
             if len({name.lower() for name in longer}) == len(group):
                 for i, name in zip(group, longer, strict=True):
-                    names[i] = name
+                    result[i] = name
                 break
-    # names that differ in the end only: the same under two queries of a server, or a longer one that was there already
+    # what is still alike: one address under two queries, or a longer name that was there already
     taken, numbers = set(), Counter[str]()
-    for i, name in enumerate(names):
-        while names[i].lower() in taken:
+    for i, name in enumerate(result):
+        while result[i].lower() in taken:
             numbers[name] += 1
-            names[i] = f"{name}_{numbers[name] + 1}"
-        taken.add(names[i].lower())
-    return names
+            result[i] = f"{name}_{numbers[name] + 1}"
+        taken.add(result[i].lower())
+    return result
 
 
 def safe_file_name(name: str) -> str:
-    """A name that every file system takes, with room for an ending."""
+    """Return a name that every file system takes, with room for a suffix."""
     fit = re.sub(r'[\x00-\x1f<>:"/\\|?*]', "_", name.encode(errors="replace").decode())
     return fit.encode()[:200].decode(errors="ignore").strip(" .") or "_"

@@ -1,9 +1,7 @@
-"""Where frames come from: pictures, folders, videos, numbered pictures, cameras, network streams, standard input.
+"""Kinds of sources: pictures, numbered pictures, video files, live streams and raw frames on standard input.
 
-`find_sources` turns what a user names into sources; a source's `captures` gives its frames. A frame is RGB, uint8,
-(3, H, W); a size is (height, width). Passwords in addresses are never shown.
-
-What names stand for is found without torch, so that a wrong name is told at once; frames are read with it.
+The `captures` of a source yields its frames: RGB, uint8, (3, H, W). A size is (height, width). Passwords in addresses
+are never shown. torch is imported only when frames are read, so that a wrong name is reported at once.
 """
 
 import io
@@ -27,15 +25,12 @@ if TYPE_CHECKING:
 
     from streamseg.io.video_reading import Video
 
-
 DEFAULT_RATE = Fraction(25)
-"""Frames a second where nothing says how many."""
-
+"""Frames a second where the rate is unknown."""
 RECONNECT_DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds before each attempt to reach a live source again."""
-
 NUMBER_FIELD = re.compile(r"%(?:0\d+)?d")
-"""The place for a number in the names of numbered pictures."""
+"""The place of the number in a pattern such as frame_%04d.png."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +39,16 @@ class Capture:
 
     frame: "Tensor"
     name: str
-    """For names of results: of a picture its file's name without suffix, else the source's name."""
+    """For the names of output files: of a picture its file's name without suffix, else the source's name."""
     index: int
     seconds: float
-    """Since the source's first frame; 0 for pictures that do not move."""
+    """Since the source's first frame; 0 for single pictures."""
     captured: float
     """The time.monotonic() at which it was decoded."""
     note: str = ""
-    """Something that the user should know."""
+    """A message for the user."""
     total: int | None = None
-    """How many frames its source has, as far as that is known."""
+    """How many frames its source has, if that is known."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ class PictureFile:
     address: str = field(repr=False)
 
     def read(self) -> tuple["Tensor", str]:
-        """Its frame, and a note if its file holds more of them."""
+        """Return its frame, and a note if the file holds more than one."""
         from streamseg.io import images
 
         with readable_errors(self.address):
@@ -72,12 +67,12 @@ class PictureFile:
                 frame, more = images.read_downloaded(io.BytesIO(web.fetch(self.address)), redact(self.address))
             else:
                 frame, more = images.read_first(self.address)
-        return frame, f"{redact(self.address)} holds several pictures: its first is taken." if more else ""
+        return frame, f"{redact(self.address)} holds several pictures: the first is used." if more else ""
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures that have nothing to do with each other."""
+    """Single pictures, independent of each other."""
 
     name: str
     pictures: tuple[PictureFile, ...]
@@ -88,11 +83,11 @@ class Pictures:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files among them."""
+        """The local files among them."""
         return tuple(Path(picture.address) for picture in self.pictures if not is_address(picture.address))
 
     def captures(self) -> Generator[Capture, None, None]:
-        """Each picture; those that cannot be read are left out, and at the end CutShort says so."""
+        """Yield each picture. Unreadable ones are skipped, and CutShort at the end counts them."""
         problems = []
         for i, picture in enumerate(self.pictures):
             try:
@@ -111,7 +106,7 @@ class Pictures:
 
 @dataclass(frozen=True)
 class NumberedPictures:
-    """Pictures that are the frames of a video, one number after the other."""
+    """Pictures with consecutive numbers, which are the frames of a video."""
 
     name: str
     address: str
@@ -123,7 +118,7 @@ class NumberedPictures:
     audio_from: ClassVar[str | None] = None
 
     def captures(self) -> Generator[Capture, None, None]:
-        """Each frame; one that cannot be read ends them with CutShort."""
+        """Yield each frame. An unreadable one ends them with CutShort."""
         for i, path in enumerate(self.paths):
             try:
                 frame, _ = PictureFile(self.name, str(path)).read()
@@ -146,17 +141,17 @@ class VideoFile:
 
     @cached_property
     def copy(self) -> web.TemporaryCopy | None:
-        """Itself on this machine, if it cannot be read where it is."""
+        """A local copy, if the video cannot be read directly from its server."""
         return web.copy_if_needed(self.address) if is_address(self.address) else None
 
     @property
-    def place(self) -> str:
-        """Where it is read from."""
+    def location(self) -> str:
+        """The file or address that is read."""
         return str(self.copy.path) if self.copy else self.address
 
     @property
     def audio_from(self) -> str:
-        return self.place
+        return self.location
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -164,24 +159,26 @@ class VideoFile:
 
     @cached_property
     def rate(self) -> Fraction | None:
-        """Frames a second, if it can be opened; if not, captures tells why."""
+        """Frames a second; None if it cannot be opened, for which captures raises the error."""
         from streamseg.io.video_reading import open_video
 
         try:
-            with open_video(self.place) as video:
+            with open_video(self.location) as video:
                 return video.rate
         except (OSError, ValueError):
             return None
 
     def captures(self) -> Generator[Capture, None, None]:
-        """Each frame; CutShort after the last of a file that is damaged."""
+        """Yield each frame; CutShort follows the last of a damaged file."""
         from streamseg.io.video_reading import open_video
 
-        with readable_errors(self.address), open_video(self.place, name=redact(self.address)) as video:
-            note = f"{redact(self.address)} was downloaded first: its index comes last, and its server gives no parts."
+        with readable_errors(self.address), open_video(self.location, name=redact(self.address)) as video:
+            copied = (
+                f"{redact(self.address)} was downloaded first: its index comes last, and its server sends no parts."
+            )
             for i, (frame, seconds) in enumerate(video):
-                told = note if self.copy and i == 0 else ""
-                yield Capture(frame, self.name, i, seconds, time.monotonic(), told, video.length)
+                note = copied if self.copy and i == 0 else ""
+                yield Capture(frame, self.name, i, seconds, time.monotonic(), note, video.length)
 
 
 @dataclass(frozen=True)
@@ -198,7 +195,7 @@ class LiveSource:
     audio_from: ClassVar[str | None] = None
 
     def captures(self) -> Generator[Capture, None, None]:
-        """Frames as they come; when they stop the source is opened again, and CutShort says that it stayed away."""
+        """Yield frames as they come. A lost source is opened again; CutShort says that it did not come back."""
         index, attempt, began, lost, latest = 0, 0, 0.0, 0.0, 0.0
         while True:
             try:
@@ -209,9 +206,9 @@ class LiveSource:
                         if index == 0:
                             began = now
                         elif shift is None:
-                            note = f"{redact(self.address)} went away and came back after {now - lost:.1f} s."
+                            note = f"{redact(self.address)} was lost and came back after {now - lost:.1f} s."
                         if shift is None:
-                            # a stream begins again at 0; what arrived in a burst may be ahead of the clock
+                            # a stream starts again at 0; frames that arrived in a burst may be ahead of the clock
                             shift = (max(now - began, latest + float(1 / DEFAULT_RATE)) if index else 0.0) - seconds
                         latest = shift + seconds
                         yield Capture(frame, self.name, index, latest, now, note)
@@ -220,12 +217,12 @@ class LiveSource:
                 if index == 0:
                     raise
             if index == 0:
-                raise ValueError(f"Not one frame came from {redact(self.address)}.")
+                raise ValueError(f"{redact(self.address)} sent no frame.")
             if attempt == 0:
                 lost = time.monotonic()
             if attempt == len(RECONNECT_DELAYS):
                 raise CutShort(
-                    f"{redact(self.address)} went away after {plural(index, 'frame')} and did not come back within "
+                    f"{redact(self.address)} was lost after {plural(index, 'frame')} and did not come back within "
                     f"{time.monotonic() - lost:.0f} s."
                 )
             time.sleep(RECONNECT_DELAYS[attempt])
@@ -234,7 +231,7 @@ class LiveSource:
 
 @dataclass(frozen=True)
 class RawFrames:
-    """Frames on standard input, as bytes: rows from above, pixels from the left, red, green, blue."""
+    """Frames on standard input as bytes: rows from the top, pixels from the left, red, green, blue."""
 
     size: tuple[int, int]
     rate: Fraction
@@ -246,7 +243,7 @@ class RawFrames:
     audio_from: ClassVar[str | None] = None
 
     def captures(self) -> Generator[Capture, None, None]:
-        """Each whole frame; CutShort if the last is not whole."""
+        """Yield each whole frame; CutShort if the last is not whole."""
         import torch
 
         height, width = self.size
@@ -263,44 +260,44 @@ class RawFrames:
         if filled:
             raise CutShort(
                 f"Standard input ended within a frame of {height} x {width} pixels ({filled} of {len(buffer)} bytes), "
-                f"after {plural(index, 'whole frame')}: was it cut short, or is --raw-size another?"
+                f"after {plural(index, 'whole frame')}: check --raw-size."
             )
         if index == 0:
             raise ValueError(f"Standard input was empty: expected raw RGB frames of {height} x {width} pixels.")
 
 
+Source: TypeAlias = Pictures | NumberedPictures | VideoFile | LiveSource | RawFrames
+
+
 def read_into(file: io.FileIO, buffer: bytearray) -> int:
-    """Read into a buffer until it is full or the file ends, and give the number of bytes read."""
+    """Read into a buffer until it is full or the file ends, and return the number of bytes read."""
     view, filled = memoryview(buffer), 0
     while filled < len(view) and (got := file.readinto(view[filled:])):
         filled += got
     return filled
 
 
-Source: TypeAlias = Pictures | NumberedPictures | VideoFile | LiveSource | RawFrames
-
-
 def open_camera(address: str) -> "Video":
-    """A camera by its number or device."""
+    """Open a camera by its number or device."""
     from streamseg.io import video_reading
 
     return video_reading.open_camera(address)
 
 
 def open_stream(address: str) -> "Video":
-    """A network stream."""
+    """Open a network stream."""
     from streamseg.io import video_reading
 
     return video_reading.open_stream(address)
 
 
 def fill_number(name: str, number: int) -> str:
-    """A name with a number in the place for it."""
-    return NUMBER_FIELD.sub(lambda place: place[0] % number, name)
+    """Return a pattern such as frame_%04d.png with a number filled in."""
+    return NUMBER_FIELD.sub(lambda match: match[0] % number, name)
 
 
 def numbered_files(pattern: Path) -> dict[int, Path]:
-    """The files that are there of those that a pattern such as frame_%04d.png stands for, by their numbers."""
+    """Return the existing files of a pattern such as frame_%04d.png, by number."""
     shape = re.compile("([0-9]+)".join(map(re.escape, NUMBER_FIELD.split(pattern.name))))
     files = {}
     for path in pattern.parent.iterdir() if pattern.parent.is_dir() else ():
@@ -311,16 +308,16 @@ def numbered_files(pattern: Path) -> dict[int, Path]:
 
 
 @contextmanager
-def readable_errors(address: str, opening: str = "") -> Iterator[None]:
-    """See to it that errors are whole sentences that begin as told and show no password."""
+def readable_errors(address: str, prefix: str = "") -> Iterator[None]:
+    """Turn errors into sentences without passwords, which start with a prefix."""
     kinds = (CutShort, FileNotFoundError, IsADirectoryError, PermissionError, OSError, ValueError)
     try:
         yield
     except kinds as error:
-        told = str(error)
-        if isinstance(error, OSError) and error.strerror:  # what the system says is no sentence
-            told = f"{address} cannot be read: {error.strerror}."
-        sentence = opening + web.redact_text(told.replace(address, redact(address)))
+        text = str(error)
+        if isinstance(error, OSError) and error.strerror:  # the system's message is no sentence
+            text = f"{address} cannot be read: {error.strerror}."
+        sentence = prefix + web.redact_text(text.replace(address, redact(address)))
         if sentence == str(error):
             raise
         raise next(kind for kind in kinds if isinstance(error, kind))(sentence) from None

@@ -1,6 +1,6 @@
-"""Files on a disk, or at any address that fsspec knows, such as s3://bucket/folder; fsspec lives here alone.
+"""Read and write files on a disk or at an address that fsspec knows, such as s3://bucket/folder.
 
-It is an extra, imported where it is used: files on a disk are read and written without it.
+fsspec is optional and imported where it is used: local files are read and written without it.
 """
 
 import errno
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def open_store(address: str) -> tuple["AbstractFileSystem", str]:
-    """The disk or store of an address, and the path in it."""
+    """Return the file system of an address, and the path in it."""
     try:
         from fsspec.core import url_to_fs
         from fsspec.registry import known_implementations
@@ -40,20 +40,20 @@ def open_store(address: str) -> tuple["AbstractFileSystem", str]:
 
 
 def is_on_disk(store: "AbstractFileSystem") -> bool:
-    """Whether a store is this machine's own file system."""
+    """Return whether a store is the local file system."""
     from fsspec.implementations.local import LocalFileSystem
 
     return isinstance(store, LocalFileSystem)
 
 
 def list_files(store: "AbstractFileSystem", path: str, suffixes: tuple[str, ...]) -> dict[str, int]:
-    """Files of some suffixes, and their sizes in bytes: the one at a path, those in a folder, or those of a pattern."""
+    """Return the files with some suffixes at a path, in a folder or of a pattern, and their sizes in bytes."""
     try:
         if not store.exists(path):
             entries = list(store.glob(path, detail=True).values())
         else:
             entries = store.ls(path, detail=True)
-    except Exception as error:  # each kind of store has its own
+    except Exception as error:  # each file system has errors of its own
         raise OSError(f"{path} cannot be listed ({short_error(error)}).") from error
     return {
         entry["name"]: entry["size"] or 0
@@ -65,7 +65,7 @@ def list_files(store: "AbstractFileSystem", path: str, suffixes: tuple[str, ...]
 
 
 def folder_of_pattern(store: "AbstractFileSystem", path: str) -> str:
-    """The folder that all files of a path or pattern lie in, whichever these are."""
+    """Return the folder of a path, or the fixed folder before the wildcards of a pattern."""
     if store.isdir(path):
         return path
     parts = PurePosixPath(path).parts[:-1]
@@ -75,9 +75,9 @@ def folder_of_pattern(store: "AbstractFileSystem", path: str) -> str:
 
 @contextmanager
 def local_copy(address: str) -> Iterator[Path]:
-    """A file on this machine: the one at an address, or a copy of it that is removed afterwards.
+    """Give a local file: the one at an address, or a copy of it that is removed afterwards.
 
-    A ValueError says why there is none.
+    A ValueError says why it cannot be fetched.
     """
     if not is_address(address):
         yield Path(address)
@@ -87,21 +87,21 @@ def local_copy(address: str) -> Iterator[Path]:
         copy = Path(folder) / PurePosixPath(path).name
         try:
             store.get_file(path, str(copy))
-        except Exception as error:  # each kind of store has its own
+        except Exception as error:  # each file system has errors of its own
             if getattr(error, "errno", None) == errno.ENOSPC:
-                raise OSError(f"There is no room for a copy of {redact(address)} in {folder}.") from error
+                raise OSError(f"The disk is too full for a copy of {redact(address)} in {folder}.") from error
             raise ValueError(f"{redact(address)} cannot be fetched ({short_error(error)}).") from error
         yield copy
 
 
 @contextmanager
 def write_folder(target: str, last: str) -> Iterator[Path]:
-    """Give a folder to fill; at the end it lies in its place, and after an error there is nothing.
+    """Give a folder to fill. At the end it is moved to the target; after an error nothing is left.
 
-    On a disk all of it appears in one step; elsewhere file by file.
+    On a disk it appears in one step, elsewhere file by file.
 
     Args:
-        last: The name of the file that comes last.
+        last: The name of the file to upload last.
     """
     store, path = open_store(target)
     on_disk = is_on_disk(store)
@@ -115,8 +115,10 @@ def write_folder(target: str, last: str) -> Iterator[Path]:
         else:
             upload(folder, store, path, last)
     except OSError as error:
-        told = f"{error.strerror}." if error.strerror else str(error).replace(str(folder), redact(target))
-        raise OSError(told if redact(target) in told else f"Could not write {redact(target)}: {told}") from error
+        message = f"{error.strerror}." if error.strerror else str(error).replace(str(folder), redact(target))
+        raise OSError(
+            message if redact(target) in message else f"Could not write {redact(target)}: {message}"
+        ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -126,12 +128,12 @@ def upload(folder: Path, store: "AbstractFileSystem", path: str, last: str) -> N
     try:
         for file in sorted(folder.iterdir(), key=lambda file: file.name == last):
             store.put_file(str(file), f"{path}/{file.name}")
-    except Exception as error:  # each kind of store has its own
+    except Exception as error:  # each file system has errors of its own
         raise OSError(f"{short_error(error)}.") from error
 
 
 def read_text(address: str) -> str | None:
-    """The text at an address; None if there is none."""
+    """Return the text at an address; None if there is none."""
     try:
         if not is_address(address):
             file = Path(address)
@@ -139,13 +141,11 @@ def read_text(address: str) -> str | None:
         store, path = open_store(address)
         return store.cat_file(path).decode() if store.isfile(path) else None
     except UnicodeDecodeError:
-        raise ValueError(
-            f"{redact(address)} is damaged, for it is not text in UTF-8: get a whole copy of it."
-        ) from None
+        raise ValueError(f"{redact(address)} is not text in UTF-8: it is damaged, get a new copy.") from None
 
 
 def read_range(address: str, start: int, size: int) -> bytes:
-    """A part of a file."""
+    """Return a part of a file."""
     try:
         if not is_address(address):
             with Path(address).open("rb") as file:
@@ -155,12 +155,12 @@ def read_range(address: str, start: int, size: int) -> bytes:
         return store.cat_file(path, start, start + size)
     except ImportError:
         raise
-    except Exception as error:  # each kind of store has its own
+    except Exception as error:  # each file system has errors of its own
         raise OSError(f"{redact(address)} cannot be read ({short_error(error)}).") from error
 
 
 def write_text(address: str, text: str) -> None:
-    """Write a text, whole or not at all; its folder is made."""
+    """Write a text, whole or not at all. Its folder is made."""
     store, path = (None, address) if not is_address(address) else open_store(address)
     if store is None or is_on_disk(store):
         Path(path).parent.mkdir(parents=True, exist_ok=True)

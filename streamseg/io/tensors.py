@@ -1,4 +1,4 @@
-"""Files of named tensors: safetensors, and torch files to read. Nothing in a file is ever run."""
+"""Read and write files of named tensors: safetensors, and torch files to read. No code in a file is run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ from streamseg.io.files import written_whole
 
 
 def open_tensors(path: Path) -> safe_open:
-    """A safetensors file, to take its metadata and its tensors from; its checksum is checked, if it has one."""
+    """Open a safetensors file, and check its checksum if it has one."""
     check_readable(path)
     try:
         file = safe_open(path, framework="pt")
@@ -27,15 +27,15 @@ def open_tensors(path: Path) -> safe_open:
 
 
 def load_tensors(path: Path, file: safe_open) -> dict[str, Tensor]:
-    """All the tensors of an opened safetensors file."""
+    """Return all tensors of an open safetensors file."""
     try:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except SafetensorError as error:  # a kind of number that torch lacks
+    except SafetensorError as error:  # a data type that torch lacks
         raise ValueError(f"{path} holds tensors that cannot be read ({short_error(error)}).") from None
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, or of a torch file, whose pickled code is never run."""
+    """Return the tensors of a safetensors file, or of a torch file, whose pickled code is not run."""
     if path.suffix == ".safetensors":
         with open_tensors(path) as file:
             return load_tensors(path, file)
@@ -53,18 +53,18 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file, whole or not at all; a blank in its metadata becomes its checksum."""
+    """Write a safetensors file, whole or not at all; a blank checksum in its metadata is filled in."""
     try:
         with written_whole(path) as temporary:
             save_file(tensors, temporary, metadata)
             if any(BLANK_CHECKSUM in text for text in metadata.values()):
                 write_checksum(temporary)
-    except SafetensorError as error:  # its word for a full disk
+    except SafetensorError as error:  # such as a full disk
         raise OSError(f"Could not write {path}: {short_error(error)}.") from error
 
 
 def check_weights(where: str, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError unless weights have the wanted names and shapes, and are numbers that a network can use."""
+    """Raise a ValueError if weights differ in names or shapes from the wanted ones, or hold invalid numbers."""
     for name in sorted(weights.keys() | wanted.keys()):
         if name not in weights or name not in wanted or weights[name].shape != wanted[name].shape:
             raise ValueError(f"{where}: {name!r:.80} is missing, foreign or of another shape.")
@@ -79,11 +79,11 @@ def check_weights(where: str, weights: Mapping[str, Tensor], wanted: Mapping[str
 
 
 def is_dense(tensor: object) -> bool:
-    """Whether something is a tensor that simply holds its numbers."""
+    """Return whether an object is a dense tensor with data."""
     return isinstance(tensor, Tensor) and tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_meta)
 
 
 def short_error(error: Exception) -> str:
-    """An error's first words; a hostile file can put anything into them."""
+    """Return the first printable words of an error message, which a hostile file can fill with anything."""
     line = str(error).strip().partition("\n")[0] or type(error).__name__
     return "".join(letter if letter.isprintable() else "?" for letter in line[:120])

@@ -1,7 +1,6 @@
-"""Video files, network streams and cameras: in as frames, out as frames and label maps.
+"""Read video files, network streams and cameras as frames, and label videos as labels.
 
-A frame is RGB, uint8, (3, H, W); a size is (height, width); times are in seconds from the first frame. PyAV lives here
-and nowhere else.
+A frame is RGB, uint8, (3, H, W); a size is (height, width); times are in seconds from the first frame.
 """
 
 import errno
@@ -19,16 +18,9 @@ from typing import TYPE_CHECKING, Self, cast
 import torch
 from torch import Tensor
 
-from streamseg.checks import CutShort as CutShort
+from streamseg.checks import CutShort
 from streamseg.io.checksums import damaged_file_error
 from streamseg.io.containers import is_cut, matroska_is_damaged
-from streamseg.io.web import is_address, redact
-
-if TYPE_CHECKING:
-    from av import VideoFrame, VideoStream
-    from av.buffer import Buffer
-    from av.container import InputContainer
-
 from streamseg.io.pyav import (
     PLANE_CHANNELS,
     av,
@@ -39,26 +31,31 @@ from streamseg.io.pyav import (
     require_av,
     time_base,
 )
+from streamseg.io.web import is_address, redact
 
-# FFmpeg's numbers for what a video may say of its colours
-UNSPECIFIED, BT709, BT601 = 2, 1, 6
-LIMITED, FULL = 1, 2
+if TYPE_CHECKING:
+    from av import VideoFrame, VideoStream
+    from av.buffer import Buffer
+    from av.container import InputContainer
 
-# twice what 8K has: a damaged file may ask for more than there is memory
 MAX_PIXELS_PER_FRAME = 2**26
+"""Twice as many as 8K has: a damaged file may ask for more than there is memory."""
 
-# seconds between two frames; more is a damaged timestamp, and too much for MP4
 MAX_FRAME_GAP = 3600.0
+"""Seconds between two frames; more is a damaged timestamp, and too much for MP4."""
 
+# FFmpeg's numbers for an undeclared colour matrix, for the full range of colours, and for a cover picture
+UNDECLARED_MATRIX = 2
+FULL_RANGE = 2
 ATTACHED_PICTURE = 0x400
 
 
 class Video:
     """A video being read: iterate over it, once, for its frames and their times.
 
-    Frames are upright, and all of the size of the first; pixels that are not square are taken as if they were. Times
-    strictly increase: where timestamps are missing or go back, they are made up from the rate. After the last frame of
-    a file that is damaged CutShort is raised.
+    Frames are upright and have the size of the first; pixels that are not square are taken as square. Times strictly
+    increase: where timestamps are missing or go back, they are computed from the rate. After the last frame of a
+    damaged file CutShort is raised.
     """
 
     def __init__(self, container: "InputContainer", stream: "VideoStream", name: str) -> None:
@@ -67,19 +64,21 @@ class Video:
         """Frames a second, on average."""
         self.has_audio = bool(container.streams.audio)
         self.length = declared_frames(stream) or round((container.duration or 0) / av.time_base * self.rate) or None
-        """How many frames it has, as far as it says so, and at an even rate if it tells a time alone."""
+        """How many frames the file declares; if it declares a duration only, computed from the rate."""
         self.reformat = new_reformatter()
         self.fault: av.error.FFmpegError | None = None
         self.unreadable = 0
+        """How many packets could not be decoded."""
         self.end = self.end_of_all = 0.0
+        """Where the packets of the video end, and those of video and audio."""
         decoded = self.decode()
         first = next(decoded, None)
         if first is None:
-            raise reading_error(self.fault, name) if self.fault else ValueError(f"Not one frame of {name} can be read.")
+            raise reading_error(self.fault, name) if self.fault else ValueError(f"{name} has no readable frame.")
         self.decoded = itertools.chain([first], decoded)
         self.stored_size = (first.height, first.width)
-        self.turn = find_orientation(first)
-        self.size = self.stored_size[::-1] if self.turn.transposed else self.stored_size
+        self.orientation = find_orientation(first)
+        self.size = self.stored_size[::-1] if self.orientation.transposed else self.stored_size
         """Height and width of each frame."""
 
     def __enter__(self) -> Self:
@@ -94,20 +93,20 @@ class Video:
     def __iter__(self) -> Iterator[tuple[Tensor, float]]:
         for stored, seconds in self.timed():
             try:
-                frame = to_tensor(self.to_rgb(stored), self.turn)
+                frame = to_tensor(self.to_rgb(stored), self.orientation)
             except (av.error.FFmpegError, ValueError) as error:
-                raise ValueError(f"{self.name} has pixels of a kind that cannot be read ({error}).") from None
+                raise ValueError(f"{self.name} has a pixel format that cannot be read ({error}).") from None
             yield frame, seconds
 
     def timed(self) -> Iterator[tuple["VideoFrame", float]]:
-        """The frames as they are stored, and their times; then CutShort, if there should have been more."""
-        clock, count, faulty, begun = FrameClock(self.rate, time_base(self.stream)), 0, 0, False
+        """Yield the stored frames and their times; then raise CutShort if frames are missing or damaged."""
+        clock, count, damaged, begun = FrameClock(self.rate, time_base(self.stream)), 0, 0, False
         for stored in self.decoded:
-            yield stored, clock.tell(stored.pts)
+            yield stored, clock.next_time(stored.pts)
             count += 1
-            # before its first picture that stands alone a recording shows what it can
+            # frames before the first key frame of a recording are always incomplete
             begun = begun or bool(stored.key_frame)
-            faulty += stored.is_corrupt and begun
+            damaged += stored.is_corrupt and begun
         frames = f"{count} frame{'s' * (count != 1)}"
         if self.fault:
             silent = isinstance(self.fault, av.error.ExitError)
@@ -115,13 +114,13 @@ class Video:
             raise CutShort(f"{self.name} ended early, after {frames}: {reason}.")
         if self.is_short():
             raise CutShort(f"{self.name} is cut short: only {frames} could be read.")
-        if self.unreadable or faulty:
-            faults = f", {faulty} of them with faults" if faulty else ""
+        if self.unreadable or damaged:
+            faults = f", {damaged} of them with faults" if damaged else ""
             lost = f", at least {self.unreadable} could not be decoded" if self.unreadable else ""
             raise CutShort(f"{self.name} is damaged: {frames} could be read{faults}{lost}.")
 
     def decode(self) -> Iterator["VideoFrame"]:
-        """The frames as they are stored; what cannot be decoded is counted and left out."""
+        """Yield the stored frames; packets that cannot be decoded are counted and skipped."""
         codec = self.stream.codec_context
         started = False
         try:
@@ -138,13 +137,13 @@ class Video:
                     frames = codec.decode(packet)
                 except av.error.FFmpegError:
                     damaged = True
-                # a recording may start between pictures that stand alone, and has to find its first
+                # a recording may start between key frames, and is not damaged before the first
                 started = started or packet.is_keyframe
                 self.unreadable += damaged and started
                 yield from frames
         except av.error.FFmpegError as error:
             self.fault = error
-        # each thread of the decoder may still hold a frame, or what is wrong with one
+        # each thread of the decoder may still hold a frame or an error
         for _ in range(256):
             try:
                 yield from codec.decode(None)
@@ -154,36 +153,36 @@ class Video:
                 self.unreadable += 1
 
     def to_rgb(self, stored: "VideoFrame") -> "VideoFrame":
-        """A frame as green, blue and red, in the first frame's size."""
+        """Convert a stored frame to RGB, in the first frame's size."""
         height, width = self.stored_size
         return self.reformat(
             stored,
             width,
             height,
-            # FFmpeg's way to planes leaves the columns behind the last 16 as it finds them
+            # FFmpeg's conversion to planes does not write the columns behind the last multiple of 16
             "rgb24" if width % 16 else "gbrp",
-            src_colorspace=default_colour_matrix(height) if stored.colorspace == UNSPECIFIED else None,
-            # of no meaning for RGB, but PyAV 14 looks at the colours' matrix only if the two differ
+            src_colorspace=default_colour_matrix(height) if stored.colorspace == UNDECLARED_MATRIX else None,
+            # meaningless for RGB, but PyAV 14 uses the source's matrix only if the two differ
             dst_colorspace="ITU601",
-            src_color_range="JPEG" if stored.color_range == FULL else None,
+            src_color_range="JPEG" if stored.color_range == FULL_RANGE else None,
         )
 
     def is_short(self) -> bool:
-        """Whether less came than the file says that it holds."""
+        """Return whether the file holds less than it declares."""
         place = self.container.name
         if place.startswith("file:") and is_cut(Path(place.removeprefix("file:"))):
             return True
         end, missing = declared_end(self.stream), 0.0
         if end is not None:
             missing = end - self.end
-        elif "matroska" in self.container.format.name:  # where the whole's length stands at its beginning
+        elif "matroska" in self.container.format.name:  # which has the total duration at its beginning
             missing = (self.container.duration or 0) / av.time_base - self.end_of_all
         return missing > 0.5 + 2 / self.rate
 
 
 @dataclass(frozen=True)
 class Orientation:
-    """How a stored picture becomes upright: rows and columns swapped, then taken forwards (1) or backwards (-1)."""
+    """How a stored picture becomes upright: transpose it, then take rows and columns forwards (1) or backwards (-1)."""
 
     transposed: bool = False
     rows: int = 1
@@ -191,7 +190,7 @@ class Orientation:
 
 
 def find_orientation(frame: "VideoFrame") -> Orientation:
-    """What the matrix that comes with a frame makes of it: quarter turns and mirrors; other angles are ignored."""
+    """Return the orientation that a frame's display matrix says: quarter turns and mirrors; others are ignored."""
     data = frame.side_data.get("DISPLAYMATRIX")
     if data is None:
         return Orientation()
@@ -204,21 +203,21 @@ def find_orientation(frame: "VideoFrame") -> Orientation:
     return Orientation()
 
 
-def to_tensor(frame: "VideoFrame", turn: Orientation) -> Tensor:
-    """The pixels of a frame as channels (C, H, W)."""
+def to_tensor(frame: "VideoFrame", orientation: Orientation) -> Tensor:
+    """Return the pixels of a frame as channels (C, H, W), upright."""
     channels = PLANE_CHANNELS[frame.format.name]
-    size = (frame.width, frame.height) if turn.transposed else (frame.height, frame.width)
+    size = (frame.width, frame.height) if orientation.transposed else (frame.height, frame.width)
     tensor = torch.empty(len(channels), *size, dtype=torch.uint8)
-    # numpy copies: torch would open a team of threads in each thread that decodes
+    # numpy copies: torch would start a pool of threads in each thread that decodes
     array = tensor.numpy()
     for channel, pixels in zip(channels, plane_views(frame), strict=True):
-        upright = pixels.T if turn.transposed else pixels
-        array[channel] = upright.numpy()[:: turn.rows, :: turn.columns]
+        upright = pixels.T if orientation.transposed else pixels
+        array[channel] = upright.numpy()[:: orientation.rows, :: orientation.columns]
     return tensor
 
 
 class FrameClock:
-    """Times from timestamps, which strictly increase, whatever the timestamps do."""
+    """Computes times from timestamps. The times strictly increase, whatever the timestamps do."""
 
     def __init__(self, rate: Fraction, tick: Fraction) -> None:
         self.step, self.tick = float(1 / rate), tick
@@ -226,8 +225,8 @@ class FrameClock:
         self.origin: int | None = None
         self.origin_time = 0.0
 
-    def tell(self, timestamp: int | None) -> float:
-        """The time of the next frame, in seconds from the first."""
+    def next_time(self, timestamp: int | None) -> float:
+        """Return the time of the next frame, in seconds from the first."""
         due = 0.0 if self.latest is None else self.latest + self.step
         if timestamp is None:
             self.latest = due
@@ -237,10 +236,10 @@ class FrameClock:
         seconds = self.origin_time + float((timestamp - self.origin) * self.tick)
         if self.latest is not None and not 0 < seconds - self.latest < MAX_FRAME_GAP:
             if -self.step < seconds - self.latest <= 0:
-                # the same time twice: what follows is right again
+                # the same time twice: the next timestamps are right again
                 seconds = self.latest + self.step / 4
             else:
-                # another count has begun
+                # the timestamps start anew
                 self.origin, self.origin_time, seconds = timestamp, due, due
         self.latest = seconds
         return seconds
@@ -250,19 +249,19 @@ def open_video(address: str | Path, *, name: str = "", timeout: float = 10.0) ->
     """Open a video in a file, or at an address such as https://host/name.mp4.
 
     Args:
-        name: What errors call it, if not by its address.
+        name: The name in error messages; by default the address.
         timeout: Seconds within which a server must answer.
     """
     return open_video_stream(open_container(str(address), timeout), name or redact(str(address)), "AUTO")
 
 
 def open_stream(address: str, *, timeout: float = 10.0) -> Video:
-    """Open a live stream at an address, such as rtsp://host/name; its frames are given as soon as they are decoded.
+    """Open a live stream, such as rtsp://host/name; frames are returned as soon as they are decoded.
 
     Args:
-        timeout: Seconds within which it must answer, and after which it counts as gone.
+        timeout: Seconds within which it must answer, and after which a silent stream counts as gone.
     """
-    # not FFmpeg's nobuffer, which throws away what was looked at: a stream's first whole picture
+    # not FFmpeg's nobuffer, which drops what was analysed: the first key frame of a stream
     options = {"analyzeduration": "1000000"}
     if address.lower().startswith("rtsp"):
         options["rtsp_transport"] = "tcp"
@@ -270,13 +269,13 @@ def open_stream(address: str, *, timeout: float = 10.0) -> Video:
 
 
 def open_camera(name: str, *, timeout: float = 10.0) -> Video:
-    """Open a camera: the first is 0; or a device, such as /dev/video0 on Linux, or a camera's name elsewhere."""
+    """Open a camera by its number from 0, by its device (/dev/video0) on Linux, or by its name elsewhere."""
     require_av()
     options: dict[str, str] = {}
     if sys.platform == "linux":
         format, device = "v4l2", f"/dev/video{name}" if name.isdigit() else name
     elif sys.platform == "darwin":
-        # left to itself it asks for a rate that few cameras have
+        # the default rate is one that few cameras have
         format, device, options = "avfoundation", name, {"framerate": "30"}
     elif name.isdigit():
         format, device = "vfwcap", name
@@ -285,21 +284,22 @@ def open_camera(name: str, *, timeout: float = 10.0) -> Video:
     try:
         container = av.open(device, format=format, container_options=options, timeout=timeout)
     except av.error.FFmpegError as error:
+        missing = f"No camera {name} here: plug one in, or give another number."
         reasons = {
-            errno.ENOENT: f"No camera {name} here: plug one in, or give another number.",
-            errno.ENODEV: f"No camera {name} here: plug one in, or give another number.",
+            errno.ENOENT: missing,
+            errno.ENODEV: missing,
             errno.EBUSY: f"Camera {name} is in use: close the program that uses it.",
-            errno.EACCES: f"Camera {name} may not be used: ask for the right to, on Linux by joining the group video.",
+            errno.EACCES: f"No permission to use camera {name}: on Linux, join the group video.",
         }
         message = reasons.get(error.errno or 0, f"Camera {name} cannot be used: {error.strerror}.")
-        raise (FileNotFoundError if message.startswith("No ") else OSError)(message) from None
+        raise (FileNotFoundError if message == missing else OSError)(message) from None
     except ValueError:
         raise OSError(f"Camera {name} cannot be used: this PyAV was built without cameras.") from None
     return open_video_stream(container, f"Camera {name}", "SLICE")
 
 
 def read_label_video(path: str | Path) -> Iterator[tuple[Tensor, float]]:
-    """The labels (H, W) and times of a video that write_label_video wrote."""
+    """Yield the labels (H, W) and times of a video that write_label_video wrote."""
     path = Path(path)
     if path.is_file() and matroska_is_damaged(path):
         raise damaged_file_error(path)
@@ -307,25 +307,23 @@ def read_label_video(path: str | Path) -> Iterator[tuple[Tensor, float]]:
         codec = video.stream.codec_context.name
         for stored, seconds in video.timed():
             if (codec, stored.format.name) != ("ffv1", "gray"):
-                raise ValueError(
-                    f"{path} is no video of labels: it holds {codec} of {stored.format.name}, not of gray."
-                )
+                raise ValueError(f"{path} is no video of labels: it holds {codec} of {stored.format.name}, not gray.")
             yield to_tensor(stored, Orientation())[0], seconds
 
 
 def has_known_length(address: str) -> bool:
-    """Whether the video at an address says how long it is, as no live stream does."""
+    """Return whether the video at an address declares its length, as no live stream does."""
     try:
         with open_container(address, 10.0, {"analyzeduration": "1"}) as container:
             frames = sum(stream.frames for stream in container.streams.video)
-            # of an MP4 in parts FFmpeg adds up those that it has seen
+            # of a fragmented MP4, FFmpeg adds up the fragments that it has read
             return bool(container.duration and (frames or "mp4" not in container.format.name))
     except (OSError, ValueError):
         return False
 
 
 def video_made_by_streamseg(path: Path) -> bool:
-    """Whether a file is a video that was written here."""
+    """Return whether streamseg wrote a video, by its metadata."""
     try:
         with open_container(str(path), 10.0) as container:
             return {key.lower(): text for key, text in container.metadata.items()}.get("comment") == "streamseg"
@@ -334,7 +332,7 @@ def video_made_by_streamseg(path: Path) -> bool:
 
 
 def open_container(address: str, timeout: float, options: dict[str, str] | None = None) -> "InputContainer":
-    """Open a file or an address; what is wrong with it is told in a sentence."""
+    """Open a file or an address with FFmpeg."""
     require_av()
     options = dict(options or {})
     location = address
@@ -345,35 +343,35 @@ def open_container(address: str, timeout: float, options: dict[str, str] | None 
         if path.is_dir():
             raise IsADirectoryError(f"{path} is a folder: give a video.")
         if not path.is_file():
-            raise ValueError(f"{path} is a device, a pipe or the like: give a video.")
-        # a playlist that calls itself a video may not reach for anything else
+            raise ValueError(f"{path} is a device or a pipe: give a video.")
+        # a playlist that calls itself a video must not read anything else
         location, options["protocol_whitelist"] = f"file:{address}", "file"
     began = time.monotonic()
     try:
-        # as options of the streams, too, PyAV 14 crashes on streams that appear late
+        # not as options of the streams as well: PyAV 14 crashes on streams that appear late
         return av.open(location, container_options=options, metadata_errors="replace", timeout=timeout)
     except av.error.FFmpegError as error:
-        # some protocols make something else of it
+        # some protocols report a timeout as another error
         if time.monotonic() - began >= timeout:
             raise TimeoutError(f"{redact(address)} did not answer in time.") from None
         raise reading_error(error, redact(address)) from None
 
 
 def open_video_stream(container: "InputContainer", name: str, threads: str) -> Video:
-    """The video in a container; it is closed if there is none."""
+    """Return the video in a container, which is closed if there is none."""
     with closed_on_error(container):
         stream = container.streams.best("video")
         if not isinstance(stream, av.VideoStream) or getattr(stream, "disposition", 0) & ATTACHED_PICTURE:
             raise ValueError(f"{name} holds no video.")
         if stream.codec_context is None:
-            raise ValueError(f"{name} holds video of a kind that cannot be decoded: convert it to MP4 first.")
+            raise ValueError(f"{name} has a video codec that cannot be decoded: convert it to MP4 first.")
         stream.codec_context.thread_type = threads
         stream.codec_context.options = {"max_pixels": str(MAX_PIXELS_PER_FRAME)}
         return Video(container, stream, name)
 
 
 def reading_error(error: "av.error.FFmpegError", name: str) -> Exception:
-    """What an error on reading means, in a sentence."""
+    """Return an error of FFmpeg as one that names the file."""
     if isinstance(error, av.error.ExitError | av.error.TimeoutError):
         return TimeoutError(f"{name} did not answer in time.")
     if isinstance(error, PermissionError):
@@ -384,7 +382,7 @@ def reading_error(error: "av.error.FFmpegError", name: str) -> Exception:
 
 
 def frame_rate(stream: "VideoStream") -> Fraction:
-    """Frames a second, on average, or what is most common where nothing credible is said of it."""
+    """Return the average number of frames a second; 25 if the file declares none that is credible."""
     for rate in (stream.average_rate, stream.guessed_rate, stream.base_rate):
         if rate and 0 < rate <= 1000:
             return rate
@@ -392,13 +390,13 @@ def frame_rate(stream: "VideoStream") -> Fraction:
 
 
 def declared_frames(stream: "VideoStream") -> int:
-    """How many frames a file says that it holds; 0 if it does not say, as an AVI by who could not go back to count."""
+    """Return how many frames a file declares; 0 if it does not, as an AVI that was written to a pipe."""
     return stream.frames if stream.frames < 2**30 else 0
 
 
 def declared_end(stream: "VideoStream") -> float | None:
-    """The time at which a file says that its video ends; None if it does not say, or FFmpeg only estimates it."""
+    """Return the time at which a file says that its video ends; None if it does not, or FFmpeg only estimates it."""
     if declared_frames(stream) and stream.duration:
         return float(((stream.start_time or 0) + stream.duration) * time_base(stream))
-    match = re.fullmatch(r"(\d+):(\d+):(\d+\.\d+)", stream.metadata.get("DURATION", ""))  # what Matroska has
+    match = re.fullmatch(r"(\d+):(\d+):(\d+\.\d+)", stream.metadata.get("DURATION", ""))  # in Matroska
     return 3600 * int(match[1]) + 60 * int(match[2]) + float(match[3]) if match else None

@@ -1,13 +1,12 @@
-"""Video files, network streams and cameras: in as frames, out as frames and label maps.
+"""Write frames and labels as videos, with the audio of their source.
 
-A frame is RGB, uint8, (3, H, W); a size is (height, width); times are in seconds from the first frame. PyAV lives here
-and nowhere else.
+A frame is RGB, uint8, (3, H, W); a size is (height, width); times are in seconds from the first frame.
 """
 
 import errno
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -17,15 +16,10 @@ from typing import TYPE_CHECKING, Self, cast
 
 from torch import Tensor
 
-from streamseg.checks import CutShort as CutShort, check_rate, check_video_suffix
+from streamseg.checks import check_rate, check_video_suffix
 from streamseg.io.files import written_whole
 from streamseg.io.images import Picture, to_frame
-from streamseg.io.web import redact
-
-if TYPE_CHECKING:
-    from av import AudioStream, Packet, VideoFrame, VideoStream
-    from av.container import InputContainer, OutputContainer
-
+from streamseg.io.outputs import FrameOutput, OutputFiles, make_folders
 from streamseg.io.pyav import (
     PLANE_CHANNELS,
     av,
@@ -36,7 +30,13 @@ from streamseg.io.pyav import (
     require_av,
     time_base,
 )
+from streamseg.io.sources import DEFAULT_RATE, Source
 from streamseg.io.video_reading import open_container
+from streamseg.io.web import redact
+
+if TYPE_CHECKING:
+    from av import AudioStream, Packet, VideoFrame, VideoStream
+    from av.container import InputContainer, OutputContainer
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class VideoFormat:
 
     container: str
     codecs: tuple[str, ...]
-    """The first that PyAV was built with is taken."""
+    """In order of preference; PyAV may be built without some."""
     audio_codec: str
 
 
@@ -55,7 +55,7 @@ VIDEO_FORMATS = {
     ".mkv": VideoFormat("matroska", ("libx264", "mpeg4"), "aac"),
     ".webm": VideoFormat("webm", ("libvpx-vp9",), "libopus"),
 }
-"""By the suffix of the name to write to."""
+"""By the suffix of the file."""
 
 LABEL_FORMAT = VideoFormat("matroska", ("ffv1",), "")
 
@@ -68,22 +68,21 @@ CODEC_OPTIONS = {
     "ffv1": {"level": "3"},
 }
 
-# FFmpeg's numbers for what a video may say of its colours
-UNSPECIFIED, BT709, BT601 = 2, 1, 6
-
-LIMITED, FULL = 1, 2
+# FFmpeg's numbers of colour matrices and of the range of video
+BT709, BT601 = 1, 6
+LIMITED_RANGE = 1
 
 
 class VideoWriter:
-    """A video being written, in a with statement; what was written before an error is playable as well.
+    """A video being written, in a with statement. What was written before an error is playable.
 
-    Errors are OSErrors of the system's number, words and file name.
+    FFmpeg's errors become OSErrors with an error number, a message and the file name.
     """
 
     def __init__(
         self,
         path: Path,
-        kind: VideoFormat,
+        video_format: VideoFormat,
         size: tuple[int, int],
         rate: Fraction,
         pixels: str,
@@ -100,39 +99,41 @@ class VideoWriter:
         self.reformat = new_reformatter()
         self.audio: Iterator[AudioPacket] = iter(())
         self.closed = False
-        with self.telling():
-            # without a random number, so that the same frames make the same file
+        with self.system_errors():
+            # no random numbers in the file: the same frames make the same file
             options = {"fflags": "+bitexact"}
-            if kind.container in ("mp4", "mov"):
+            if video_format.container in ("mp4", "mov"):
                 options["movflags"] = "+faststart"
-            self.container = av.open(f"file:{path}", "w", format=kind.container, container_options=options)
+            self.container = av.open(f"file:{path}", "w", format=video_format.container, container_options=options)
             with closed_on_error(self.container):
                 self.container.metadata["comment"] = "streamseg"
-                self.stream = self.add_stream(kind, rate)
+                self.stream = self.add_stream(video_format, rate)
                 if add_audio:
-                    self.audio = add_audio(self.container, kind)
-                # now, so that what is wrong with the path is told at once
+                    self.audio = add_audio(self.container, video_format)
+                # now, so that a bad path fails at once
                 self.container.start_encoding()
-        self.sound = self.next_sound()
+        self.audio_packet = self.next_audio()
 
-    def add_stream(self, kind: VideoFormat, rate: Fraction) -> "VideoStream":
-        """The stream of frames, with its codec."""
-        codec = next((codec for codec in kind.codecs if codec in av.codecs_available), None)
+    def add_stream(self, video_format: VideoFormat, rate: Fraction) -> "VideoStream":
+        """Add the stream of frames to the container."""
+        codec = next((codec for codec in video_format.codecs if codec in av.codecs_available), None)
         if codec is None:
-            raise ValueError(f"This PyAV was built without {kind.codecs[-1]}, which {self.path} needs: write an .mp4.")
+            raise ValueError(
+                f"This PyAV was built without {video_format.codecs[-1]}, which {self.path} needs: write an .mp4."
+            )
         height, width = self.size
         stream = cast("VideoStream", self.container.add_stream(codec, rate=rate, options=CODEC_OPTIONS[codec]))
         context = stream.codec_context
         context.time_base = stream.time_base = Fraction(1, self.ticks)
         context.thread_type = "AUTO"
-        context.bit_rate = 0  # the options say how good it is to be
+        context.bit_rate = 0  # the options set the quality
         if self.pixels == "gray":
             context.height, context.width, context.pix_fmt = height, width, "gray"
         else:
             context.height, context.width, context.pix_fmt = height + height % 2, width + width % 2, "yuv420p"
             context.colorspace = BT709 if default_colour_matrix(height) == "ITU709" else BT601
             context.color_primaries = context.color_trc = context.colorspace
-            context.color_range = LIMITED
+            context.color_range = LIMITED_RANGE
         return stream
 
     def __enter__(self) -> Self:
@@ -144,44 +145,44 @@ class VideoWriter:
         if error is None:
             self.close()
         else:
-            # of two errors the first tells more
+            # the first of two errors says more
             with suppress(OSError):
                 self.close()
 
     def write(self, frame: Tensor, seconds: float) -> None:
-        """Add a frame (3, H, W), or labels (H, W), shown from a time on: in seconds from the first, and increasing."""
+        """Add a frame (3, H, W), or labels (H, W), shown from a time on; times must increase."""
         if frame.shape[-2:] != self.size:
             height, width = self.size
             raise ValueError(f"A frame of {tuple(frame.shape)} does not fit a video of {height} x {width} pixels.")
-        picture = self.fill(frame.cpu().reshape(-1, *self.size))
+        picture = self.to_video_frame(frame.cpu().reshape(-1, *self.size))
         self.tick = max(round(seconds * self.ticks), self.tick + 1)
         self.seconds = self.tick / self.ticks
         picture.pts, picture.time_base = self.tick, Fraction(1, self.ticks)
-        with self.telling():
+        with self.system_errors():
             self.mux(self.stream.encode(picture))
             self.mux_audio(self.seconds)
 
     def close(self) -> None:
-        """Write what is still on its way, and the end."""
+        """Write the frames that the encoder still holds, and the end of the file."""
         if self.closed:
             return
         self.closed = True
-        with self.telling():
+        with self.system_errors():
             try:
                 self.mux(self.stream.encode(None))
                 if self.tick >= 0:
                     self.mux_audio(self.seconds + self.step)
             finally:
-                self.audio, self.sound = iter(()), None
+                self.audio, self.audio_packet = iter(()), None
                 self.container.close()
 
-    def fill(self, channels: Tensor) -> "VideoFrame":
-        """Channels (C, H, W) as a frame for the encoder; an odd size grows by repeating the edge."""
+    def to_video_frame(self, channels: Tensor) -> "VideoFrame":
+        """Return channels (C, H, W) as a frame for the encoder; an odd size is padded with the last row or column."""
         height, width = self.size
         context = self.stream.codec_context
         picture = av.VideoFrame(context.width, context.height, self.pixels)
         for channel, pixels in zip(PLANE_CHANNELS[self.pixels], plane_views(picture), strict=True):
-            # numpy copies: torch would open a team of threads in each thread that encodes
+            # numpy copies: torch would start a pool of threads in each thread that encodes
             array = pixels.numpy()
             array[:height, :width] = channels[channel].numpy()
             array[:height, width:] = array[:height, width - 1 : width]
@@ -193,30 +194,30 @@ class VideoWriter:
     def mux(self, packets: "list[Packet]") -> None:
         """Add encoded frames to the file."""
         for packet in packets:
-            # players show the last frame for as long as it says
+            # players show the last frame for this long
             packet.duration = round(self.step * self.ticks)
             self.container.mux(packet)
 
     def mux_audio(self, until: float) -> None:
-        """Add the sound that ends by a time; where it is damaged it ends."""
-        while self.sound and self.sound.end <= until + 1e-6:
+        """Add the audio that ends by a time. It ends where it is damaged."""
+        while self.audio_packet and self.audio_packet.end <= until + 1e-6:
             try:
-                self.container.mux(self.sound.packet)
+                self.container.mux(self.audio_packet.packet)
             except av.error.FFmpegError as error:
-                if not isinstance(error, ValueError):  # the disk's fault, not the packet's
+                if not isinstance(error, ValueError):  # a fault of the disk, not of the packet
                     raise
                 self.audio = iter(())
-            self.sound = self.next_sound()
+            self.audio_packet = self.next_audio()
 
-    def next_sound(self) -> "AudioPacket | None":
+    def next_audio(self) -> "AudioPacket | None":
         try:
             return next(self.audio, None)
         except (av.error.FFmpegError, ValueError):
             return None
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
-        """Turn FFmpeg's errors into the system's."""
+    def system_errors(self) -> Iterator[None]:
+        """Turn FFmpeg's errors into OSErrors."""
         try:
             yield
         except av.error.FFmpegError as error:
@@ -227,31 +228,38 @@ class VideoWriter:
 def write_video(
     path: Path, size: tuple[int, int], rate: Fraction, *, audio_from: str | Path | None = None
 ) -> VideoWriter:
-    """Start to write a video of frames (3, H, W), of the kind that the suffix names; an odd size grows to an even one.
+    """Start a video of frames (3, H, W), in the format of the path's suffix; an odd size is padded to an even one.
 
     Args:
-        rate: Frames a second, on average; when each is shown is told with it.
-        audio_from: The file or address whose sound to keep, as far as the frames go.
+        rate: Frames a second, on average; the time of each is given with it.
+        audio_from: The file or address whose audio to keep, up to the last frame.
     """
     require_av()
     check_video_suffix(path)
-    kind = VIDEO_FORMATS[path.suffix.lower()]
+    video_format = VIDEO_FORMATS[path.suffix.lower()]
     if audio_from is not None:
-        # sound that is missing, damaged or of a rare kind costs the sound, not the video
+        # audio that is missing, damaged or in a rare format must not cost the video
         with suppress(OSError, ValueError):
             source, stream = open_audio(str(audio_from))
             with closed_on_error(source):
                 with suppress(OSError, ValueError):
-                    return VideoWriter(path, kind, size, rate, "gbrp", partial(copy_audio, source, stream))
-                return VideoWriter(path, kind, size, rate, "gbrp", partial(encode_audio, source, stream))
-    return VideoWriter(path, kind, size, rate, "gbrp")
+                    return VideoWriter(path, video_format, size, rate, "gbrp", partial(copy_audio, source, stream))
+                return VideoWriter(path, video_format, size, rate, "gbrp", partial(encode_audio, source, stream))
+    return VideoWriter(path, video_format, size, rate, "gbrp")
+
+
+def write_label_video(path: Path, size: tuple[int, int], rate: Fraction) -> VideoWriter:
+    """Start a lossless video of labels (H, W), as grey pixels in an .mkv."""
+    if path.suffix.lower() != ".mkv":
+        raise ValueError(f"{path} is no lossless video for labels: end it in .mkv.")
+    return VideoWriter(path, LABEL_FORMAT, size, rate, "gray")
 
 
 def write_frames(path: str | Path, frames: Iterable[Picture], rate: Fraction | float) -> None:
-    """Write frames (3, H, W), all of one size, as a video; what is there under its name is replaced once it is whole.
+    """Write frames (3, H, W), all of one size, as a video. An existing file is replaced once the new one is whole.
 
     Args:
-        frames: They may be pictures of any kind that segment takes, such as arrays (H, W, 3).
+        frames: Frames, or anything that segment takes, such as arrays (H, W, 3).
         rate: Frames a second.
     """
     check_rate(rate)
@@ -266,11 +274,39 @@ def write_frames(path: str | Path, frames: Iterable[Picture], rate: Fraction | f
             writer.write(frame, float(i / rate))
 
 
-def write_label_video(path: Path, size: tuple[int, int], rate: Fraction) -> VideoWriter:
-    """Start to write a video of labels (H, W), as grey pixels in an .mkv, that holds them exactly."""
-    if path.suffix.lower() != ".mkv":
-        raise ValueError(f"{path} names no kind of video that holds labels exactly: end it in .mkv.")
-    return VideoWriter(path, LABEL_FORMAT, size, rate, "gray")
+@contextmanager
+def open_videos(files: OutputFiles, source: Source) -> Iterator[Callable[[FrameOutput], None]]:
+    """Give a function that writes the frames of a source to its videos: overlay, labels and confidence.
+
+    The videos appear together at the end, and not at all after an error.
+    """
+    # the writers are closed first: all videos are finished before the first gets its name
+    with ExitStack() as renames, ExitStack() as closes:
+        writers: dict[str, VideoWriter] = {}
+        start = 0.0
+
+        def write_frame(frame: FrameOutput) -> None:
+            nonlocal start
+            parts = {"overlay": frame.overlay, "labels": frame.labels, "confidence": frame.confidence}
+            if not writers:  # the first frame has the size, and of a live source it may not be at 0
+                start, rate = frame.capture.seconds, source.rate or DEFAULT_RATE
+                make_folders(files)
+                for part, pixels in parts.items():
+                    path = getattr(files, part)
+                    if path is None or pixels is None:
+                        continue
+                    temporary, size = renames.enter_context(written_whole(path)), (*pixels.shape[-2:],)
+                    if part == "overlay":
+                        writer = write_video(temporary, size, rate, audio_from=source.audio_from)
+                    else:
+                        writer = write_label_video(temporary, size, rate)
+                    writers[part] = closes.enter_context(writer)
+            for part, writer in writers.items():
+                pixels = parts[part]
+                assert pixels is not None
+                writer.write(pixels, frame.capture.seconds - start)
+
+        yield write_frame
 
 
 @dataclass(frozen=True)
@@ -282,10 +318,10 @@ class AudioPacket:
 
 
 def copy_audio(
-    source: "InputContainer", stream: "AudioStream", output: "OutputContainer", kind: VideoFormat
+    source: "InputContainer", stream: "AudioStream", output: "OutputContainer", video_format: VideoFormat
 ) -> Iterator[AudioPacket]:
-    """The sound of a source as it is; a ValueError if the output does not take it."""
-    if kind.container == "mp4" and stream.codec_context.name.startswith("pcm"):
+    """Copy the audio of a source without encoding; a ValueError if the output does not take it."""
+    if video_format.container == "mp4" and stream.codec_context.name.startswith("pcm"):
         raise ValueError("Few players take raw samples in MP4.")
     track = output.add_stream_from_template(stream)
 
@@ -298,10 +334,10 @@ def copy_audio(
 
 
 def encode_audio(
-    source: "InputContainer", stream: "AudioStream", output: "OutputContainer", kind: VideoFormat
+    source: "InputContainer", stream: "AudioStream", output: "OutputContainer", video_format: VideoFormat
 ) -> Iterator[AudioPacket]:
-    """The sound of a source, encoded anew."""
-    track = cast("AudioStream", output.add_stream(kind.audio_codec, rate=48000, bit_rate=160_000))
+    """Decode the audio of a source and encode it for the output."""
+    track = cast("AudioStream", output.add_stream(video_format.audio_codec, rate=48000, bit_rate=160_000))
 
     def packets() -> "Iterator[Packet]":
         for frame in source.decode(stream):
@@ -312,17 +348,17 @@ def encode_audio(
 
 
 def open_audio(address: str) -> "tuple[InputContainer, AudioStream]":
-    """A source and its sound; a ValueError if it has none."""
+    """Open a source for its audio; a ValueError if it has none."""
     source = open_container(address, 10.0)
     with closed_on_error(source):
         stream = source.streams.best("audio")
         if not isinstance(stream, av.AudioStream) or stream.codec_context is None:
-            raise ValueError(f"{redact(address)} has no sound that can be decoded.")
+            raise ValueError(f"{redact(address)} has no audio that can be decoded.")
         return source, stream
 
 
 def shift_audio(source: "InputContainer", packets: "Iterator[Packet]") -> Iterator[AudioPacket]:
-    """Packets on the clock of the source's video, from its first frame on; those out of order are left out."""
+    """Shift packets so that 0 is the first frame of the source's video; drop those out of order."""
     video = source.streams.best("video")
     start = (video.start_time or 0) * time_base(video) if video else Fraction(0)
     latest = -1

@@ -1,4 +1,4 @@
-"""Web addresses: what may be shown of them, and what servers answer."""
+"""Web addresses without their passwords, and requests to web servers."""
 
 import os
 import re
@@ -25,30 +25,30 @@ from urllib.request import (
 SCHEMES = ("rtsp", "rtsps", "http", "https")
 
 TIMEOUT = 10.0
-"""Seconds that a server may be silent."""
+"""Seconds within which a server must answer."""
 FETCH_SECONDS = 60.0
 FETCH_BYTES = 256 * 2**20
-"""The longest that fetching a picture or a playlist may take, and the largest that it may be."""
+"""The limits of time and size for fetching a picture or a playlist."""
 DISK_RESERVE = 256 * 2**20
-"""Bytes of the disk that a download leaves to others."""
+"""Bytes of the disk that a download leaves free."""
 
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-# after a colon that begins no port a password may hold any character, as people type them
+# after a colon that is not followed by a port, a password may hold any character
 CREDENTIALS = re.compile(r"(?<=://)([^\s/?#]*|[^\s/?#:]*:(?!\d+[/?#])\S*)@")
 
 
 def is_address(name: str) -> bool:
-    """Whether a name is an address, and not that of a file."""
+    """Return whether a name is an address, not a file."""
     return SCHEME.match(name) is not None
 
 
 def restore_address(path: Path) -> str:
-    """An address that was taken for a path, which makes one slash of two."""
+    """Return the address that was parsed as a path, which turns // into /."""
     return re.sub(r"^([A-Za-z][\w+.-]+:)/+(?=[^/])", r"\1//", path.as_posix())
 
 
 def redact(address: str) -> str:
-    """An address as it may be shown: without user and password, and without its query, where some put theirs."""
+    """Return an address without user, password and query, which may hold a password too."""
     if not is_address(address):
         return address
     before, mark, _ = redact_text(address).partition("?")
@@ -56,12 +56,12 @@ def redact(address: str) -> str:
 
 
 def redact_text(text: str) -> str:
-    """A text without the users and passwords of the addresses in it."""
+    """Return a text without the users and passwords of the addresses in it."""
     return CREDENTIALS.sub("", text)
 
 
 def split_address(address: str) -> SplitResult:
-    """The parts of an address; a ValueError if it is none that can be read."""
+    """Return the parts of an address; a ValueError if it cannot be read."""
     scheme, shown = address.partition("://")[0].lower(), redact(address)
     if scheme not in SCHEMES:
         raise ValueError(
@@ -70,7 +70,7 @@ def split_address(address: str) -> SplitResult:
     try:
         parts = urlsplit(address)
         host, _ = parts.hostname, parts.port
-    except ValueError:  # whose words may hold a piece of the password
+    except ValueError:  # its message may hold a part of the password
         raise ValueError(
             f"{shown} is no address that can be read: expected {scheme}://host:port/path, with a password's / ? # @ "
             "written as %2F %3F %23 %40."
@@ -81,14 +81,14 @@ def split_address(address: str) -> SplitResult:
 
 
 def join_address(parts: SplitResult) -> str:
-    """The address of its parts, with nothing in it that servers, urllib or FFmpeg would not take."""
+    """Return the address of its parts, quoted so that servers, urllib and FFmpeg accept it."""
     safe = "%/:=&?~+!$,;'@()*[]"
     return urlunsplit(parts._replace(path=quote(parts.path, safe), query=quote(parts.query, safe)))
 
 
 @contextmanager
 def open_address(address: str, part: str = "") -> Iterator[HTTPResponse]:
-    """What a web server answers, if asked for a part of a file perhaps; what goes wrong is told in a sentence."""
+    """Request an address, or a part of it by a Range header; errors name the address without its password."""
     parts = urlsplit(address)
     bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     passwords = HTTPPasswordMgrWithDefaultRealm()
@@ -108,47 +108,47 @@ def open_address(address: str, part: str = "") -> Iterator[HTTPResponse]:
 
 
 def response_error(address: str, error: Exception) -> OSError:
-    """Why a web server gave nothing, in a sentence."""
+    """Return why a request failed."""
     if isinstance(error, HTTPError):
         error.close()
         login = " Is it the right user and password, as in http://user:password@host/path?"
-        # not in the server's own words, which may be anything
-        told = f"answered {error.code} {responses.get(error.code, '')}".rstrip()
-        return OSError(f"{redact(address)} {told}.{login if error.code == 401 else ''}")
+        # not the server's message, which may be anything
+        answer = f"answered {error.code} {responses.get(error.code, '')}".rstrip()
+        return OSError(f"{redact(address)} {answer}.{login if error.code == 401 else ''}")
     reason = error.reason if isinstance(error, URLError) else error
     words = (reason.strerror if isinstance(reason, OSError) else None) or str(reason) or type(reason).__name__
     return OSError(f"{redact(address)} cannot be read: {words}.")
 
 
 def content_type(response: HTTPResponse) -> str:
-    """What a server says that it sends."""
+    """Return the content type of a response."""
     return response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
 def fetch(address: str) -> bytes:
-    """A picture from a web server."""
+    """Return the bytes of a picture on a web server."""
     with open_address(address) as response:
         if content_type(response).startswith("multipart/"):
-            raise ValueError(f"{redact(address)} is a stream without an end, though it is called like a picture.")
+            raise ValueError(f"{redact(address)} is an endless stream, not a picture.")
         return read_all(response, address)
 
 
 def has_end(response: HTTPResponse, address: str) -> bool:
-    """Whether a playlist says that no more will be added to it; of several to choose from, whether the first does."""
+    """Return whether a playlist is complete; if it lists alternatives, whether the first of them is."""
     text = read_all(response, address).decode(errors="replace")
     if "#EXT-X-STREAM-INF" not in text:
         return "#EXT-X-ENDLIST" in text
     lines = [line.strip() for line in text.splitlines()]
     for choice in lines:
         if choice and not choice.startswith("#"):
-            # split refuses what else a server might lead to, such as files of this machine
+            # split_address refuses other targets, such as local files
             with open_address(join_address(split_address(urljoin(address, choice)))) as chosen:
                 return b"#EXT-X-ENDLIST" in read_all(chosen, address)
     return False
 
 
 def read_all(response: HTTPResponse, address: str) -> bytes:
-    """All that a server sends, unless it is too much or comes too slowly."""
+    """Return the whole response; a ValueError if it is too large or too slow."""
     data, deadline = bytearray(), time.monotonic() + FETCH_SECONDS
     while part := response.read1(2**20):
         data += part
@@ -162,7 +162,7 @@ def read_all(response: HTTPResponse, address: str) -> bytes:
 
 
 class TemporaryCopy:
-    """A temporary file, which is there for as long as this is, and never longer than the process."""
+    """A temporary file, removed with this object or at the end of the process."""
 
     def __init__(self) -> None:
         handle, name = tempfile.mkstemp(prefix="streamseg-")
@@ -172,9 +172,9 @@ class TemporaryCopy:
 
 
 def copy_if_needed(address: str) -> TemporaryCopy | None:
-    """A copy of a video that can be read in no other way; None of others.
+    """Return a local copy of a video that cannot be read directly; None for all others.
 
-    That is an MP4 with its index behind its frames, on a server that gives no parts of files.
+    That is an MP4 with its index after its frames, on a server that sends no parts of files.
     """
     with open_address(address, "bytes=0-") as response:
         if response.status == HTTPStatus.PARTIAL_CONTENT:
@@ -184,7 +184,7 @@ def copy_if_needed(address: str) -> TemporaryCopy | None:
 
 
 def index_is_last(head: bytes) -> bool:
-    """Whether a file that begins so is an MP4 whose frames come before its index."""
+    """Return whether a file with this beginning is an MP4 whose frames come before its index."""
     place = 0
     while place + 8 <= len(head):
         size, kind = struct.unpack_from(">I4s", head, place)
@@ -195,7 +195,7 @@ def index_is_last(head: bytes) -> bool:
 
 
 def download(response: HTTPResponse, head: bytes, address: str) -> TemporaryCopy:
-    """All that a server sends; head is what was read of it already."""
+    """Download the rest of a response; head is what was read already."""
     copy, part = TemporaryCopy(), head
     try:
         room = shutil.disk_usage(copy.path.parent).free - DISK_RESERVE
@@ -204,13 +204,13 @@ def download(response: HTTPResponse, head: bytes, address: str) -> TemporaryCopy
                 size = file.tell() + len(part) + (response.length or 0)
                 if size > room:
                     raise ValueError(
-                        f"{redact(address)} has to be downloaded first, and its {size / 1e6:,.0f} MB have no room in "
-                        f"{copy.path.parent}: set TMPDIR to a folder with more."
+                        f"{redact(address)} has to be downloaded first, and its {size / 1e6:,.0f} MB do not fit into "
+                        f"{copy.path.parent}: set TMPDIR to a larger folder."
                     )
                 file.write(part)
                 part = response.read(2**20)
         if response.length:
-            raise ValueError(f"{redact(address)} is cut short: {response.length:,} bytes of it did not come.")
+            raise ValueError(f"{redact(address)} is cut short: {response.length:,} bytes are missing.")
     except BaseException:
         copy.remove()
         raise

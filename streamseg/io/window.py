@@ -1,19 +1,19 @@
-"""A window that shows frames as they come. Tk lives here and nowhere else."""
+"""A window that shows frames, with Tk."""
 
 import time
 
 from torch import Tensor
 from torch.nn import functional as F
 
-ROOM = 0.9
-"""The share of the screen's height and width that a window may take, for there are bars and frames around it."""
+MAX_SCREEN_SHARE = 0.9
+"""The largest share of the screen's height and width, which leaves room for bars and frames."""
 
 
 class Window:
-    """A window on the screen, until its user closes it or presses q or Escape.
+    """A window on the screen, until the user closes it or presses q or Escape.
 
-    Tk wants all its calls from one thread: the one that made the window. Whoever shows nothing for a while calls
-    update, so that keys and clicks are heard.
+    All calls must come from the thread that made the window. Call update regularly while there is nothing to show, so
+    that keys and clicks are handled.
     """
 
     def __init__(self, title: str):
@@ -32,7 +32,7 @@ class Window:
                 "Run it on a desktop or through ssh -X, or write a file instead."
             ) from None
         self.closed = False
-        self.root.withdraw()  # until there is something to see
+        self.root.withdraw()  # until there is a frame
         self.root.title(title)
         self.root.resizable(False, False)
         self.root.protocol("WM_DELETE_WINDOW", self.close)
@@ -42,11 +42,14 @@ class Window:
         tkinter.Label(self.root, image=self.picture, borderwidth=0, highlightthickness=0).pack()
 
     def show(self, frame: Tensor) -> None:
-        """Show a frame, made smaller if the screen is; nothing happens if the window was closed."""
+        """Show a frame, reduced to the size of the screen; do nothing if the window is closed."""
         if self.closed:
             return
-        room = (int(ROOM * self.root.winfo_screenheight()), int(ROOM * self.root.winfo_screenwidth()))
-        frame = shrink_to_fit(frame.cpu(), room)
+        limit = (
+            int(MAX_SCREEN_SHARE * self.root.winfo_screenheight()),
+            int(MAX_SCREEN_SHARE * self.root.winfo_screenwidth()),
+        )
+        frame = shrink_to_fit(frame.cpu(), limit)
         _, height, width = frame.shape
         pixels = frame.permute(1, 2, 0).contiguous().numpy().tobytes()
         self.picture.configure(data=b"P6 %d %d 255\n" % (width, height) + pixels, format="PPM")
@@ -55,27 +58,27 @@ class Window:
         self.update()
 
     def update(self) -> None:
-        """Hear what the user does."""
+        """Handle keys and clicks."""
         if not self.closed:
             self.root.update()
 
     def wait(self) -> None:
-        """Stay until the user closes it."""
+        """Wait until the user closes it."""
         while not self.closed:
             self.update()
             time.sleep(0.02)
 
     def close(self) -> None:
-        """Take the window away."""
+        """Close the window."""
         if not self.closed:
             self.closed = True
             self.root.destroy()
 
 
-def shrink_to_fit(frame: Tensor, room: tuple[int, int]) -> Tensor:
-    """A frame (3, H, W), made smaller where it is larger than a height and width."""
+def shrink_to_fit(frame: Tensor, limit: tuple[int, int]) -> Tensor:
+    """Return a frame (3, H, W), reduced if it exceeds a height and width."""
     _, height, width = frame.shape
-    scale = min(room[0] / height, room[1] / width)
+    scale = min(limit[0] / height, limit[1] / width)
     if scale >= 1:
         return frame
     # torch fails at a single pixel

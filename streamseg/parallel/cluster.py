@@ -1,4 +1,4 @@
-"""Work spread over the machines of a Ray cluster, by Ray Data, which lives here and nowhere else."""
+"""Distribute work over the machines of a Ray cluster, with Ray Data."""
 
 import logging
 import os
@@ -14,23 +14,23 @@ from typing import Any
 from streamseg.io.tensors import short_error
 
 LOCAL_CLUSTER = "local"
-"""The address of a cluster of this machine alone, which is started for a job and ends with it."""
+"""The address of a cluster of this machine only, started for a job and stopped after it."""
 
 WORKERS_PER_GPU = 8
-"""Workers that share a GPU: reading and writing a frame takes a processor ten times as long as the GPU needs for it."""
+"""Workers that share a GPU: decoding and encoding take a core ten times as long as a GPU takes for a frame."""
 MAX_BLOCKS = 10_000
-"""The most pieces that Ray Data is given to keep in mind."""
+"""The largest number of blocks that Ray Data manages."""
 MAX_ATTEMPTS = 3
-"""How often work is begun whose worker dies."""
+"""How often a row is tried if its worker dies."""
 CONNECT_SECONDS = 20.0
 """Seconds within which a cluster must answer."""
 
 
 @contextmanager
 def ray_cluster(address: str) -> Iterator[None]:
-    """Within it this process belongs to a Ray cluster: local, auto (the one that runs here), HOST:PORT or ray://…."""
+    """Connect to a Ray cluster: local, auto (the one running on this machine), HOST:PORT or ray://…."""
     require_ray()
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what concerns a user is told here
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # errors are reported here
     import ray
 
     if address == "auto":
@@ -62,7 +62,7 @@ def require_ray() -> None:
 
 
 def check_cluster_answers(address: str) -> None:
-    """Raise a ConnectionError if no Ray cluster answers at an address; left to itself, Ray waits for minutes."""
+    """Raise a ConnectionError if no Ray cluster answers at an address. Ray itself would wait for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 65536):
         raise ValueError(f"--ray is {address!r:.80}; expected local, auto, HOST:PORT or ray://HOST:PORT.")
@@ -76,21 +76,21 @@ def check_cluster_answers(address: str) -> None:
             subprocess.run(ask, timeout=CONNECT_SECONDS, check=True, capture_output=True)
     except (OSError, subprocess.SubprocessError) as error:
         if b"AuthenticationError" in (getattr(error, "stderr", None) or b""):
-            problem = f"The Ray cluster at {address} wants a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN for it."
+            problem = f"The Ray cluster at {address} requires a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
         raise ConnectionError(problem) from None
 
 
 def map_on_cluster(
     worker: type, given: Sequence[Any], rows: Sequence[dict[str, Any]], *, gpus: bool
 ) -> Iterator[dict[str, Any]]:
-    """What workers, each in a process of its own, make of rows, as it comes.
+    """Yield the results of rows, in the order in which workers, one a process, finish them.
 
-    A row whose worker dies is begun again elsewhere. One that fails, or keeps killing its workers, gives nothing.
+    A row whose worker dies is tried again elsewhere. One that fails, or keeps killing its workers, yields nothing.
 
     Args:
-        worker: A class; its instances turn a row into another. The last argument of its making is a device's name.
-        given: The arguments before that.
-        gpus: Whether the GPUs of the cluster are used, if it has any.
+        worker: A class whose instances turn a row into a result. Its last constructor argument is the device.
+        given: The constructor arguments before the device.
+        gpus: Whether to use the GPUs of the cluster, if it has any.
     """
     import ray
     import ray.data
@@ -99,19 +99,19 @@ def map_on_cluster(
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.max_errored_blocks = -1
-    # a long video is no standstill; Ray 2.40 knows nothing of this
+    # a long video must not count as a stall; Ray 2.40 lacks this option
     if hasattr(context, "execution_no_progress_timeout_s"):
         context.execution_no_progress_timeout_s = -1
     found = ray.cluster_resources()
     shares = round(WORKERS_PER_GPU * found.get("GPU", 0)) if gpus else 0
     workers = min(len(rows), shares or int(found.get("CPU", 1)))
     with warnings.catch_warnings():
-        # Ray 2.64 will let nobody say how often work is begun again
+        # Ray 2.64 deprecates max_task_retries
         warnings.simplefilter("ignore", DeprecationWarning)
         data = ray.data.from_items(list(rows), override_num_blocks=min(len(rows), MAX_BLOCKS)).map(
             worker,
             fn_constructor_args=(*given, "cuda:0" if shares else "cpu"),
-            # none waits behind a long one while another worker is idle
+            # so that no row waits behind a long one while another worker is idle
             compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
             num_cpus=1,
             num_gpus=1 / WORKERS_PER_GPU if shares else 0,

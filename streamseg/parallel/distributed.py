@@ -1,4 +1,4 @@
-"""Several processes that train as one: what torchrun starts, and batch norm over all of them."""
+"""Training in several processes that torchrun starts, with batch norm over all of them."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -12,13 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def join_process_group(device: torch.device) -> tuple[int, int]:
-    """Join the other processes, if torchrun started any; returns this one's rank and their number."""
+    """Join the processes that torchrun started, if any; return the rank of this one and their number."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         return 0, 1
     store, rank, world = next(rendezvous("env://"))
-    # when torchrun starts processes again, its store still has the addresses of those that died; on several machines
-    # the count of starts may differ, and it must be told to take a new store (docs/training.md)
+    # after a restart, torchrun's store still has the addresses of the dead processes; on several machines the number
+    # of restarts may differ, and a new store must be given (docs/training.md)
     alone = os.environ.get("LOCAL_WORLD_SIZE") == str(world)
     store = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0) if alone else 0}", store)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=world)
@@ -26,18 +26,18 @@ def join_process_group(device: torch.device) -> tuple[int, int]:
 
 
 def leave_process_group() -> None:
-    """Part from the other processes, if there are any."""
+    """Leave the group of processes, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def no_gradient_sync(module: nn.Module) -> AbstractContextManager[object]:
-    """Within it the processes do not add up their gradients yet: more parts of a batch follow."""
+    """Return a context without synchronisation of gradients, for all parts of a batch but the last."""
     return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
 
 def all_reduce_sum(value: Tensor) -> Tensor:
-    """The sum of a value over all processes, without a gradient."""
+    """Return the sum of a value over all processes, without a gradient."""
     value = value.detach().clone()
     if dist.is_initialized():
         dist.all_reduce(value)
@@ -45,7 +45,7 @@ def all_reduce_sum(value: Tensor) -> Tensor:
 
 
 class AllReduceSum(torch.autograd.Function):
-    """The sum of a value over all processes; its gradient is the sum of theirs."""
+    """The sum of a value over all processes; its gradient is the sum of the gradients."""
 
     @staticmethod
     def forward(_: object, value: Tensor) -> Tensor:
@@ -57,12 +57,12 @@ class AllReduceSum(torch.autograd.Function):
 
 
 def sum_with_gradient(value: Tensor) -> Tensor:
-    """The sum of a value over all processes, with its gradient."""
+    """Return the sum of a value over all processes, with a gradient."""
     return AllReduceSum.apply(value) if dist.is_initialized() else value
 
 
 class SyncBatchNorm(nn.BatchNorm2d):
-    """Batch norm whose statistics in training are those of all processes; PyTorch's own works on CUDA alone."""
+    """Batch norm with statistics over all processes in training; PyTorch's own works on CUDA only."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
@@ -81,7 +81,7 @@ class SyncBatchNorm(nn.BatchNorm2d):
 
 
 def use_sync_batch_norm(module: nn.Module) -> None:
-    """Turn every batch norm of a network into one over all processes, in place."""
+    """Replace each batch norm of a network by SyncBatchNorm, in place."""
     for child in module.modules():
         if type(child) is nn.BatchNorm2d:
             child.__class__ = SyncBatchNorm

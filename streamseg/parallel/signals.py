@@ -1,4 +1,4 @@
-"""Stop at a safe point when the user presses Ctrl-C or the system sends SIGTERM."""
+"""Stop at a safe point after Ctrl-C or SIGTERM."""
 
 import signal
 import threading
@@ -6,16 +6,16 @@ from types import FrameType
 
 
 class StopSignals:
-    """Within it, the first Ctrl-C or SIGTERM is noted and lets the iteration end; a second one is obeyed at once.
+    """A context in which the first Ctrl-C or SIGTERM only sets `signal`; a second one acts at once.
 
-    Only a process's first thread can hear signals: in another one, nothing changes.
+    Only the main thread can receive signals: in other threads nothing changes.
     """
 
     signal = 0
 
     def __enter__(self) -> "StopSignals":
-        heard = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGINT, signal.SIGTERM) if heard else ()
+        is_main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
         self.before = {number: signal.signal(number, self.note) for number in numbers}
         return self
 

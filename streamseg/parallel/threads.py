@@ -1,4 +1,4 @@
-"""Threads that work hand in hand: short queues between them, and one failure that ends the work of all."""
+"""Groups of threads with bounded queues between them, in which the failure of one stops all."""
 
 import threading
 from collections import deque
@@ -11,24 +11,24 @@ Item = TypeVar("Item")
 
 
 class GroupStopped(Exception):  # noqa: N818 (no error: another thread has the error)
-    """The work has failed elsewhere: leave, and keep nothing unfinished."""
+    """Another thread has failed: clean up and end."""
 
 
 class ThreadGroup:
-    """Threads that share a lock: what changes for one wakes the others, and the error of one is that of all."""
+    """Threads that share a condition, and the error of the first that fails."""
 
     def __init__(self) -> None:
         self.change = threading.Condition()
         self.failure: BaseException | None = None
 
     def start(self, name: str, work: Callable[..., None], *given: object, threads: int = 1) -> threading.Thread:
-        """Do something in a thread of its own, in which torch computes with so many threads."""
+        """Start a daemon thread, in which torch computes with a number of threads."""
         thread = threading.Thread(target=self.guard, args=(work, given, threads), name=name, daemon=True)
         thread.start()
         return thread
 
     def guard(self, work: Callable[..., None], given: tuple[object, ...], threads: int) -> None:
-        """Do a thread's work; its error becomes everybody's."""
+        """Run a thread's function; an error stops the group."""
         set_torch_threads(threads)
         try:
             work(*given)
@@ -43,7 +43,7 @@ class ThreadGroup:
             self.change.notify_all()
 
     def wait_until(self, ready: Callable[[], object]) -> None:
-        """Wait for something that another thread does; the caller has the lock, before and after."""
+        """Wait for a change by another thread; the caller holds the lock."""
         while not self.failure and not ready():
             self.change.wait()
         if self.failure:
@@ -51,7 +51,7 @@ class ThreadGroup:
 
 
 class BoundedQueue(Generic[Item]):
-    """A short queue between two threads of a crew; its writer closes it."""
+    """A bounded queue between two threads of a group; the writing side closes it."""
 
     def __init__(self, group: ThreadGroup, room: int):
         self.group, self.room = group, room
@@ -64,11 +64,11 @@ class BoundedQueue(Generic[Item]):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing waits, and nothing will come."""
+        """Whether the queue is closed and empty."""
         return self.closed and not self.waiting
 
     def put(self, item: Item) -> bool:
-        """Add something once there is room; False if the queue was closed meanwhile."""
+        """Add an item once there is room; return False if the queue was closed."""
         with self.group.change:
             self.group.wait_until(lambda: self.closed or not self.full)
             if not self.closed:
@@ -77,7 +77,7 @@ class BoundedQueue(Generic[Item]):
             return not self.closed
 
     def replace(self, item: Item) -> int | None:
-        """Put something in place of all that waits; how many that were, or None if the queue is closed."""
+        """Replace all waiting items; return how many were dropped, or None if the queue is closed."""
         with self.group.change:
             if self.closed or self.group.failure:
                 return None
@@ -88,7 +88,7 @@ class BoundedQueue(Generic[Item]):
             return replaced
 
     def take(self) -> Item:
-        """The first that waits; the caller has the lock, and has seen that there is one."""
+        """Return the first item; the caller holds the lock and knows that there is one."""
         self.group.change.notify_all()
         return self.waiting.popleft()
 
@@ -98,7 +98,7 @@ class BoundedQueue(Generic[Item]):
             self.group.change.notify_all()
 
     def __iter__(self) -> Iterator[Item]:
-        """What comes through, until the queue is closed and empty."""
+        """Yield items until the queue is closed and empty."""
         while True:
             with self.group.change:
                 self.group.wait_until(lambda: self.waiting or self.closed)
@@ -109,7 +109,7 @@ class BoundedQueue(Generic[Item]):
 
 
 def set_torch_threads(count: int) -> None:
-    """Let torch compute with so many threads in the thread that asks for it."""
-    # a thread that has not asked how many there are takes what any thread set last, when it first computes
+    """Set the number of threads with which torch computes in the calling thread."""
+    # without this first call, a thread uses the number that any thread set last when it first computes
     torch.get_num_threads()
     torch.set_num_threads(count)

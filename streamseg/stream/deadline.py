@@ -1,10 +1,18 @@
-"""Labels in time: the network input shrinks when labels come late, and grows again when there is time.
+"""Meet a deadline: shrink the network input when labels are late, and enlarge it again when there is time.
 
-There are few sizes, the steps of a ladder, so that all of them can be prepared before they are needed. How long a
-change of size takes by itself (allocations, packing of weights, on a GPU the capture of a graph) is no reason for
-another change.
+The control loop, for each labelled frame:
 
-A size is (height, width); times are seconds. Steps are numbered from 0, the full size.
+1. `record` takes its latency. Frames of an earlier size, of a size that was not prepared, and the first two after a
+   change are counted if late, and otherwise ignored: a change is slow by itself, which must not cause another one.
+2. `decide` compares the last 40 latencies with the deadline; outliers, which no size avoids, are left out.
+3. Several late frames: go to the largest size that should be in time, or else to the smallest that saves time.
+   Sizes below half, where labels are poor, are used only if frames have been late for long and are in time there.
+4. After a change, the latencies before and after correct the estimate of what each size costs (`StepCosts`).
+   A smaller size that turns out to save nothing is given up again, and is not tried again for a while.
+5. No late frame for a while: go to the largest size that should be in time. If that fails, wait twice as long.
+
+There are few sizes, the steps of a ladder numbered from 0 (full size), so that all can be prepared before the first
+frame. Sizes are (height, width), times are seconds.
 """
 
 import math
@@ -17,38 +25,41 @@ from typing import NamedTuple
 from streamseg.models.layers import MIN_SIDE
 
 SCALES = (1.0, 0.84, 0.71, 0.59, 0.5, 0.35, 0.2)
-"""The steps: what both sides are multiplied by. No more than an engine keeps ready at a time (fast.SIZES)."""
-LEAST = SCALES[-1]
-"""The smallest network input, as a share of each side."""
-POOR = 0.5
-"""The share of each side below which labels are poor: of the samples 79 to 96 % of the labels are still the same at a
-half (the weights that ship), and 57 to 91 % at the smallest."""
+"""The factor of both sides at each step. No more than the sizes that an engine keeps ready (fast.MAX_GRAPHS)."""
+MIN_SCALE = SCALES[-1]
+POOR_SCALE = 0.5
+"""The scale below which labels are poor: on the sample pictures 79 to 96 % of the labels are still those of the full
+size at a half (bundled weights), and 57 to 91 % at the smallest."""
 
-WINDOW = 40
-"""How many of the last frames decide."""
-FEW = 8
-"""How many frames tell what a size takes just now."""
-LATE = 3
-"""How many late frames in the window are a reason to shrink."""
-HICCUP = 3.0
-"""Frames that take so many times the median of the last few are the machine's hiccups, and decide nothing."""
-SKIPPED = 2
-"""How many frames after a change decide nothing: packing weights and filling caches makes them slow."""
-ROOM = 0.8
-"""The share of the deadline that a size may need in order to be chosen."""
-START = 0.55
-"""The same at the start, when the network was measured alone: decoding and encoding will take cores from it."""
-GAIN = 0.1
-"""The share of the latency that a smaller size must save in order to be chosen."""
-PASSES = 4
-"""How often the network sees frames of a size to prepare it; on a GPU the second pass captures a graph."""
-SURE = 1.2
-"""The ratio of two passes of a size up to which the machine is quiet enough to believe what is measured then."""
-SPARE = 0.5
-"""The share of the deadline at which no smaller size is prepared ahead: there the load may double."""
-PATIENCE = 40
-"""How many frames must be in time before a larger size is tried; doubled whenever that fails."""
-MOST_PATIENCE = 2560
+RECENT_FRAMES = 40
+"""How many frames decisions are based on, and how many must be in time before a larger size is tried."""
+FEW_FRAMES = 8
+"""How many frames show what a size takes at the moment."""
+MIN_LATE_FRAMES = 3
+"""How many of the recent frames must be late to shrink."""
+SETTLING_FRAMES = 2
+"""How many frames after a change are ignored: packing weights and filling caches makes them slow."""
+MAX_PATIENCE = 64 * RECENT_FRAMES
+"""The longest wait, in frames, before a size that has failed is tried again."""
+OUTLIER_FACTOR = 3.0
+"""Frames that take so many times the median of the last few are outliers."""
+TARGET_SHARE = 0.8
+"""The share of the deadline that a size may be expected to take."""
+START_SHARE = 0.55
+"""The same before the first frame: the network was measured alone, and will share the cores with other threads."""
+MIN_GAIN = 0.1
+"""The share of the latency that a smaller size must save."""
+WARM_UP_PASSES = 4
+"""How often the network runs at a size to prepare it; on a GPU the second pass captures a graph."""
+QUIET_SPREAD = 1.2
+"""The ratio of two passes at one size below which the machine is quiet enough to trust the measurement."""
+
+
+class FrameTimes(NamedTuple):
+    """The latency of a frame, and the network's part of it."""
+
+    latency: float
+    network: float
 
 
 class Trial(NamedTuple):
@@ -60,250 +71,277 @@ class Trial(NamedTuple):
     frames: int
 
 
-class Deadline:
-    """Chooses the network input's size from the latency of the frames so far; any thread may call it.
+class StepCosts:
+    """Estimates the network's time at each step: first by the pixels, then by measurements."""
 
-    It shrinks when several frames are late, to the largest size that should be in time, or else to the smallest that
-    saves time. Below half it goes only when many frames have been late for a while, and only as long as most are in
-    time there. A size that turns out to save nothing is left again. It grows when there has been room for a larger size
-    for a while. Without a deadline frames keep their size.
+    def __init__(self) -> None:
+        self.pixels = [scale**2 for scale in SCALES]
+        self.times = list(self.pixels)
+        """The time at each step, in any unit."""
+        self.first_times = tuple(self.times)
+        """The times before they were corrected."""
+        self.reliable = False
+        """Whether the times were measured well; otherwise a smaller size is tried once to find out what it saves."""
+
+    def measure(self, size: tuple[int, int], passes: Sequence[Sequence[float]]) -> float:
+        """Set the times by passes at the first steps, and return how much slower a usual pass is than the fastest."""
+        spread = median(max(times[2:]) / max(min(times[2:]), 1e-9) for times in passes)
+        self.reliable = spread < QUIET_SPREAD and len(passes) > 2
+        self.pixels = [float(math.prod(scale_size(size, scale))) for scale in SCALES]
+        fastest = [min(times[1:]) for times in passes]
+        self.times = fit_times(fastest, self.pixels, min_slope=0.0 if self.reliable else 0.5)
+        self.first_times = tuple(self.times if self.reliable else self.pixels)
+        return spread
+
+    def expect(self, step: int, known: int, latency: float, network_share: float) -> float:
+        """Return the latency to expect at a step, given that at a known one and the network's share of it."""
+        ratio = self.limit_ratio(self.times[step] / max(self.times[known], 1e-9), step, known)
+        return latency * (1 - network_share + network_share * ratio)
+
+    def correct(self, step: int, known: int, measured: float) -> None:
+        """Correct the times of a step and of those beyond it by its measured ratio to a known step."""
+        estimated = self.times[step] / max(self.times[known], 1e-9)
+        factor = self.limit_ratio(measured, step, known) / estimated
+        for other in range(len(SCALES)):
+            nearness = (other - known) / (step - known)
+            self.times[other] *= factor ** min(max(nearness, 0.0), 1.0)
+
+    def forget_smaller(self, step: int) -> None:
+        """Undo the corrections of a step and of smaller ones: they may have been due to another load."""
+        known = self.times[step] / self.first_times[step]
+        self.times[step:] = [known * time for time in self.first_times[step:]]
+
+    def limit_ratio(self, ratio: float, step: int, known: int) -> float:
+        """Limit the ratio of two steps' times to what their pixels explain; the rest is the load of the machine."""
+        pixels = self.pixels[step] / self.pixels[known]
+        return min(max(ratio, min(1.0, pixels / 1.3)), max(1.0, 1.3 * pixels))
+
+
+class Deadline:
+    """Chooses the scale of the network input by the latencies so far. Any thread may call it.
+
+    Without a deadline the scale stays 1.
     """
 
     def __init__(self, seconds: float | None):
         self.seconds = seconds
+        self.limit = math.inf if seconds is None else seconds
         self.lock = threading.Lock()
         self.step = 0
         self.late = 0
-        """Frames whose labels came after the deadline."""
-        self.pixels = [scale**2 for scale in SCALES]
-        self.costs = list(self.pixels)
-        """The network's time at each step, in any unit: until it is measured, the share of the pixels."""
-        self.first_costs = tuple(self.costs)
-        """The same before anything was learned from changes."""
-        self.sure = False
-        """Whether that was measured so well, or tried, that no smaller size is tried to see what it saves."""
-        self.recent: deque[tuple[float, float]] = deque(maxlen=WINDOW)
-        """Latency and network time of the last frames at this step."""
+        """How many frames were labelled after the deadline."""
+        self.costs = StepCosts()
+        self.recent: deque[FrameTimes] = deque(maxlen=RECENT_FRAMES)
+        """The last frames at this step."""
         self.frames = 0
-        """How many frames have decided something."""
-        self.changed = 0
+        """How many frames have not been ignored."""
+        self.changed_at = 0
         """Their number at the last change."""
-        self.skip = SKIPPED
+        self.settling = SETTLING_FRAMES
+        """How many frames are still ignored after the last change."""
         self.trial: Trial | None = None
+        """What to compare the current size with, until that is done."""
         self.grown = False
-        self.patience = self.pause = PATIENCE
-        self.floor, self.floor_until = len(SCALES) - 1, 0
-        """The step below which nothing was gained, and how long that is believed."""
+        """Whether the last change was to a larger size."""
+        self.patience = RECENT_FRAMES
+        """How many frames must be in time before a larger size is tried; doubled when that fails."""
+        self.block_frames = RECENT_FRAMES
+        """For how many frames smaller sizes are blocked after they saved nothing; doubled each time."""
+        self.lowest_step, self.blocked_until = len(SCALES) - 1, 0
+        """The step below which nothing was saved, and the number of the frame until which it is not left."""
 
     @property
     def scale(self) -> float:
-        """What the sides of the next frame are multiplied by."""
+        """The factor of the sides of the next frame."""
         return SCALES[self.step]
 
-    def prepare(self, size: tuple[int, int], see: Callable[[float], None], clock: Callable[[], float]) -> None:
-        """Prepare the sizes that may be needed, measure them, and choose the one to begin with.
+    def prepare(self, size: tuple[int, int], run_network: Callable[[float], None], clock: Callable[[], float]) -> None:
+        """Prepare the sizes that may be needed, measure them, and choose the first one.
 
         Args:
-            size: The full one.
-            see: Lets the network see frames at a scale, and waits until it has.
+            size: The full size.
+            run_network: Runs the network at a scale, and returns when it has finished.
         """
         if self.seconds is None:
-            see(1.0)
+            run_network(1.0)
             return
-        costs, spreads = list[float](), list[float]()
+        passes = list[list[float]]()
         for scale in SCALES:
-            times = []
-            for _ in range(PASSES):
+            passes.append([])
+            for _ in range(WARM_UP_PASSES):
                 begin = clock()
-                see(scale)
-                times.append(clock() - begin)
-            costs.append(min(times[1:]))
-            spreads.append(max(times[2:]) / max(min(times[2:]), 1e-9))
-            if len(costs) > 1 and costs[-1] <= SPARE * self.seconds:
+                run_network(scale)
+                passes[-1].append(clock() - begin)
+            # so fast that even twice the load leaves time: smaller sizes are not needed
+            if len(passes) > 1 and min(passes[-1][1:]) <= self.seconds / 2:
                 break
         with self.lock:
-            self.pixels = [float(math.prod(smaller(size, scale))) for scale in SCALES]
-            self.sure = median(spreads) < SURE and len(costs) > 2
-            self.costs = fit(costs, self.pixels, 0.0 if self.sure else 0.5)
-            self.first_costs = tuple(self.costs if self.sure else self.pixels)
-            # these are the quickest passes, and on a busy machine most take longer
-            self.change(self.smaller_step(0, self.costs[0] * median(spreads), 1.0, room=START))
+            spread = self.costs.measure(size, passes)
+            self.change(self.find_smaller(self.costs.times[0] * spread, 1.0, share=START_SHARE))
 
-    def took(self, seconds: float, scale: float, network: float | None = None, prepared: bool = True) -> None:
-        """The labels of a frame that was seen at a scale took so long.
+    def record(self, latency: float, scale: float, network: float | None = None, prepared: bool = True) -> None:
+        """Take the latency of a frame that was labelled at a scale, and decide on the scale of the next ones.
 
         Args:
-            network: How much of it was the network's; all of it unless given.
-            prepared: Whether the engine had seen this size before: otherwise it says nothing of the size.
+            network: The network's part of the latency; all of it by default.
+            prepared: Whether the engine was prepared for this size: otherwise the latency says nothing about it.
         """
         if self.seconds is None:
             return
         with self.lock:
-            late = seconds > self.seconds
-            self.late += late
-            if scale != self.scale or not prepared:  # of an older size, or slow for another reason
+            self.late += latency > self.seconds
+            if scale != self.scale or not prepared:
                 return
-            if self.skip:
-                self.skip -= 1
+            if self.settling:
+                self.settling -= 1
                 return
             self.frames += 1
-            self.recent.append((seconds, seconds if network is None else min(network, seconds)))
+            self.recent.append(FrameTimes(latency, latency if network is None else min(network, latency)))
             self.decide()
 
     def decide(self) -> None:
         """Shrink, grow or stay."""
-        assert self.seconds is not None
-        usual = median(pair[0] for pair in list(self.recent)[-FEW:])
-        usual_frames = [pair for pair in self.recent if pair[0] <= HICCUP * usual]
-        latencies, networks = [pair[0] for pair in usual_frames], [pair[1] for pair in usual_frames]
-        if self.recent[-1] != usual_frames[-1]:
+        median_latency = median(times.latency for times in list(self.recent)[-FEW_FRAMES:])
+        usual = [times for times in self.recent if times.latency <= OUTLIER_FACTOR * median_latency]
+        if self.recent[-1] != usual[-1]:
             return
-        if self.trial and len(latencies) >= self.trial.frames and self.gained_nothing(self.trial, latencies, networks):
+        latencies, networks = [times.latency for times in usual], [times.network for times in usual]
+        if self.trial and len(usual) >= self.trial.frames and self.undo_trial(self.trial, latencies, networks):
             return
-        high, part = level(latencies), median(networks) / max(median(latencies), 1e-9)
-        late = sum(latency > self.seconds for latency in latencies)
-        if latencies[-1] > self.seconds and late >= LATE and high > 0.9 * self.seconds:
-            self.shrink(latencies, networks, high, part)
-        elif latencies[-1] <= self.seconds and self.frames - self.changed >= self.patience:
-            if self.grown and self.frames - self.changed >= 10 * self.patience:
-                self.grown, self.patience = False, max(self.patience // 2, PATIENCE)
-            step = self.larger_step(high, part)
+        latency, network_share = high_level(latencies), median(networks) / max(median(latencies), 1e-9)
+        late_frames = sum(time > self.limit for time in latencies)
+        waited = self.frames - self.changed_at
+        if latencies[-1] > self.limit and late_frames >= MIN_LATE_FRAMES and latency > 0.9 * self.limit:
+            self.shrink(latencies, networks, latency, network_share)
+        elif latencies[-1] <= self.limit and waited >= self.patience:
+            if self.grown and waited >= 10 * self.patience:
+                self.grown, self.patience = False, max(self.patience // 2, RECENT_FRAMES)
+            step = self.find_larger(latency, network_share)
             if step != self.step:
-                self.change(step, Trial(self.step, high, level(networks), FEW))
+                self.change(step, Trial(self.step, latency, high_level(networks), FEW_FRAMES))
 
-    def gained_nothing(self, trial: Trial, latencies: list[float], networks: list[float]) -> bool:
-        """Compare a size with the one before; True if a smaller one is no faster, and the one before is back."""
+    def shrink(self, latencies: list[float], networks: list[float], latency: float, network_share: float) -> None:
+        """Go to a smaller size, if one saves time and the last change has been compared."""
+        if self.trial and not self.grown:
+            return
+        full = len(latencies) == RECENT_FRAMES
+        half_late = (
+            len(latencies) >= RECENT_FRAMES // 2
+            and min(median(latencies), median(latencies[-FEW_FRAMES:])) > self.limit
+        )
+        quarter_late = full and sorted(latencies)[3 * RECENT_FRAMES // 4] > self.limit
+        if self.scale < POOR_SCALE and half_late:
+            self.block_smaller(SCALES.index(POOR_SCALE))
+            return
+        step = self.find_smaller(latency, network_share, half_late or quarter_late)
+        if step == self.step and not self.costs.reliable:
+            self.costs.reliable = True
+            self.costs.forget_smaller(self.step)
+            step = self.find_smaller(latency, network_share, half_late or quarter_late)
+        if step == self.step:
+            if full and latency > self.limit and self.frames >= self.blocked_until:
+                as_fast = (
+                    larger
+                    for larger in range(step)
+                    if (1 - MIN_GAIN) * self.costs.expect(larger, step, latency, network_share) <= latency
+                )
+                self.block_smaller(next(as_fast, step))
+                self.costs.forget_smaller(self.step)
+            return
+        if self.grown and self.frames - self.changed_at < 10 * self.patience:
+            self.patience = min(2 * self.patience, MAX_PATIENCE)
+        if self.trial:
+            self.compare(self.trial, networks)
+        urgent = high_level(latencies[-FEW_FRAMES:]) > self.limit and SCALES[step] >= POOR_SCALE
+        frames = FEW_FRAMES if urgent else RECENT_FRAMES // 2
+        self.change(step, Trial(self.step, latency, high_level(networks), frames))
+
+    def undo_trial(self, trial: Trial, latencies: list[float], networks: list[float]) -> bool:
+        """Compare a size with the one before. If it saves nothing, go back and return True."""
         self.trial = None
-        self.learn(trial, networks)
-        now = level(latencies)
-        if self.grown or now <= self.limit or now <= (1 - GAIN / 2) * trial.latency:
+        self.compare(trial, networks)
+        latency = high_level(latencies)
+        if self.grown or latency <= self.limit or latency <= (1 - MIN_GAIN / 2) * trial.latency:
             return False
-        self.return_to(trial.step)
+        self.block_smaller(trial.step)
         return True
 
-    def return_to(self, step: int) -> None:
-        """Go back to a larger size, or keep this one, because less saves nothing; and stay there for a while."""
-        self.floor, self.floor_until = step, self.frames + self.pause
-        self.pause = min(2 * self.pause, MOST_PATIENCE)
+    def compare(self, trial: Trial, networks: list[float]) -> None:
+        """Correct the costs by what the network took before and after the change to this step."""
+        self.costs.correct(self.step, trial.step, high_level(networks) / max(trial.network, 1e-9))
+
+    def block_smaller(self, step: int) -> None:
+        """Go to a step, or stay there, and block smaller sizes for a while, because they save nothing."""
+        self.lowest_step, self.blocked_until = step, self.frames + self.block_frames
+        self.block_frames = min(2 * self.block_frames, MAX_PATIENCE)
         self.change(step)
         self.grown = False
 
-    def shrink(self, latencies: list[float], networks: list[float], high: float, part: float) -> None:
-        """Go to a smaller size, if that saves time and the last change has been measured."""
-        if self.trial and not self.grown:
-            return
-        most_late = len(latencies) >= WINDOW // 2 and min(median(latencies), median(latencies[-FEW:])) > self.limit
-        many_late = len(latencies) == WINDOW and high > self.limit
-        quarter_late = len(latencies) == WINDOW and sorted(latencies)[3 * WINDOW // 4] > self.limit
-        if SCALES[self.step] < POOR and most_late:
-            self.return_to(SCALES.index(POOR))
-            return
-        step = self.smaller_step(self.step, high, part, most_late or quarter_late)
-        if step == self.step and not self.sure:
-            self.sure = True
-            self.forget()
-            step = self.smaller_step(self.step, high, part, most_late or quarter_late)
-        if step == self.step:
-            if many_late and self.frames >= self.floor_until:
-                as_good = (u for u in range(step) if (1 - GAIN) * self.expect(u, step, high, part) <= high)
-                self.return_to(next(as_good, step))
-                self.forget()
-            return
-        if self.grown and self.frames - self.changed < 10 * self.patience:
-            self.patience = min(2 * self.patience, MOST_PATIENCE)
-        if self.trial:
-            self.learn(self.trial, networks)
-        few = level(latencies[-FEW:]) > self.limit and SCALES[step] >= POOR
-        self.change(step, Trial(self.step, high, level(networks), FEW if few else WINDOW // 2))
-
-    def forget(self) -> None:
-        """Drop what was learned of the cost of smaller sizes: it may have been the load of the machine."""
-        known = self.costs[self.step] / self.first_costs[self.step]
-        self.costs[self.step :] = [known * cost for cost in self.first_costs[self.step :]]
-
-    def learn(self, trial: Trial, networks: list[float]) -> None:
-        """Correct what this step and those beyond it cost by what was measured before and after the change to it."""
-        ratio = self.within_pixels(level(networks) / max(trial.network, 1e-9), self.step, trial.step)
-        known = self.costs[self.step] / max(self.costs[trial.step], 1e-9)
-        factor = ratio / known
-        for step in range(len(SCALES)):
-            near = (step - trial.step) / (self.step - trial.step)
-            self.costs[step] *= factor ** min(max(near, 0.0), 1.0)
-
-    def smaller_step(self, step: int, latency: float, part: float, most_late: bool = False, room: float = ROOM) -> int:
-        """The largest size that should be in time; if there is none, the smallest of those that save time.
+    def find_smaller(
+        self, latency: float, network_share: float, long_late: bool = False, share: float = TARGET_SHARE
+    ) -> int:
+        """Return the largest smaller size that should be in time, or else the smallest of those that save time.
 
         Args:
-            most_late: Whether frames have been late for so long that it may go below half.
-            room: The share of the deadline that the size may need.
+            long_late: Whether frames have been late for so long that sizes below half are allowed.
+            share: The share of the deadline that the size may take.
         """
-        best, least = latency, step
-        for lower in range(step + 1, len(SCALES)):
-            blocked = self.frames < self.floor_until and lower > self.floor
-            poor = SCALES[lower] < POOR and not (most_late and SCALES[step] <= POOR)
-            if blocked or poor or best <= room * self.limit:
+        best, chosen = latency, self.step
+        for step in range(self.step + 1, len(SCALES)):
+            blocked = self.frames < self.blocked_until and step > self.lowest_step
+            too_poor = SCALES[step] < POOR_SCALE and not (long_late and self.scale <= POOR_SCALE)
+            if blocked or too_poor or best <= share * self.limit:
                 break
-            expected = self.expect(lower, step, latency, part)
-            enough = SCALES[lower] >= POOR or expected <= self.limit  # late and poor would be the worst of both
-            if enough and expected < (1 - GAIN) * best:
-                best, least = expected, lower
-        return least
+            expected = self.costs.expect(step, self.step, latency, network_share)
+            # poor labels are accepted only if they are in time
+            acceptable = SCALES[step] >= POOR_SCALE or expected <= self.limit
+            if acceptable and expected < (1 - MIN_GAIN) * best:
+                best, chosen = expected, step
+        return chosen
 
-    def larger_step(self, latency: float, part: float) -> int:
-        """The largest size that should be in time."""
-        for upper in range(self.step):
-            if self.expect(upper, self.step, latency, part) <= ROOM * self.limit:
-                return upper
+    def find_larger(self, latency: float, network_share: float) -> int:
+        """Return the largest size that should be in time."""
+        for step in range(self.step):
+            if self.costs.expect(step, self.step, latency, network_share) <= TARGET_SHARE * self.limit:
+                return step
         return self.step
 
-    def expect(self, other: int, step: int, latency: float, part: float) -> float:
-        """The latency at another step, if the network has a part in the latency at this one."""
-        ratio = self.within_pixels(self.costs[other] / max(self.costs[step], 1e-9), other, step)
-        return latency * (1 - part + part * ratio)
-
-    def within_pixels(self, ratio: float, step: int, other: int) -> float:
-        """A ratio of two steps' times, kept to what their pixels allow; what exceeds that is the machine's load."""
-        pixels = self.pixels[step] / self.pixels[other]
-        return min(max(ratio, min(1.0, pixels / 1.3)), max(1.0, 1.3 * pixels))
-
     def change(self, step: int, trial: Trial | None = None) -> None:
-        """Go to a step, to be compared with what was measured before."""
+        """Go to a step, to be compared with a trial."""
         self.trial, self.grown = trial, step < self.step
-        self.step, self.changed, self.skip = step, self.frames, SKIPPED
+        self.step, self.changed_at, self.settling = step, self.frames, SETTLING_FRAMES
         self.recent.clear()
 
-    @property
-    def limit(self) -> float:
-        return math.inf if self.seconds is None else self.seconds
 
+def fit_times(times: Sequence[float], pixels: Sequence[float], min_slope: float) -> list[float]:
+    """Fit a fixed part and a part proportional to the pixels to the first steps' times; return those of all steps.
 
-def fit(times: Sequence[float], pixels: Sequence[float], least: float) -> list[float]:
-    """Times of all steps by those of the first: a fixed part and one that goes with the pixels, least relative error.
-
-    Each was measured in a few passes, and on a busy machine a smaller size may seem slower.
+    The relative error is minimised. A fit, since on a busy machine a smaller size may seem slower.
 
     Args:
-        least: The least share of the time that goes with the pixels.
+        min_slope: The least share of the time that is proportional to the pixels.
     """
     weights = [1 / max(time, 1e-9) ** 2 for time in times]
     total = sum(weights)
     mean_pixels = sum(w * p for w, p in zip(weights, pixels, strict=False)) / total
     mean_time = sum(w * t for w, t in zip(weights, times, strict=True)) / total
-    spread = sum(w * (p - mean_pixels) ** 2 for w, p in zip(weights, pixels, strict=False))
-    both = sum(w * (p - mean_pixels) * (t - mean_time) for w, p, t in zip(weights, pixels, times, strict=False))
-    slope = min(max(both / max(spread, 1e-30), least * mean_time / mean_pixels), mean_time / mean_pixels)
+    variance = sum(w * (p - mean_pixels) ** 2 for w, p in zip(weights, pixels, strict=False))
+    covariance = sum(w * (p - mean_pixels) * (t - mean_time) for w, p, t in zip(weights, pixels, times, strict=False))
+    slope = min(max(covariance / max(variance, 1e-30), min_slope * mean_time / mean_pixels), mean_time / mean_pixels)
     return [mean_time + slope * (p - mean_pixels) for p in pixels]
 
 
-def level(times: Sequence[float]) -> float:
-    """What frames take, as far as a deadline is concerned: exceeded by two of the last eight, or by a tenth of all."""
-    few = sorted(times[-FEW:])
+def high_level(times: Sequence[float]) -> float:
+    """Return a time that only two of the last eight frames exceed and, of twenty or more, only a tenth of all."""
+    few = sorted(times[-FEW_FRAMES:])
     short = few[math.ceil(0.65 * len(few)) - 1]
-    return short if len(times) < WINDOW // 2 else max(short, sorted(times)[math.floor(0.9 * (len(times) - 1))])
+    if len(times) < RECENT_FRAMES // 2:
+        return short
+    return max(short, sorted(times)[math.floor(0.9 * (len(times) - 1))])
 
 
-def smaller(size: tuple[int, int], scale: float) -> tuple[int, int]:
-    """A height and width times a scale; sides are rounded up to multiples of 32, but none becomes larger."""
+def scale_size(size: tuple[int, int], scale: float) -> tuple[int, int]:
+    """Return a height and width times a scale, rounded up to multiples of 32 but never enlarged."""
     if scale == 1.0:
         return size
     height, width = (min(side, math.ceil(side * scale / MIN_SIDE - 1e-6) * MIN_SIDE) for side in size)

@@ -1,10 +1,9 @@
-"""Streams of frames: their labels, and what a network remembers of them. Only this file knows of windows.
+"""Label the frames of streams.
 
-The state of a stream is a value that goes in and comes out: two streams cannot mix, and any state can be kept, saved,
-or gone back to.
+`label_frames` iterates over a video, `label_frame` labels one frame and returns the state for the next one,
+`label_batch` does so for several streams at once. All of them go through `step_batch`.
 
-Shapes: B streams in a batch, K classes, H height, W width, h x w the map of Res-1, T frames in a state, D key channels,
-C channels of Res-1 … Res-4 side by side.
+Shapes: B streams in a batch, H height, W width, D key channels, C channels of Res-1 … Res-4 side by side.
 """
 
 import math
@@ -17,15 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from streamseg.engine.engine import (
-    Engine,
-    FrameBatch,
-    Prediction,
-    check_past,
-    resize_frames,
-    to_engine,
-)
-from streamseg.engine.tiles import to_checked_frame
+from streamseg.engine.engine import Engine, FrameBatch, Prediction, check_past, resize_frames, to_engine
+from streamseg.engine.inputs import to_checked_frame
 from streamseg.io.images import Picture, to_frame
 from streamseg.models import checkpoint
 from streamseg.models.checkpoint import Network
@@ -37,22 +29,22 @@ from streamseg.stream.state import (
     State,
     advance,
     context_distances,
+    decay,
     frame_time,
-    past_weight,
     stack_pasts,
     sum_past,
     to_policy,
 )
 
 MAX_PIXELS = 1024 * 2048
-"""The most pixels that a network sees at once, unless told otherwise."""
+"""The largest network input, unless a size is given."""
 
 
 def segment(image: Picture, model: "Network | Engine | None" = None) -> Tensor:
-    """Labels (H, W), uint8, of a picture: a path, a PIL picture, an array (H, W, 3) or a frame (3, H, W).
+    """Return the labels (H, W), uint8, of an image: a path, a PIL image, an array (H, W, 3) or a frame (3, H, W).
 
     Args:
-        model: The network; without one, the weights that ship with streamseg, which are loaded once.
+        model: The network; by default the bundled weights, which are loaded once.
     """
     labels, _ = label_frame(bundled_model() if model is None else model, to_frame(image))
     return labels
@@ -60,8 +52,8 @@ def segment(image: Picture, model: "Network | Engine | None" = None) -> Tensor:
 
 @cache
 def bundled_model() -> FANet:
-    """The network that ships with streamseg."""
-    with torch.inference_mode(False):  # it is for later calls too, which may be outside of it
+    """Return the network with the bundled weights."""
+    with torch.inference_mode(False):  # later calls may be outside of inference mode
         model, _ = checkpoint.load()
     return model
 
@@ -76,17 +68,17 @@ def label_frames(
     cut: float | None = None,
     size: tuple[int, int] | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each frame (3, H, W) of a stream with its labels (H, W), uint8, on the frame's device.
+    """Yield each frame (3, H, W) of a stream with its labels (H, W), uint8, on the frame's device.
 
-    Use label_frame to get the state out as well.
+    Use label_frame to get the state as well.
 
     Args:
-        frames: They may be pictures of any kind that segment takes, such as arrays (H, W, 3).
-        window: How many frames to look at, the present one among them; or another policy, such as Fading.
-        state: What the stream has seen already.
-        times: The time of each frame in seconds; without them there are 25 frames a second.
-        cut: The distance between contexts, from 0 to 2, beyond which a new scene begins and the past is dropped.
-        size: Height and width that the network sees frames at; without it, their own up to 1024 x 2048 pixels.
+        frames: Frames, or anything that segment takes, such as arrays (H, W, 3).
+        window: The number of frames that the network uses, the current one included; or a policy, such as Fading.
+        state: The state after earlier frames of the stream.
+        times: The time of each frame in seconds; by default there are 25 frames a second.
+        cut: The distance between contexts, 0 to 2, above which a new scene begins and the past is dropped.
+        size: The network input's height and width; by default the frame's own, up to 1024 x 2048 pixels.
     """
     check_frames(frames)
     clock = repeat(None) if times is None else iter(times)
@@ -109,9 +101,9 @@ def label_frame(
     cut: float | None = None,
     size: tuple[int, int] | None = None,
 ) -> tuple[Tensor, State]:
-    """Labels (H, W), uint8, of a stream's next frame (3, H, W), and the state for the one after; see label_frames.
+    """Return the labels (H, W), uint8, of a stream's next frame, and the state for the one after.
 
-    The frame may be a picture of any kind that segment takes, such as an array (H, W, 3).
+    The arguments are those of label_frames.
     """
     (labels,), (state,) = label_batch(model, [frame], [state], window, times=[seconds], cut=cut, size=size)
     return labels, state
@@ -127,21 +119,22 @@ def label_batch(
     cut: float | None = None,
     size: tuple[int, int] | None = None,
 ) -> tuple[list[Tensor], list[State]]:
-    """Labels of the next frame of each of several streams, and their states; as label_frame of each alone.
+    """Return the labels of the next frame of each of several streams, and their states.
 
-    The network sees them together, so at one size: frames of several sizes need one given.
+    The results are those of label_frame for each stream alone. A batch has one network input size: give one if the
+    frames differ in size.
     """
-    engine, taken = to_engine(model), [to_checked_frame(frame) for frame in frames]
+    engine, tensors = to_engine(model), [to_checked_frame(frame) for frame in frames]
     if size is None:
-        sizes = {network_size(*frame.shape[1:]) for frame in taken}
+        sizes = {network_size(*frame.shape[1:]) for frame in tensors}
         if len(sizes) != 1:
-            raise ValueError(f"A batch is seen at one size, but its frames have {len(sizes)}: give a size.")
+            raise ValueError(f"The frames of the batch have {len(sizes)} sizes, expected one: give size=(H, W).")
         (size,) = sizes
     check_size(size)
-    images = torch.cat([resize_frames(frame[None].to(engine.device, non_blocking=True), size) for frame in taken])
-    own = [(frame.shape[1], frame.shape[2]) for frame in taken]
-    predictions, after = step_batch(engine, images, states, window, sizes=own, times=times, cut=cut)
-    return [labels.to(frame.device) for (labels, *_), frame in zip(predictions, taken, strict=True)], after
+    images = torch.cat([resize_frames(frame[None].to(engine.device, non_blocking=True), size) for frame in tensors])
+    label_sizes = [(frame.shape[1], frame.shape[2]) for frame in tensors]
+    predictions, after = step_batch(engine, images, states, window, sizes=label_sizes, times=times, cut=cut)
+    return [labels.to(frame.device) for (labels, *_), frame in zip(predictions, tensors, strict=True)], after
 
 
 def step_batch(
@@ -151,85 +144,81 @@ def step_batch(
     window: int | Policy = 1,
     *,
     sizes: Sequence[tuple[int, int]],
-    confident: bool = False,
+    with_confidence: bool = False,
     times: Sequence[float | None] | None = None,
     cut: float | None = None,
-) -> tuple[list["Prediction"], list[State]]:
-    """What is seen in the next images (B, 3, H, W) of as many streams, and their states; see label_frames.
-
-    No stream sees another's state.
+) -> tuple[list[Prediction], list[State]]:
+    """Return the predictions for the next images (B, 3, H, W) of B streams, and the streams' states after them.
 
     Args:
-        sizes: Height and width of each one's labels.
-        confident: Whether the probability of each label is wanted too.
+        sizes: Height and width of each image's labels.
+        with_confidence: Whether to return the probability of each label as well.
+        times, cut: See label_frames.
     """
     engine, policy = to_engine(model), to_policy(window)
     times = [None] * len(states) if times is None else times
     if not len(images) == len(states) == len(times) == len(sizes):
-        raise ValueError(f"{len(images)} images, {len(states)} states and {len(times)} times are no batch of streams.")
+        raise ValueError(f"{len(images)} images, {len(states)} states and {len(times)} times do not form a batch.")
     check_window(engine, policy)
     check_range(images)
-    moments = [frame_time(*pair) for pair in zip(states, times, strict=True)]
-    with torch.no_grad():  # not inference_mode, whose tensors a caller could not change
+    now = [frame_time(*pair) for pair in zip(states, times, strict=True)]
+    with torch.no_grad():  # not inference_mode: callers may modify the tensors
         known = [state and replace(state, contexts=state.contexts.to(engine.device)) for state in states]
-        pasts = [sum_past(*pair, policy) for pair in zip(known, moments, strict=True)]
+        decayed = [state and decay(state, seconds, policy) for state, seconds in zip(known, now, strict=True)]
+        pasts, weights = zip(*[sum_past(state, policy) for state in decayed], strict=True)
         for past in pasts:
             check_past(past, engine.context_shape)
-        weights = [past_weight(*pair, policy) for pair in zip(known, moments, strict=True)]
-        before = [state.coarse if state else None for state in known]
+        previous = [state.low_res_labels if state else None for state in known]
         predictions, contexts = engine.predict(
-            FrameBatch(images, stack_pasts(pasts), weights, sizes, confident, policy.steady, before)
+            FrameBatch(images, stack_pasts(pasts), weights, sizes, with_confidence, policy.steady, previous)
         )
         if cut is not None:
             for i, distance in enumerate(context_distances(known, contexts, engine.widths)):
-                if distance > cut:  # a new scene is seen once more, without the past, which is rare
-                    known[i] = None
-                    alone = FrameBatch(
-                        images[i : i + 1], None, [0.0], sizes[i : i + 1], confident, policy.steady, [None]
-                    )
-                    predictions[i : i + 1], _ = engine.predict(alone)
-        after = [advance(*entry, policy) for entry in zip(known, contexts.split(1), moments, strict=True)]
+                if distance > cut:  # rare: predict the first frame of the new scene again, without the past
+                    decayed[i] = None
+                    one = slice(i, i + 1)
+                    alone = FrameBatch(images[one], None, [0.0], sizes[one], with_confidence, policy.steady, [None])
+                    predictions[one], _ = engine.predict(alone)
+        after = [advance(*entry, policy) for entry in zip(decayed, contexts.split(1), now, strict=True)]
         return predictions, [
-            replace(state, coarse=prediction.low_res_labels)
+            replace(state, low_res_labels=prediction.low_res_labels)
             for state, prediction in zip(after, predictions, strict=True)
         ]
 
 
+def network_size(height: int, width: int, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+    """Return the network input's size for a frame: its own, or a smaller one of the same proportions if too large.
+
+    No side is below 32, the smallest that a network takes.
+    """
+    scale = min(1.0, math.sqrt(max_pixels / (height * width)))
+    tall = max(MIN_SIDE, int(height * scale))
+    wide = max(MIN_SIDE, min(int(width * scale), max_pixels // tall))
+    # the short side of a narrow strip may have grown
+    return max(MIN_SIDE, min(tall, max_pixels // wide)), wide
+
+
 def check_window(engine: Engine, window: int | Policy) -> None:
-    """Raise a ValueError if frames are to be remembered by what sees each of them alone."""
+    """Raise a ValueError if a window of several frames is asked of an engine that has no context."""
     policy = to_policy(window)
     if engine.context_shape == (0, 0) and not (isinstance(policy, LastFrames) and policy.frames == 1):
         raise ValueError(
-            "The network sees each frame alone: leave out the window, or give weights of a FANet, or a file that was "
-            "exported with --video."
+            "The network labels each frame alone: leave out the window, or give FANet weights or a file exported with "
+            "--video."
         )
-
-
-def network_size(height: int, width: int, pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """The height and width that a frame is seen at: its own, or less, in proportion, where it has too many pixels.
-
-    No side is below 32, the least that a network can see.
-    """
-    scale = min(1.0, math.sqrt(pixels / (height * width)))
-    tall = max(MIN_SIDE, int(height * scale))
-    wide = max(MIN_SIDE, min(int(width * scale), pixels // tall))
-    # of a narrow strip the short side has grown
-    return max(MIN_SIDE, min(tall, pixels // wide)), wide
 
 
 def check_frames(frames: object) -> None:
-    """Raise a ValueError if something is one frame or the name of a file, and no frames one after the other."""
+    """Raise a ValueError if the argument is a single frame or a file name, not an iterable of frames."""
     if isinstance(frames, (str, Path)):
-        raise ValueError(f"The frames are {str(frames)!r:.80}; expected frames: streamseg.read_frames gives a file's.")
+        raise ValueError(f"The frames are {str(frames)!r:.80}; expected frames: read them with streamseg.read_frames.")
     if not isinstance(frames, Iterable):
-        raise ValueError(
-            f"The frames are a {describe_type(frames)}; expected frames one after the other, such as a list."
-        )
+        raise ValueError(f"The frames are a {describe_type(frames)}; expected an iterable of frames, such as a list.")
     if getattr(frames, "ndim", 4) != 4:
-        raise ValueError("The frames are one frame; expected several, one after the other: give a list, [frame].")
+        raise ValueError("The frames are a single frame; expected several: give a list, [frame].")
 
 
 def check_size(size: tuple[int, int]) -> None:
-    """Raise a ValueError if a network cannot see frames at a size."""
+    """Raise a ValueError if a size is no valid network input size."""
     if len(size) != 2 or not all(type(side) is int and side >= MIN_SIDE for side in size):
         raise ValueError(f"The size is {size!r:.80}; expected height and width, {MIN_SIDE} pixels or more each.")

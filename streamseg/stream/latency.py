@@ -1,6 +1,6 @@
-"""How long frames take, and what holds them up: measured while a stream runs, in memory that does not grow with it.
+"""Measure how long frames take and which stage is the bottleneck, in constant memory.
 
-All times are seconds, until they are shown.
+All times are seconds; they are shown as milliseconds.
 """
 
 import math
@@ -14,32 +14,32 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 
 STAGES = ("decode", "upload", "network", "download", "draw", "encode")
-"""What is done with a frame, in this order; of a live source decode is left out, since its pace is not our work."""
+"""The stages of a frame, in order. A live source has no decode stage: its pace is no work of ours."""
 
 SINGLE_THREAD_STAGE = "network"
-"""The stage that there is one of, however many threads tell of it."""
+"""The stage that runs in a single thread, though several threads report its times."""
 
-# what would make a stage faster
 ADVICE = {
-    "decode": "fewer pixels would help, or a codec that is easy to decode, such as H.264",
-    "upload": "a source of fewer pixels would help",
-    "network": "a smaller --size would help, on a CPU --precision int8 (a file: export --int8), or a faster --device",
-    "download": "a source of fewer pixels would help",
-    "draw": "a smaller picture would help, or to write labels alone",
-    "encode": "a smaller picture would help, or a format that is quick to write: JPEG rather than PNG",
+    "decode": "use fewer pixels, or a codec that is fast to decode, such as H.264",
+    "upload": "use a source with fewer pixels",
+    "network": "use a smaller --size, on a CPU --precision int8 (exported files: export --int8), or a faster --device",
+    "download": "use a source with fewer pixels",
+    "draw": "use smaller frames, or write labels only",
+    "encode": "use smaller frames, or a format that is fast to write, such as JPEG instead of PNG",
 }
+"""What makes each stage faster."""
 
 MAX_DROPPED_SHARE = 0.01
-"""The most frames of a live source, as a share, that may be dropped without calling anything too slow for it."""
+"""The share of dropped frames up to which a run keeps up with a live source."""
 MIN_SILENCE = 0.5
 """Seconds without a frame after which a live source counts as silent."""
 MAX_SILENT_SHARE = 0.1
-"""The share of the time for which a live source may be silent without being what holds a run up."""
+"""The share of the time above which a silent live source is the bottleneck."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How a time differs from frame to frame: percentiles to 1 %, and the longest exactly."""
+    """The distribution of a time: percentiles to 1 %, and the exact maximum."""
 
     p50: float
     p95: float
@@ -49,21 +49,21 @@ class Spread:
 
 @dataclass(frozen=True)
 class Stage:
-    """How much time a stage takes."""
+    """The time of a stage."""
 
     mean: float
-    """Of one frame; frames that were worked on together share their time."""
+    """For one frame; the frames of a batch share its time."""
     share: float
-    """Of the wall time, in which it worked; where several threads do the same, the mean over them."""
+    """The share of the wall time in which it was busy; the mean over threads that do the same."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run went, or goes."""
+    """The measurements of a run so far."""
 
     wall: float
     read: int
-    """Frames that the sources gave, those that were dropped afterwards among them."""
+    """Frames that were read, including dropped ones."""
     labelled: int
     written: int
     """Frames that were written or shown."""
@@ -71,13 +71,13 @@ class Summary:
     latency: Spread | None
     """From the capture of a frame to its labels; None before the first."""
     age: Spread | None
-    """From the capture of a frame until it is written or shown with its labels: how old what is seen is."""
+    """From the capture of a frame until it is written or shown with its labels; None before the first."""
     stages: dict[str, Stage]
-    """By name, those that had something to do."""
+    """By name; only those that did any work."""
     streams: dict[str, tuple[int, int]]
-    """Frames read and dropped, by the name of their stream."""
+    """Frames read and dropped, by the name of the stream."""
     silent: dict[str, float]
-    """How long live streams gave no frame, by name, those that were silent at all."""
+    """For how long live streams were silent, by name; only those that were."""
 
     @property
     def source_fps(self) -> float:
@@ -85,7 +85,7 @@ class Summary:
 
     @property
     def network_fps(self) -> float:
-        """How many frames a second the network could label, if it had nothing to wait for."""
+        """Frames a second that the network alone could label."""
         mean = self.stages["network"].mean if "network" in self.stages else 0.0
         return 1 / mean if mean else 0.0
 
@@ -95,7 +95,7 @@ class Summary:
 
 
 class Histogram:
-    """Times, counted in bins of which each is 2 % wider than the one before: 1 µs is the first, 12 days the last."""
+    """A histogram of times with bins that grow by 2 %, from 1 µs to 12 days."""
 
     def __init__(self) -> None:
         self.counts = [0] * 1400
@@ -107,7 +107,7 @@ class Histogram:
         self.least, self.most = min(self.least, seconds), max(self.most, seconds)
 
     def percentile(self, percent: int) -> float:
-        """The time that so many percent of all times do not exceed."""
+        """Return the time that a percentage of all times does not exceed."""
         so_far = list(accumulate(self.counts))
         number = bisect_left(so_far, math.ceil(so_far[-1] * percent / 100))
         return min(max(1e-6 * 1.02 ** (number + 0.5), self.least), self.most)
@@ -119,7 +119,7 @@ class Histogram:
 
 
 class Meter:
-    """Measures one run, from when it is made; any thread may call it."""
+    """Measures a run from its construction on. Any thread may call it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self.clock = clock
@@ -136,43 +136,43 @@ class Meter:
         self.threads: dict[str, set[str]] = {name: set() for name in STAGES}
 
     def read(self, stream: str = "") -> None:
-        """A stream gave a frame."""
+        """Count a frame that a stream delivered."""
         with self.lock:
             self.frames_read[stream] += 1
 
     def dropped(self, count: int, stream: str = "") -> None:
-        """Frames that a stream gave were left out, for newer ones had come."""
+        """Count frames of a stream that newer ones replaced."""
         with self.lock:
             self.frames_dropped[stream] += count
 
     def waited(self, seconds: float, stream: str = "") -> None:
-        """A live stream let us wait so long for its next frame, or for none; before its first it was being opened."""
+        """Add the time for which a live stream delivered no frame; before its first frame it is being opened."""
         with self.lock:
             if seconds > MIN_SILENCE and self.frames_read[stream]:
                 self.silent[stream] = self.silent.get(stream, 0.0) + seconds
 
     def stage(self, name: str, seconds: float, frames: int = 1) -> None:
-        """A stage worked for a time on a frame, or on several at once."""
+        """Add the time that a stage took for a frame, or for several at once."""
         with self.lock:
             self.seconds[name] += seconds
             self.frames[name] += frames
-            # by name: threads of one name work one after the other
+            # by name: threads of the same name work one after the other
             self.threads[name].add(threading.current_thread().name)
 
     def labelled(self, latency: float) -> None:
-        """The labels of a frame are there, so long after its capture."""
+        """Add the latency of a labelled frame."""
         with self.lock:
             self.frames_labelled += 1
             self.latency.add(latency)
 
     def shown(self, age: float) -> None:
-        """A frame was written or shown with its labels, so long after its capture."""
+        """Add the age at which a frame was written or shown."""
         with self.lock:
             self.frames_written += 1
             self.age.add(age)
 
     def workers(self, name: str) -> int:
-        """How many do the work of a stage at once."""
+        """Return how many threads do the work of a stage at once."""
         return 1 if name == SINGLE_THREAD_STAGE else len(self.threads[name])
 
     def summary(self) -> Summary:
@@ -200,23 +200,21 @@ class Meter:
 
 
 def bottleneck(summary: Summary) -> str:
-    """What holds a run up, and what would help, in a sentence."""
+    """Return a sentence on the bottleneck of a run, and how to remove it."""
     if not summary.labelled:
         return "No frame was labelled."
     live = "decode" not in summary.stages
     away, stream = max(((seconds, name) for name, seconds in summary.silent.items()), default=(0.0, ""))
     if live and away > MAX_SILENT_SHARE * summary.wall:
-        return f"Bottleneck: the source {stream}, which gave no frame for {away:.1f} of {summary.wall:.1f} s."
+        return f"Bottleneck: the source {stream}, which was silent for {away:.1f} of {summary.wall:.1f} s."
     if not summary.stages or (live and summary.dropped <= MAX_DROPPED_SHARE * summary.read):
-        return (
-            f"Bottleneck: the source, which gives {summary.source_fps:.1f} frames a second; there is nothing to gain."
-        )
+        return f"Bottleneck: the source, at {summary.source_fps:.1f} frames a second; the rest keeps up."
     name, stage = max(summary.stages.items(), key=lambda item: item[1].share)
     return f"Bottleneck: {name}, busy {100 * stage.share:.0f} % of the time; {ADVICE[name]}."
 
 
 def format_summary(summary: Summary) -> str:
-    """A summary as a table for the terminal."""
+    """Return a summary as a table for the terminal."""
     counts = f"{summary.read:,} read, {summary.labelled:,} labelled, {summary.written:,} written"
     if summary.dropped:
         counts += f", {summary.dropped:,} dropped ({100 * summary.dropped / max(1, summary.read):.1f} %)"
@@ -245,28 +243,28 @@ def format_summary(summary: Summary) -> str:
 
 
 def format_row(name: str, text: str) -> list[str]:
-    """A row of a table, in as many lines as it needs, up to three."""
+    """Return the lines of a row of the table, up to three."""
     return textwrap.wrap(
         text, 80, initial_indent=f"{name:12}", subsequent_indent=" " * 12, max_lines=3, placeholder=" …"
     )
 
 
 def format_progress(summary: Summary, total: int | None = None) -> str:
-    """Where a run stands, in a line that fits a terminal; with a total of frames, how far it is."""
+    """Return a line of progress that fits a terminal, with a percentage if the total of frames is known."""
     fps = summary.output_fps or (summary.labelled / summary.wall if summary.wall else 0.0)
     done = f"frame {summary.labelled}"
-    if total and summary.labelled <= total:  # which a video may be wrong about
+    if total and summary.labelled <= total:  # a video may declare a wrong number
         done += f"/{total} ({100 * summary.labelled // total} %)"
     parts = [done, f"{fps:.1f} fps"]
     if summary.latency:
-        # one unit for both
+        # the same unit for both
         unit, scale = ("ms", 1000) if summary.latency.p95 < 10 else ("s", 1)
         parts.append(f"latency {scale * summary.latency.p50:.0f} {unit} (p95 {scale * summary.latency.p95:.0f})")
     if summary.age:
         parts.append(f"mask age {format_duration(summary.age.p50, digits=0)}")
     if summary.dropped:
         parts.append(f"dropped {summary.dropped}")
-    while len(" · ".join(parts)) > 79:  # how many were dropped is the last that may go
+    while len(" · ".join(parts)) > 79:  # the number of dropped frames stays longest
         del parts[-2]
     return " · ".join(parts)
 
@@ -276,7 +274,7 @@ def format_duration(seconds: float, digits: int = 1) -> str:
 
 
 def summary_to_json(summary: Summary) -> dict:
-    """A summary as JSON can hold it: milliseconds, and null for what was not measured."""
+    """Return a summary for JSON: milliseconds, and null for what was not measured."""
 
     def milliseconds(spread: Spread | None) -> dict[str, float] | None:
         return {name: 1000 * seconds for name, seconds in asdict(spread).items()} if spread else None

@@ -99,7 +99,7 @@ def train(
                 last_save = time.monotonic()
             if stopped and not last:
                 if log:
-                    log.say(f"Stopped at iteration {done} of {config.iterations}: go on with --resume.")
+                    log.say(f"Stopped at iteration {done} of {config.iterations}: continue with --resume.")
                 distributed.leave_process_group()
                 raise TrainingStopped(stopped)
             if validating and not last:

@@ -19,7 +19,7 @@ def check_out(out: Path, resume: bool) -> None:
     if resume and not (out / "state.pt").exists():
         raise FileNotFoundError(f"No state at {out / 'state.pt'} to resume from: start the run without --resume.")
     if not resume and any((out / name).exists() for name in ("state.pt", "weights.safetensors")):
-        raise ValueError(f"{out} already holds a run: go on with --resume, or give another --out.")
+        raise ValueError(f"{out} already holds a run: continue with --resume, or give another --out.")
 
 
 def is_restarted(out: Path) -> bool:
@@ -35,7 +35,7 @@ def save_state(out: Path, step: int, settings: dict[str, Any], parts: dict[str, 
         with written_whole(path) as temporary:
             torch.save(state, temporary)
     except RuntimeError as error:  # what torch raises when the disk is full
-        raise OSError(f"Could not write {path}: make room on the disk, then go on with --resume.") from error
+        raise OSError(f"Could not write {path}: make room on the disk, then continue with --resume.") from error
 
 
 def restore_state(out: Path, settings: dict[str, Any], parts: dict[str, Any]) -> int:
@@ -58,9 +58,9 @@ def restore_state(out: Path, settings: dict[str, Any], parts: dict[str, Any]) ->
     except Exception as error:  # a damaged or hostile file can fail in any way
         raise ValueError(damaged) from error
     if changed == ["data"]:
-        raise ValueError(f"The run in {out} was started with other frames or classes: give the same --data to go on.")
+        raise ValueError(f"The run in {out} was started with other frames or classes: give the same --data to resume.")
     if changed:
-        raise ValueError(f"The run in {out} was started with other settings: go on with {options} --resume.")
+        raise ValueError(f"The run in {out} was started with other settings: continue with {options} --resume.")
     try:
         for name, part in parts.items():
             part.load_state_dict(state[name])

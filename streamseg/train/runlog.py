@@ -139,7 +139,7 @@ class RunLog:
             print(line, file=self.messages, flush=True)
 
     def say(self, sentence: str) -> None:
-        """Print a sentence in a line of its own."""
+        """Print a sentence on its own line."""
         print(("\r\x1b[K" if self.messages.isatty() else "") + sentence, file=self.messages, flush=True)
 
     def finish(self) -> None:

@@ -63,7 +63,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """A run that is ready to start, or to go on."""
+    """A run that is ready to start or to resume."""
 
     share: tuple[int, int]
     """Rank of this process, and number of processes."""
@@ -188,7 +188,7 @@ def load_initial_weights(
     """Load the weights that training starts from.
 
     Args:
-        initial: imagenet (the encoder alone), nothing, or the path of a checkpoint.
+        initial: imagenet (only the encoder), nothing, or the path of a checkpoint.
         identity_init: With imagenet, let a FANet start close to its encoder.
     """
     encoder = encoder_of(network)

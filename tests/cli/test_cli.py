@@ -105,7 +105,7 @@ def test_the_demo_films_pictures_and_tells_classes_and_latency(folder, monkeypat
     asked = ("--no-overlay", "--weights", "camvid.safetensors", "--quiet", "--json", "a.jsonl")
     monkeypatch.setattr(sys, "argv", [])
     demo["run"]("segment", "a.png", *asked)
-    demo["show"]({"pictures": Path("a.jsonl")})
+    demo["print_reports"]({"pictures": Path("a.jsonl")})
     shown = capsys.readouterr().out
     assert shown.startswith(f"$ streamseg segment a.png {' '.join(asked)}\n")
     shares = [float(share) for share in re.findall(r"^\w+ +([\d.]+) %$", shown, re.MULTILINE)]
@@ -184,7 +184,7 @@ def test_a_left_out_recording_can_be_measured_alone(tmp_path, paint, monkeypatch
         assert run(monkeypatch, *command, *only) == 0
         assert json.loads(Path("a.json").read_text())["images"] == images
     assert run(monkeypatch, *command, "--only", "zebra") == 2
-    assert "holds no frames" in capsys.readouterr().err
+    assert "has no frames" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_a_rival_is_evaluated_and_segments_frame_by_frame_and_only_so(tmp_path, 
     for command in (evaluated, segmented):
         for option in (("--window", "2"), ("--half-life", "1")):
             shown = complaint(monkeypatch, capsys, *command, *option)
-            assert "The network sees each frame alone: leave out the window, or give weights of a FANet, or" in shown
+            assert "The network labels each frame alone: leave out the window, or give FANet weights or" in shown
     shown = complaint(monkeypatch, capsys, *segmented, "--tile")
     assert "--tile needs a FANet, but these weights are of enet: give weights of a FANet." in shown
     assert "This enet has no fast form" in complaint(monkeypatch, capsys, *evaluated, "--precision", "fp32")
@@ -267,7 +267,7 @@ def test_an_evaluation_on_a_cluster_has_the_figures_of_one_process(folder, drive
     assert run(monkeypatch, *asked, "--json", "spread.json", "--ray") == 0
     assert Path("spread.json").read_text() == Path("alone.json").read_text()
     monkeypatch.setattr("streamseg.parallel.cluster.map_on_cluster", lambda *_, **__: iter(()))
-    assert "7 frames were not measured" in complaint(monkeypatch, capsys, *asked, "--ray")
+    assert "7 frames were not evaluated" in complaint(monkeypatch, capsys, *asked, "--ray")
     assert "leave out --ray" in complaint(monkeypatch, capsys, *asked, "--ray", "--window", "2")
 
 
@@ -286,7 +286,7 @@ def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch
     fewer = streamseg.Classes(("ground", "box"), ((0, 0, 0), (1, 1, 1)))
     streamseg.save(streamseg.fanet18(classes=2), fewer, "fewer.safetensors")
     shown = complaint(monkeypatch, capsys, "evaluate", "fewer.safetensors", "--data", toy, "--dataset", "folder")
-    assert "class 2 is not there in the one and disc in the other." in shown
+    assert "class 2 is missing in the network and disc in the data set." in shown
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch
         ("check folder --data nowhere", "No folder data in nowhere"),
         ("check kitti --data TOY", "dataset is 'kitti'; choose one of"),
         ("check folder --data TOY --sheet nowhere/sheet.png", "No folder nowhere to write sheet.png into"),
-        ("check folder --data TOY --sheet sheet.mp4", "names no kind of picture"),
+        ("check folder --data TOY --sheet sheet.mp4", "does not have the suffix of a picture"),
         ("evaluate camvid.safetensors --data TOY --dataset kitti", "dataset is 'kitti'; choose one of"),
         ("evaluate camvid.safetensors --data TOY --dataset folder --split test", "No split 'test'"),
         ("evaluate camvid.safetensors --data TOY --dataset folder --json a/b.json", "No folder a to write b.json into"),

@@ -29,7 +29,7 @@ from streamseg.engine.folded import Folded
 from streamseg.io import sources
 from streamseg.io.images import write_image
 from streamseg.io.video_reading import open_video, read_label_video
-from streamseg.stream import pipeline
+from streamseg.stream import network_thread
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_of_an_animation_the_first_picture_is_taken_and_that_is_said(here, segme
     first.save("a.gif", save_all=True, append_images=[second])
     assert segment("a.gif") == 0
     assert streamseg.read_image("a-overlay.png").equal(overlay_of(model, streamseg.read_image("a.gif")))
-    assert capsys.readouterr().err == "streamseg: a.gif holds several pictures: its first is taken.\n"
+    assert capsys.readouterr().err == "streamseg: a.gif holds several pictures: the first is used.\n"
 
 
 @pytest.mark.parametrize("name", ["out.mp4", "out.mov", "out.mkv"])
@@ -259,7 +259,7 @@ def test_a_network_camera_that_goes_away_for_good_keeps_its_video(here, segment,
     indices = [record["frame"] for record in records]
     assert indices == sorted(set(indices))
     shown = capsys.readouterr()
-    assert f"streamseg: {server.address} went away after {counts['read']} frames and did not come back" in shown.err
+    assert f"streamseg: {server.address} was lost after {counts['read']} frames and did not come back" in shown.err
     assert "127-0-0-1_live: out.mp4\n" in shown.out
     assert made(here) == ["a.json", "out.mp4"]
 
@@ -349,13 +349,13 @@ def test_names_may_stand_anywhere(here, segment, model):
 
 @pytest.mark.slow
 def test_several_videos_at_once_become_what_each_becomes_alone(here, segment, monkeypatch):
-    step, batches = pipeline.step_batch, []
+    step, batches = network_thread.step_batch, []
 
     def counted(model, images, *rest, **options):
         batches.append(len(images))
         return step(model, images, *rest, **options)
 
-    monkeypatch.setattr(pipeline, "step_batch", counted)
+    monkeypatch.setattr(network_thread, "step_batch", counted)
     # each shows something else, so that a state of another would be seen
     for name, frames, way in (("a", 9, "upright"), ("b", 5, "half"), ("c", 7, "mirrored")):
         turn(make_clip(Path(f"{name}.mp4"), frames), TURNS[way])
@@ -522,7 +522,7 @@ def test_a_past_that_fades_and_scenes_that_change_are_seen_to(here, segment, mod
 
 
 def test_large_pictures_are_seen_tile_by_tile(here, segment, model, monkeypatch):
-    monkeypatch.setattr(pipeline, "MAX_PIXELS", 10_000)
+    monkeypatch.setattr(network_thread, "MAX_PIXELS", 10_000)
     paint("a.png", 3, (128, 192))
     assert segment("a.png", "--labels", "--tile") == 0
     expected, _ = streamseg.label_tiled(model, picture(3, (128, 192)))
@@ -746,9 +746,9 @@ def test_pictures_need_no_library_for_video_and_videos_say_which_they_need(here,
     assert "Reading and writing video needs PyAV: pip install 'streamseg[video]'" in complaint(
         capsys, segment("v.mp4", "out.mp4")
     )
-    assert "a.png is what is read" in complaint(capsys, segment("a.png", "a.png"))
+    assert "a.png is an input" in complaint(capsys, segment("a.png", "a.png"))
     paint("b.png")
-    assert "b.png is there, and was not written by streamseg" in complaint(capsys, segment("a.png", "b.png"))
+    assert "b.png exists and was not written by streamseg" in complaint(capsys, segment("a.png", "b.png"))
 
 
 @pytest.fixture
@@ -855,11 +855,11 @@ def text(name, words="no video"):
         (text("b.png"), "b.png", "b.png is not a picture that can be read"),
         (lambda: cut(Path("a.png"), 0.5), "a.png", "a.png is damaged or cut short"),
         (text("b.dat"), "b.dat", "b.dat is neither a picture nor a video"),
-        (None, "a.png a.png", "a.png is what is read"),
-        (None, "v.mp4 v.mp4", "v.mp4 is what is read"),
-        (own, "a.png own.png --json a.png", "a.png is read or written already"),
-        (None, "v.mp4 out.mp4 --json out.mp4", "out.mp4 is read or written already"),
-        (own, "own.png own.png", "own.png is what is read"),
+        (None, "a.png a.png", "a.png is an input"),
+        (None, "v.mp4 v.mp4", "v.mp4 is an input"),
+        (own, "a.png own.png --json a.png", "a.png is an input or output already"),
+        (None, "v.mp4 out.mp4 --json out.mp4", "out.mp4 is an input or output already"),
+        (own, "own.png own.png", "own.png is an input"),
         (None, "a.png /proc/out.png", "Could not write /proc/out.png: "),
         (None, "v.mp4 /proc/out.mp4", "Could not write /proc/out.mp4: "),
         (None, "a.png /proc/out", "Could not make the folder /proc/out: "),
@@ -867,12 +867,12 @@ def text(name, words="no video"):
         (None, "v.mp4 nowhere/out.mp4", "No folder nowhere to write out.mp4 into: create it first."),
         (None, "a.png --json nowhere/a.json", "No folder nowhere to write a.json into: create it first."),
         (None, "v.mp4 out.png", "out.png is one picture, and v has many: give a video, or out_%05d.png."),
-        (None, "a.png out.mp4", "out.mp4 names no kind of picture"),
-        (None, "v.mp4 out.xyz", "out.xyz names no kind of video"),
+        (None, "a.png out.mp4", "out.mp4 does not have the suffix of a picture"),
+        (None, "v.mp4 out.xyz", "out.xyz does not have the suffix of a video"),
         (None, "a.png v.mp4 out.mp4", "out.mp4 is one file, and there are several to write"),
         (None, "a.png v.mp4 -", "The labels of 2 sources cannot share standard output"),
-        (text("b.png"), "a.png b.png", "b.png is there, and was not written by streamseg"),
-        (text("b.mp4"), "v.mp4 b.mp4", "b.mp4 is there, and was not written by streamseg"),
+        (text("b.png"), "a.png b.png", "b.png exists and was not written by streamseg"),
+        (text("b.mp4"), "v.mp4 b.mp4", "b.mp4 exists and was not written by streamseg"),
         (None, "a.png out --size 20x64", "--size is '20x64'; expected a height and a width from 32 up"),
         (None, "a.png out --size large", "--size is 'large'"),
         (None, "- out.mp4 --raw-size 64", "--raw-size is '64'"),
@@ -890,7 +890,7 @@ def text(name, words="no video"):
         (None, "v.mp4 out --rate 0", "A rate of 0.0 frames a second; expected 0.001 to 1000."),
         (None, "v.mp4 out --rate 1e300", "A rate of 1e+300 frames a second"),
         (None, "v.mp4 out --window 2 --half-life 1", "Give --window or --half-life, not both."),
-        (text("b.json", "mine"), "v.mp4 out --json b.json", "b.json is there, and was not written by streamseg"),
+        (text("b.json", "mine"), "v.mp4 out --json b.json", "b.json exists and was not written by streamseg"),
         (None, "v.mp4 out --tile --window 2", "--tile sees single pictures at full size: leave out"),
         (None, "a.png out --device abacus", "'abacus' is no device"),
         (None, "a.png out --device cuda:99", "no GPU for --device cuda:99"),
@@ -926,7 +926,7 @@ def test_a_file_of_ones_own_is_never_written_over(here, segment, capsys):
     paint("street.png")
     Path("street-overlay.png").write_text("my own")
     before = {path: path.read_bytes() for path in here.iterdir()}
-    assert "is there, and was not written" in complaint(capsys, segment("street.png"))
+    assert "exists and was not written" in complaint(capsys, segment("street.png"))
     assert {path: path.read_bytes() for path in here.iterdir()} == before
 
 

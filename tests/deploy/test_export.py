@@ -67,7 +67,7 @@ def test_a_file_gives_the_labels_of_the_network(exported, network, name, size):
 
 def predict(model, image):
     """The labels, confidence and context of an image."""
-    predictions, (state,) = step_batch(model, image, [None], 2, sizes=[tuple(image.shape[-2:])], confident=True)
+    predictions, (state,) = step_batch(model, image, [None], 2, sizes=[tuple(image.shape[-2:])], with_confidence=True)
     return [prediction[:2] for prediction in predictions], state.contexts
 
 
@@ -261,11 +261,11 @@ def test_the_clip_pans_over_the_picture():
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("export a.tflite", "a.tflite has no suffix for what is to be written; expected .onnx, .xml, .pt2."),
-        ("export a.onnx --to openvino", "a.onnx has no suffix for what is to be written; expected .xml."),
+        ("export a.tflite", "a.tflite does not have an export suffix; expected .onnx, .xml, .pt2."),
+        ("export a.onnx --to openvino", "a.onnx does not have an export suffix; expected .xml."),
         (
             "export a.onnx --to coreml",
-            "'coreml' is no kind of file; choose one of: onnx, openvino, torch, aotinductor.",
+            "'coreml' is not an export format; choose one of: onnx, openvino, torch, aotinductor.",
         ),
         ("export", "There is nothing to write: give OUT, such as model.onnx."),
         ("export a b c.onnx", "3 names are too many"),

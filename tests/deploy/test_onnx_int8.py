@@ -3,7 +3,7 @@ import torch
 from exports import exported as exported, moving
 
 from streamseg.deploy.onnx_int8 import MIN_WEIGHTS, int8_convolutions, int8_node_names, round_int8_weights
-from streamseg.engine.rounding import LARGEST, round_weights
+from streamseg.engine.rounding import MAX_WEIGHT, round_weights
 
 
 @pytest.fixture
@@ -49,6 +49,6 @@ def test_weights_are_rounded_to_values_that_onnx_runtime_keeps(network):
         if name in names:
             rounded, scales, _ = round_weights(weight)
             torch.testing.assert_close(rounded * scales.view(-1, 1, 1, 1), weight, atol=1e-7, rtol=1e-5)
-            assert rounded.int().abs().max() == LARGEST
+            assert rounded.int().abs().max() == MAX_WEIGHT
             assert (weight - before[name]).norm() < 0.05 * before[name].norm()
     assert (labels() == expected).double().mean() > 0.95

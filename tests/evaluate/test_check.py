@@ -75,7 +75,7 @@ def test_sizes_that_differ_are_one_error(data):
 
 def test_colours_where_ids_are_expected_are_found(data):
     save(data / "labels/1.png", noise(1))
-    assert "labels/1.png is a colour picture (RGB); ids expected" in the_error(data)
+    assert "labels/1.png is a colour picture (RGB), expected ids" in the_error(data)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_a_baseline_is_evaluated_in_order_but_with_no_window(tmp_path):
     assert found.confusion.equal(evaluate(baseline, dataset).confusion)
     assert found.flip_rate > 0
     for window in (2, FadingInTime(0.2)):
-        with pytest.raises(ValueError, match="^The network sees each frame alone: leave out the window, or give"):
+        with pytest.raises(ValueError, match="^The network labels each frame alone: leave out the window, or give"):
             evaluate_video(baseline, dataset, window)
 
 

@@ -76,7 +76,7 @@ def test_only_what_is_wanted_is_written(here):
     assert planned("v.mp4", overlay=False, confidence=True) == ["v-confidence.mkv"]
     assert planned("v.mp4", overlay=False) == []
     assert planned("v.mp4", out="-") == []
-    with pytest.raises(ValueError, match="Standard output gets raw labels alone"):
+    with pytest.raises(ValueError, match="Standard output takes raw labels only"):
         planned("v.mp4", out="-", labels=True)
 
 
@@ -111,19 +111,19 @@ def test_what_is_missing_changes_nothing_about_where_the_others_go(here):
 @pytest.mark.parametrize(
     ("names", "out", "sentence"),
     [
-        (["a.png"], "a.png", "a.png is what is read: give another name to write to."),
-        (["a.png"], "./x/../a.png", "a.png is what is read"),
-        (["v.mp4"], "v.mp4", "v.mp4 is what is read"),
+        (["a.png"], "a.png", "a.png is an input: give another name to write to."),
+        (["a.png"], "./x/../a.png", "a.png is an input"),
+        (["v.mp4"], "v.mp4", "v.mp4 is an input"),
         (["a.png", "x"], "x/b.png", "x/b.png is one file, and there are several to write: the last name"),
         (["a.png", "v.mp4"], "r.mp4", "r.mp4 is one file, and there are several to write"),
         (["x"], "r.png", "r.png is one file, and there are several to write"),
-        (["n/f_%04d.png"], "n/f_%04d.png", "n/f_0007.png is what is read"),
-        (["v.mp4"], "n/f_%04d.png", "n/f_0007.png is there, and was not written by streamseg"),
+        (["n/f_%04d.png"], "n/f_%04d.png", "n/f_0007.png is an input"),
+        (["v.mp4"], "n/f_%04d.png", "n/f_0007.png exists and was not written by streamseg"),
         (["x"], "n/%d.png", None),
         (["v.mp4"], "r.png", "r.png is one picture, and v has many: give a video, or r_%05d.png."),
-        (["a.png"], "r.mp4", "r.mp4 names no kind of picture that can be written: end it in one of .png"),
-        (["v.mp4"], "r.avi", "r.avi names no kind of video that can be written: end it in one of .mp4"),
-        (["a.png"], "x/b.png", "x/b.png is there, and was not written by streamseg"),
+        (["a.png"], "r.mp4", "r.mp4 does not have the suffix of a picture; expected one of .png"),
+        (["v.mp4"], "r.avi", "r.avi does not have the suffix of a video; expected one of .mp4"),
+        (["a.png"], "x/b.png", "x/b.png exists and was not written by streamseg"),
         (["a.png"], "nowhere/r.png", "No folder nowhere to write r.png into: create it first."),
         (["v.mp4"], "nowhere/r.mp4", "No folder nowhere to write r.mp4 into: create it first."),
         (["a.png", "v.mp4"], "-", "The labels of 2 sources cannot share standard output: give a folder."),
@@ -144,7 +144,7 @@ def test_no_source_is_overwritten_by_what_becomes_of_another(here):
     for name in ("a-overlay.png", "b.png"):
         write_image(Path(name), picture(0))
     for names in (["a.png", "a-overlay.png"], ["a-overlay.png", "a.png"], ["a.png", "b.png", "x", "a-overlay.png"]):
-        with pytest.raises(ValueError, match="a-overlay.png is what is read: give another name to write to"):
+        with pytest.raises(ValueError, match="a-overlay.png is an input: give another name to write to"):
             planned(*names, out=".")
     # what was written before, and is not read, may be written again
     assert planned("a.png", out="a-overlay.png") == ["a-overlay.png"]
@@ -153,16 +153,16 @@ def test_no_source_is_overwritten_by_what_becomes_of_another(here):
 def test_a_video_does_not_overwrite_another_source(here):
     make_clip(Path("w.mp4"), 2)
     Path("v.mp4").replace("w-overlay.mp4")
-    with pytest.raises(ValueError, match="w-overlay.mp4 is what is read"):
+    with pytest.raises(ValueError, match="w-overlay.mp4 is an input"):
         planned("w.mp4", "w-overlay.mp4", out=".")
 
 
 def test_a_link_to_what_is_read_is_refused(here):
     Path("link.png").symlink_to("a.png")
-    with pytest.raises(ValueError, match="link.png is what is read"):
+    with pytest.raises(ValueError, match="link.png is an input"):
         planned("a.png", out="link.png")
     os.link("a.png", "twin.png")
-    with pytest.raises(ValueError, match="twin.png is there, and was not written by streamseg"):
+    with pytest.raises(ValueError, match="twin.png exists and was not written by streamseg"):
         planned("a.png", out="twin.png")
 
 
@@ -178,18 +178,18 @@ def test_what_streamseg_wrote_is_replaced_and_labels_beside_it_are_looked_at_too
     assert planned("v.mp4", out="r_%d.png") == ["r_%d.png"]
     Path("r-labels.png").write_bytes(b"my own")
     Path("r-labels.mkv").write_bytes(b"my own")
-    with pytest.raises(ValueError, match="r-labels.png is there"):
+    with pytest.raises(ValueError, match="r-labels.png exists"):
         planned("a.png", out="r.png", labels=True)
-    with pytest.raises(ValueError, match="r-labels.mkv is there"):
+    with pytest.raises(ValueError, match="r-labels.mkv exists"):
         planned("v.mp4", out="r.mp4", labels=True)
 
 
 def test_what_streamseg_wrote_is_kept_while_it_is_read(here):
     for i in range(2):
         write_image(Path(f"r_{i}.png"), picture(i))
-    with pytest.raises(ValueError, match="r_0.png is what is read"):
+    with pytest.raises(ValueError, match="r_0.png is an input"):
         planned("r_%d.png", out="r_%d.png")
-    with pytest.raises(ValueError, match="r_0.png is what is read"):
+    with pytest.raises(ValueError, match="r_0.png is an input"):
         planned("r_0.png", "a.png", out="r_%d.png")
 
 
@@ -200,11 +200,11 @@ def test_what_streamseg_wrote_is_kept_while_it_is_read(here):
         ("r.json", "", None),
         ("r.json", '{"source": "v", "mask_age_ms": 1.0}\n{"summary": {}}\n', None),
         ("r.json", '{"summary": {}}\n', None),
-        ("r.json", '{"my own": 1}\n', "r.json is there, and was not written by streamseg: give another name"),
-        ("r.json", "[" * 100_000, "r.json is there, and was not written by streamseg"),
-        ("notes.txt", "my own", "notes.txt is there, and was not written by streamseg"),
-        ("x/b.png", None, "x/b.png is read or written already: give another name for --json."),
-        ("y/c-overlay.png", None, "y/c-overlay.png is read or written already"),
+        ("r.json", '{"my own": 1}\n', "r.json exists and was not written by streamseg: give another name"),
+        ("r.json", "[" * 100_000, "r.json exists and was not written by streamseg"),
+        ("notes.txt", "my own", "notes.txt exists and was not written by streamseg"),
+        ("x/b.png", None, "x/b.png is an input or output already: give another name for --json."),
+        ("y/c-overlay.png", None, "y/c-overlay.png is an input or output already"),
         ("nowhere/r.json", None, "No folder nowhere to write r.json into: create it first."),
     ],
 )
@@ -225,7 +225,7 @@ def drawn(i, size=(48, 64)):
     """A frame of a number and what is drawn of it; labels and confidence are its number."""
     capture = Capture(picture(i, size), f"p{i}", i, i / 10, time.monotonic())
     flat = torch.full(size, i, dtype=torch.uint8)
-    return FrameOutput(capture, flat, capture.frame, flat + 100)
+    return FrameOutput(capture, capture.frame, flat, flat + 100)
 
 
 SOURCE = RawFrames((48, 64), Fraction(10))
@@ -302,7 +302,7 @@ def test_on_a_full_disk_all_videos_of_a_source_are_given_up(here, full_disk):
         full_disk(200_000)
         for i in range(20):
             entry = drawn(i, (480, 640))
-            write(FrameOutput(entry.capture, noise, entry.picture, noise))
+            write(FrameOutput(entry.capture, entry.overlay, noise, noise))
     assert list(Path("y").iterdir()) == []
 
 
@@ -312,7 +312,7 @@ def test_on_a_full_disk_a_picture_and_its_labels_are_given_up_together(here, ful
     with open_writer(places, SOURCE, streamseg.CAMVID) as write:
         full_disk(100_000)
         with pytest.raises(OSError, match=r"^Could not write r-labels\.png: File too large\.$"):
-            write(FrameOutput(drawn(0).capture, noise, picture(0), None))
+            write(FrameOutput(drawn(0).capture, picture(0), noise, None))
     assert not list(here.glob("r*"))
     assert not list(here.glob(".streamseg-*"))
 

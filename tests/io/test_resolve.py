@@ -220,7 +220,7 @@ def test_a_list_names_things_beside_it(here):
     ("content", "error", "sentence"),
     [
         (b"a.png\n\nb.png\n", FileNotFoundError, r"^Line 3 of list\.txt: Nothing at b\.png"),
-        (b"other.txt\n", ValueError, r"^Line 1 of list\.txt: other\.txt is a list itself"),
+        (b"other.txt\n", ValueError, r"^Line 1 of list\.txt: other\.txt is a list in a list"),
         (b"# nothing\n\n", ValueError, r"^list\.txt lists nothing: expected"),
         (b"\xff\xfe\x00\xd8", ValueError, r"^list\.txt is no list of names: expected text in UTF-8"),
         (b"a.png\nb\x00.png\n", ValueError, r"^Line 2 of list\.txt: 'b\\x00\.png' is no name: expected text"),

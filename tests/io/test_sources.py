@@ -36,7 +36,7 @@ def test_of_an_animation_the_first_picture_is_taken_and_that_is_said(here, name)
     first.save(name, save_all=True, append_images=[second])
     (capture,) = only(name).captures()
     assert number(capture.frame) == 2
-    assert capture.note == f"{name} holds several pictures: its first is taken."
+    assert capture.note == f"{name} holds several pictures: the first is used."
 
 
 @pytest.mark.parametrize("name", ["a.gif", "a.png", "a.webp", "a.tiff"])
@@ -184,9 +184,7 @@ def test_raw_frames_are_numbered_and_timed(piped):
 def test_a_raw_frame_that_is_not_whole_is_told(piped):
     captures = piped(bytes(range(18)) + b"abc", (2, 3)).captures()
     next(captures)
-    with pytest.raises(
-        CutShort, match=r"within a frame of 2 x 3 pixels \(3 of 18 bytes\), after 1 whole frame: was it"
-    ):
+    with pytest.raises(CutShort, match=r"within a frame of 2 x 3 pixels \(3 of 18 bytes\), after 1 whole frame: check"):
         next(captures)
 
 
@@ -238,8 +236,8 @@ def test_a_stream_of_pictures_is_live_and_comes_back(here, brief_waits):
     assert len(visits(captures)) == 2
     note = next(capture.note for capture in captures if capture.note)
     shown = re.escape(f"{url}/camera?…")
-    assert re.fullmatch(rf"{shown} went away and came back after \d\.\d s\.", note)
-    away = f"went away after {len(captures)} frames and did not come back"
+    assert re.fullmatch(rf"{shown} was lost and came back after \d\.\d s\.", note)
+    away = f"was lost after {len(captures)} frames and did not come back"
     assert re.fullmatch(rf"{shown} {away} within \d s\.", sentence)
 
 
@@ -251,7 +249,7 @@ def test_a_network_camera_is_followed_until_it_stays_away(brief_waits):
     assert seen[-1] == 59 % 12
     assert [capture.index for capture in captures] == list(range(len(captures)))
     assert (source.live, source.moving, source.name) == (True, True, "127-0-0-1_live")
-    assert sentence.startswith(f"{server.address} went away after {len(seen)} frames and did not come back within ")
+    assert sentence.startswith(f"{server.address} was lost after {len(seen)} frames and did not come back within ")
     assert server.requests[-4:] == ["OPTIONS", "DESCRIBE", "SETUP", "PLAY"]
 
 
@@ -261,11 +259,11 @@ def test_a_network_camera_that_comes_back_is_followed_again(brief_waits):
     assert [part[-1] for part in visits(captures)] == [59 % 12, 49 % 12, 39 % 12]
     assert [capture.index for capture in captures] == list(range(len(captures)))
     note = next(capture.note for capture in captures if capture.note)
-    assert note.startswith(f"{server.address} went away and came back after ")
+    assert note.startswith(f"{server.address} was lost and came back after ")
     seconds = [capture.seconds for capture in captures]
     assert seconds == sorted(set(seconds))
     assert seconds[0] == 0.0
-    assert f"went away after {len(captures)} frames" in sentence
+    assert f"was lost after {len(captures)} frames" in sentence
 
 
 def test_the_waits_begin_anew_when_a_frame_has_come(brief_waits):

@@ -137,7 +137,7 @@ def test_without_timestamps_times_come_from_the_rate(tmp_path):
 )
 def test_times_strictly_increase_whatever_the_timestamps_do(timestamps, expected):
     clock = FrameClock(Fraction(1), Fraction(1))
-    assert [clock.tell(timestamp) for timestamp in timestamps] == expected
+    assert [clock.next_time(timestamp) for timestamp in timestamps] == expected
 
 
 def test_frames_of_another_size_take_that_of_the_first(tmp_path):
@@ -244,7 +244,7 @@ def test_sound_alone_and_a_video_of_no_frames_are_refused(tmp_path):
         with write_video(tmp_path / name, (48, 64), NTSC):
             pass
     for name in ("a.mp4", "b.mp4", "b.mkv"):
-        with pytest.raises(ValueError, match=f"{name} (holds no video|is not a video)|Not one frame of .*{name}"):
+        with pytest.raises(ValueError, match=f"{name} (holds no video|is not a video)|{name} has no readable frame"):
             open_video(tmp_path / name)
 
 
@@ -253,7 +253,7 @@ def test_a_missing_video_a_folder_and_a_pipe_are_named(tmp_path):
         open_video(tmp_path / "nowhere.mp4")
     with pytest.raises(IsADirectoryError, match="is a folder: give a video"):
         open_video(tmp_path)
-    with pytest.raises(ValueError, match="is a device, a pipe or the like"):
+    with pytest.raises(ValueError, match="is a device or a pipe"):
         open_video("/dev/null")
 
 

@@ -33,7 +33,7 @@ def test_an_animation_from_a_web_server_is_told(here):
     Image.fromarray(shade(2)).save("a.gif", save_all=True, append_images=[Image.fromarray(shade(9))])
     with file_server(here) as url:
         (capture,) = only(f"{url}/a.gif").captures()
-    assert capture.note.endswith("/a.gif holds several pictures: its first is taken.")
+    assert capture.note.endswith("/a.gif holds several pictures: the first is used.")
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -106,7 +106,7 @@ def test_a_video_whose_index_comes_last_is_copied_from_a_server_that_gives_no_pa
         assert copy.read_bytes() == Path("a.mp4").read_bytes()
         assert (source.rate, source.audio_from) == (25, str(copy))
         assert [capture.note for capture in captures if capture.note] == [
-            f"{url}/a.mp4 was downloaded first: its index comes last, and its server gives no parts."
+            f"{url}/a.mp4 was downloaded first: its index comes last, and its server sends no parts."
         ]
     del source
     gc.collect()
@@ -130,9 +130,13 @@ def test_a_video_that_can_be_read_as_it_comes_is_not_copied(here, temporary):
 @pytest.mark.parametrize(
     ("options", "room", "sentence"),
     [
-        ({}, 2**20, "has to be downloaded first, and its 1 MB have no room in .*temporary: set TMPDIR to a folder"),
-        ({"length": False}, 2**20, "has to be downloaded first, and its 1 MB have no room in .*temporary: set TMPDIR"),
-        ({"share": 0.9}, 2**30, r"is cut short: \d\d\d,\d\d\d bytes of it did not come\."),
+        (
+            {},
+            2**20,
+            "has to be downloaded first, and its 1 MB do not fit into .*temporary: set TMPDIR to a larger",
+        ),
+        ({"length": False}, 2**20, "has to be downloaded first, and its 1 MB do not fit into .*temporary: set TMPDIR"),
+        ({"share": 0.9}, 2**30, r"is cut short: \d\d\d,\d\d\d bytes are missing\."),
     ],
 )
 def test_what_cannot_be_copied_is_told_and_leaves_nothing(here, temporary, monkeypatch, options, room, sentence):

@@ -53,7 +53,7 @@ def test_a_cluster_that_wants_a_token_says_so(monkeypatch):
     monkeypatch.setattr(subprocess, "run", refuse)
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(ConnectionError, match=f"^The Ray cluster at {address} wants a token: set RAY_AUTH_MODE"):
+        with pytest.raises(ConnectionError, match=f"^The Ray cluster at {address} requires a token: set RAY_AUTH_MODE"):
             cluster.check_cluster_answers(address)
 
 

@@ -1,9 +1,63 @@
 """Fixtures for tests of streams."""
 
+from collections import Counter
+from types import SimpleNamespace
+
 import pytest
+from pipelines import look
 from streams import random_frames
+
+from streamseg.stream import network_thread, source_threads
 
 
 @pytest.fixture
 def frames():
     return random_frames(6)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """The network takes no time, and its labels are the frame's number modulo 11; `seen` is what it saw."""
+    seen = []
+
+    def step(model, images, states, window, **options):
+        seen.append([int(image[0, 0, 0]) for image in images])
+        return look(images, **options)
+
+    monkeypatch.setattr(network_thread, "step_batch", step)
+    return seen
+
+
+@pytest.fixture
+def priced(monkeypatch):
+    """A clock that goes on only in the network, by the price of each pixel."""
+    clock = SimpleNamespace(now=0.0, price=0.0, seen=[], last={})
+    clock.monotonic = clock.perf_counter = lambda: clock.now
+
+    def step(model, images, states, window, **options):
+        clock.seen.append(tuple(images.shape[2:]))
+        clock.last[int(images[0, 0, 0, 0])] = clock.seen[-1]
+        clock.now += clock.price * images[0, 0].numel()
+        return look(images, **options)
+
+    monkeypatch.setattr(network_thread, "step_batch", step)
+    monkeypatch.setattr(network_thread, "time", clock)
+    monkeypatch.setattr(source_threads, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def costly(priced, monkeypatch):
+    """The same, where each of the first two passes at a size takes a thousand frames' time more; 8 sizes are kept."""
+    step, met = network_thread.step_batch, Counter()
+
+    def prepare_and_step(model, images, states, window, **options):
+        key = tuple(images.shape)
+        priced.now += 1000 * priced.price * 192 * 320 * (met[key] < 2)
+        met[key] += 1
+        if len(met) > 8:
+            del met[next(iter(met))]
+        return step(model, images, states, window, **options)
+
+    monkeypatch.setattr(network_thread, "step_batch", prepare_and_step)
+    return priced

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, strategies as st
 
 from streamseg.engine import fast
-from streamseg.stream.deadline import LEAST, PATIENCE, POOR, ROOM, SCALES, SKIPPED, Deadline, smaller
+from streamseg.stream.deadline import (
+    MIN_SCALE,
+    POOR_SCALE,
+    RECENT_FRAMES,
+    SCALES,
+    SETTLING_FRAMES,
+    TARGET_SHARE,
+    Deadline,
+    scale_size,
+)
 
 
 @dataclass
@@ -71,7 +80,7 @@ def drive(deadline, machine, frames, load=lambda i: 1.0):
     for i in range(frames):
         machine.load, scale = load(i), deadline.scale
         network, prepared = machine.see(scale)
-        deadline.took(network + machine.wait, scale, network, prepared)
+        deadline.record(network + machine.wait, scale, network, prepared)
         seen.append((scale, network + machine.wait))
     return seen
 
@@ -92,7 +101,7 @@ GPU = {"fixed": 0.0005, "pixels": 0.0006, "prepare": 2.0}
 
 @given(st.tuples(st.integers(32, 5000), st.integers(32, 5000)), st.sampled_from(SCALES))
 def test_a_deadline_makes_no_side_of_a_frame_larger_nor_smaller_than_its_share(size, scale):
-    seen = smaller(size, scale)
+    seen = scale_size(size, scale)
     assert all(max(32, scale * before - 1e-3) <= after <= before for before, after in zip(size, seen, strict=True))
     assert all(after == before or after % 32 == 0 for before, after in zip(size, seen, strict=True))
 
@@ -100,9 +109,9 @@ def test_a_deadline_makes_no_side_of_a_frame_larger_nor_smaller_than_its_share(s
 def test_all_sizes_of_a_frame_fit_into_what_an_engine_keeps_ready():
     assert len(SCALES) <= fast.MAX_GRAPHS
     assert SCALES[0] == 1.0
-    assert POOR in SCALES
+    assert POOR_SCALE in SCALES
     assert list(SCALES) == sorted(SCALES, reverse=True)
-    assert LEAST == min(SCALES) == 0.2  # as docs/segment.md says
+    assert MIN_SCALE == min(SCALES) == 0.2  # as docs/segment.md says
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -122,7 +131,7 @@ def test_a_deadline_that_a_size_from_half_up_can_hold_is_held_by_95_percent_of_t
 def test_a_tenth_of_late_frames_is_no_reason_for_poor_labels(seed):
     machine = Machine(**CPU, noise=0.2, seed=seed)
     seen = drive(start(0.06, machine), machine, 2000)
-    assert min(scale for scale, _ in seen) == POOR
+    assert min(scale for scale, _ in seen) == POOR_SCALE
     assert 0.88 < in_time(seen, 0.06) < 0.95
 
 
@@ -131,7 +140,7 @@ def test_a_third_of_late_frames_is_one_where_less_is_in_time(seed):
     machine = Machine(**CPU, noise=0.2, seed=seed)
     seen = drive(start(0.049, machine), machine, 2000)
     assert in_time(seen, 0.049) > 0.9
-    assert seen[-1][0] < POOR
+    assert seen[-1][0] < POOR_SCALE
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -144,9 +153,9 @@ def test_without_noise_it_settles_on_the_largest_size_that_has_room(ahead, secon
     assert changes(seen) == 0
     scale, latency = seen[0]
     assert latency <= seconds
-    larger = [other for other in SCALES if other > scale and other >= POOR]
+    larger = [other for other in SCALES if other > scale and other >= POOR_SCALE]
     # what holds it without room to spare may stay, and is not tried
-    assert all(machine.cost(other) > ROOM * seconds for other in larger)
+    assert all(machine.cost(other) > TARGET_SHARE * seconds for other in larger)
 
 
 @pytest.mark.parametrize("seconds", [0.01, 0.001, 0.0003])
@@ -155,12 +164,12 @@ def test_preparing_sizes_on_a_gpu_makes_no_spiral(ahead, seconds):
     machine = Machine(**GPU, noise=0.05)
     seen = drive(start(seconds, machine) if ahead else Deadline(seconds), machine, 3000)
     # what was not measured ahead is tried, less and less often
-    assert changes(seen) <= (12 if not ahead and seconds < machine.cost(LEAST) else 3)
+    assert changes(seen) <= (12 if not ahead and seconds < machine.cost(MIN_SCALE) else 3)
     if seconds == 0.01:
         assert {scale for scale, _ in seen} == {1.0}
     # no more than the sizes that were used were prepared, each once
     assert sum(latency > 1 for _, latency in seen) <= (0 if ahead else 2 * len({scale for scale, _ in seen}))
-    if seconds > machine.cost(LEAST):
+    if seconds > machine.cost(MIN_SCALE):
         assert in_time(seen[20:], seconds) > 0.99
 
 
@@ -168,7 +177,7 @@ def test_preparing_is_measured_apart_from_what_a_size_costs():
     machine = Machine(**CPU | {"prepare": 5.0})
     deadline = start(0.1, machine)
     assert deadline.scale == 0.59
-    assert deadline.costs[:3] == pytest.approx([machine.cost(scale) for scale in SCALES[:3]], rel=1e-3)
+    assert deadline.costs.times[:3] == pytest.approx([machine.cost(scale) for scale in SCALES[:3]], rel=1e-3)
     assert deadline.late == 0
 
 
@@ -194,7 +203,7 @@ def test_where_smaller_frames_save_nothing_they_keep_their_size(pixels, noise):
 def test_where_smaller_frames_save_nothing_noise_makes_no_labels_poor_for_long(noise, seed):
     machine = Machine(0.05, 0.001, prepare=0.1, repack=0.03, noise=noise, seed=seed)
     seen = drive(start(0.03, machine), machine, 2000)
-    assert sum(scale < POOR for scale, _ in seen) < 0.1 * len(seen)
+    assert sum(scale < POOR_SCALE for scale, _ in seen) < 0.1 * len(seen)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -205,7 +214,7 @@ def test_sizes_that_were_measured_on_a_busy_machine_are_tried_again(noise, seed)
     machine.noise = 0.05
     seen = drive(deadline, machine, 200)
     assert in_time(seen, 0.1) > 0.92
-    assert min(scale for scale, _ in seen) >= POOR
+    assert min(scale for scale, _ in seen) >= POOR_SCALE
 
 
 def test_a_deadline_out_of_reach_stops_where_less_saves_no_time():
@@ -224,20 +233,20 @@ def test_below_half_it_goes_after_a_while_and_only_if_frames_are_in_time_there()
     machine = Machine(0.0, 1.0)
     deadline = start(0.06, machine)
     seen = [scale for scale, _ in drive(deadline, machine, 100)]
-    assert seen == [POOR] * 22 + [LEAST] * 78
+    assert seen == [POOR_SCALE] * 22 + [MIN_SCALE] * 78
     assert deadline.late == 22
-    assert {scale for scale, _ in drive(start(0.03, machine), machine, 1000)} == {POOR}
-    assert {scale for scale, _ in drive(start(0.001, machine), machine, 1000)} == {POOR}
+    assert {scale for scale, _ in drive(start(0.03, machine), machine, 1000)} == {POOR_SCALE}
+    assert {scale for scale, _ in drive(start(0.001, machine), machine, 1000)} == {POOR_SCALE}
 
 
 def test_a_size_below_half_where_most_frames_are_late_is_left_again():
     machine = Machine(0.1, 0.0)  # not prepared, so that only its pixels speak for a smaller size
     deadline = Deadline(0.05)
-    deadline.step = SCALES.index(LEAST)
+    deadline.step = SCALES.index(MIN_SCALE)
     seen = [scale for scale, _ in drive(deadline, machine, 100)]
     # two that prepare the size, two that are skipped, and twenty that decide
-    assert seen[:24] == [LEAST] * 24
-    assert min(seen[24:60]) >= POOR
+    assert seen[:24] == [MIN_SCALE] * 24
+    assert min(seen[24:60]) >= POOR_SCALE
 
 
 def test_a_size_that_was_thought_to_save_time_and_does_not_is_left_again():
@@ -246,7 +255,7 @@ def test_a_size_that_was_thought_to_save_time_and_does_not_is_left_again():
     seen = drive(deadline, machine, 2000)
     assert 1 < changes(seen) <= 14
     assert sum(scale == 1.0 for scale, _ in seen) > 0.9 * len(seen)
-    assert min(scale for scale, _ in seen) >= POOR
+    assert min(scale for scale, _ in seen) >= POOR_SCALE
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -263,7 +272,7 @@ def test_a_queue_behind_the_network_is_a_reason_to_shrink():
     for _ in range(300):
         scale = deadline.scale
         network, prepared = machine.see(scale)
-        deadline.took(1.5 * network, scale, network, prepared)  # half a frame on the average
+        deadline.record(1.5 * network, scale, network, prepared)  # half a frame on the average
         seen.append((scale, 1.5 * network))
     assert in_time(seen[100:], 0.11) == 1.0
     assert seen[-1][0] >= 0.71
@@ -272,11 +281,11 @@ def test_a_queue_behind_the_network_is_a_reason_to_shrink():
 def test_a_late_frame_is_never_the_one_after_which_frames_grow():
     deadline = Deadline(0.1)
     deadline.change(SCALES.index(0.5))
-    for _ in range(SKIPPED + PATIENCE - 1):
-        deadline.took(0.04, 0.5)
-    deadline.took(0.11, 0.5)
+    for _ in range(SETTLING_FRAMES + RECENT_FRAMES - 1):
+        deadline.record(0.04, 0.5)
+    deadline.record(0.11, 0.5)
     assert deadline.scale == 0.5
-    deadline.took(0.04, 0.5)
+    deadline.record(0.04, 0.5)
     assert deadline.scale > 0.5
 
 
@@ -293,8 +302,8 @@ def test_it_recovers_after_a_load(spike, seed):
     assert min(scale for scale, _ in during) < 1.0
     assert in_time(after, 0.1) > 0.95
     assert changes(after) <= 6
-    if spike * machine.cost(POOR) < 0.08:
-        assert min(scale for scale, _ in during + after) >= POOR
+    if spike * machine.cost(POOR_SCALE) < 0.08:
+        assert min(scale for scale, _ in during + after) >= POOR_SCALE
         assert in_time(during[30:], 0.1) > 0.9
 
 
@@ -303,7 +312,7 @@ def test_a_short_load_does_not_make_labels_poor():
     deadline = start(0.1, machine)
     drive(deadline, machine, 100)
     seen = drive(deadline, machine, 200, load=lambda i: 20.0 if i < 20 else 1.0)
-    assert min(scale for scale, _ in seen) >= POOR
+    assert min(scale for scale, _ in seen) >= POOR_SCALE
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -313,26 +322,26 @@ def test_hiccups_that_no_size_avoids_change_little(hiccups, kept, seed):
     deadline = start(0.2, machine)
     seen = drive(deadline, machine, 4000)
     assert sum(scale == 1.0 for scale, _ in seen) > kept * len(seen)
-    assert sum(scale < POOR for scale, _ in seen) < 0.05 * len(seen)
+    assert sum(scale < POOR_SCALE for scale, _ in seen) < 0.05 * len(seen)
 
 
 def test_a_step_that_is_rounded_to_the_size_before_it_is_passed_over():
     size = (96, 96)  # at 0.84 and 0.71 the same
-    assert smaller(size, SCALES[1]) == smaller(size, SCALES[0])
+    assert scale_size(size, SCALES[1]) == scale_size(size, SCALES[0])
     machine, deadline, seen = Machine(0.0, 1.0), Deadline(0.5), set()
 
     def see(scale):
-        machine.now += math.prod(smaller(size, scale)) / math.prod(size)
-        seen.add(smaller(size, scale))
+        machine.now += math.prod(scale_size(size, scale)) / math.prod(size)
+        seen.add(scale_size(size, scale))
 
     deadline.prepare(size, see, lambda: machine.now)
-    assert deadline.scale == next(scale for scale in SCALES if smaller(size, scale) == (64, 64))
+    assert deadline.scale == next(scale for scale in SCALES if scale_size(size, scale) == (64, 64))
 
 
 @given(
     st.floats(0.01, 1.0),
     st.lists(st.floats(0.001, 10.0), min_size=1, max_size=200),
-    st.sampled_from(range(1 + SCALES.index(POOR))),
+    st.sampled_from(range(1 + SCALES.index(POOR_SCALE))),
 )
 def test_being_late_never_raises_the_scale_where_less_saves_time(seconds, loads, step):
     deadline = Deadline(seconds)
@@ -340,9 +349,9 @@ def test_being_late_never_raises_the_scale_where_less_saves_time(seconds, loads,
     for load in sorted(loads, reverse=True):  # of falling load each smaller size is faster
         scale = deadline.scale
         latency = load * scale**2
-        deadline.took(latency, scale)
+        deadline.record(latency, scale)
         if latency > seconds:
-            assert deadline.scale <= scale or scale < POOR == deadline.scale
+            assert deadline.scale <= scale or scale < POOR_SCALE == deadline.scale
 
 
 @given(st.lists(st.floats(0.001, 10.0), min_size=1, max_size=300))
@@ -352,7 +361,7 @@ def test_a_late_frame_leads_no_higher_than_where_it_came_from(latencies):
     came_from = {SCALES[2]}
     for latency in latencies:
         scale = deadline.scale
-        deadline.took(latency, scale)
+        deadline.record(latency, scale)
         if latency > 0.1 and deadline.scale > scale:
             assert deadline.scale in came_from
         came_from.add(deadline.scale)
@@ -364,7 +373,7 @@ def test_a_late_frame_leads_no_higher_than_where_it_came_from(latencies):
 def test_frames_of_an_older_size_and_those_that_prepare_one_are_late_and_decide_nothing(prepared):
     deadline = Deadline(0.1)
     for _ in range(100):
-        deadline.took(5.0, SCALES[2] if prepared else 1.0, 5.0, prepared)
+        deadline.record(5.0, SCALES[2] if prepared else 1.0, 5.0, prepared)
     assert (deadline.scale, deadline.late) == (1.0, 100)
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import streamseg
 from streamseg import NoAttention
-from streamseg.engine.tiles import labels_from_scores
+from streamseg.engine.labels import labels_from_scores
 from streamseg.io.images import write_image
 from streamseg.models import checkpoint
 from streamseg.models.baselines import BASELINES
@@ -173,7 +173,7 @@ def test_a_rival_labels_each_frame_alone(frames, name):
     with torch.no_grad():
         expected = network(frame[None])[0].argmax(dim=0)
     assert (labels != expected).sum() <= 3  # ties of scores that are resized row by row
-    with pytest.raises(ValueError, match="^The network sees each frame alone: leave out the window, or give"):
+    with pytest.raises(ValueError, match="^The network labels each frame alone: leave out the window, or give"):
         label_frame(network, frame, window=2)
 
 
@@ -205,7 +205,7 @@ def test_two_streams_that_take_turns_are_as_each_alone(model, window):
 def see(model, images, states, window=1, **options):
     """Labels and confidence of images in one tensor each, and the states after them."""
     sizes = [tuple(images.shape[2:])] * len(images)
-    looks, after = step_batch(model, images, states, window, sizes=sizes, confident=True, **options)
+    looks, after = step_batch(model, images, states, window, sizes=sizes, with_confidence=True, **options)
     return [torch.stack(look[:2]) for look in looks], after
 
 
@@ -228,14 +228,14 @@ def test_streams_of_several_sizes_share_a_batch_at_a_given_size(model):
     for found, frame in zip(labels, frames, strict=True):
         alone, _ = label_frame(model, frame, size=(64, 64))
         assert (found != alone).float().mean() < 0.002
-    with pytest.raises(ValueError, match="A batch is seen at one size, but its frames have 2: give a size"):
+    with pytest.raises(ValueError, match="The frames of the batch have 2 sizes, expected one: give size"):
         label_batch(model, frames, [None, None])
 
 
 def test_a_batch_needs_a_state_and_a_time_for_each_image(model, frames):
-    with pytest.raises(ValueError, match="2 images, 1 states and 1 times are no batch"):
+    with pytest.raises(ValueError, match="2 images, 1 states and 1 times do not form a batch"):
         see(model, torch.stack(frames[:2]), [None])
-    with pytest.raises(ValueError, match="1 images, 1 states and 2 times are no batch"):
+    with pytest.raises(ValueError, match="1 images, 1 states and 2 times do not form a batch"):
         see(model, torch.stack(frames[:1]), [None], times=[0.0, 1.0])
 
 
@@ -262,7 +262,7 @@ def test_the_class_of_the_frame_before_has_an_advantage_where_the_network_scores
             scores = scores + 0.05 * F.one_hot(before, model.classes).permute(0, 3, 1, 2)
         before = scores.argmax(dim=1)
         assert found.equal(F.interpolate(scores, found.shape, mode="bilinear")[0].argmax(dim=0).byte())
-    assert state.coarse.equal(before[0].byte())
+    assert state.low_res_labels.equal(before[0].byte())
 
 
 def test_the_larger_the_advantage_the_fewer_labels_change(model, frames):
@@ -280,12 +280,12 @@ def test_at_another_size_no_class_has_an_advantage(model, frames):
     _, state = run(model, frames[:1], policy)
     found, after = label_frame(model, frames[1], state, policy, size=(96, 128))
     assert found.equal(label_frame(model, frames[1], size=(96, 128))[0])
-    assert after.coarse.shape != state.coarse.shape
+    assert after.low_res_labels.shape != state.low_res_labels.shape
 
 
 def test_labels_of_another_network_do_no_harm(model, frames):
     _, state = run(model, frames[:1], LastFrames(1, steady=1.0))
-    foreign = replace(state, coarse=torch.full_like(state.coarse, 255))
+    foreign = replace(state, low_res_labels=torch.full_like(state.low_res_labels, 255))
     assert label_frame(model, frames[1], foreign, LastFrames(1, steady=1.0))[0].max() < model.classes
 
 

@@ -189,13 +189,13 @@ def test_the_bottleneck_is_the_busiest_stage_with_what_would_help(meter, clock, 
     times = dict.fromkeys(STAGES, 0.02) | {slow: 0.09}
     sentence = bottleneck(run(meter, clock, **times))
     assert sentence.startswith(f"Bottleneck: {slow}, busy 90 % of the time; ")
-    assert "help" in sentence
+    assert "; use " in sentence
     assert sentence.endswith(".")
 
 
 def test_a_live_source_that_all_keep_up_with_is_the_bottleneck(meter, clock):
     sentence = bottleneck(run(meter, clock, frames=250, network=0.038, draw=0.01))
-    assert sentence == "Bottleneck: the source, which gives 25.0 frames a second; there is nothing to gain."
+    assert sentence == "Bottleneck: the source, at 25.0 frames a second; the rest keeps up."
 
 
 def test_a_live_source_whose_frames_are_dropped_is_not(meter, clock):
@@ -210,7 +210,7 @@ def test_a_live_source_that_was_silent_is_the_bottleneck_whatever_was_dropped(me
     assert bottleneck(run(meter, clock, dropped=150, network=0.098)).startswith("Bottleneck: network, busy 98 %")
     meter.waited(5.5, "gate")
     meter.waited(1.0, "yard")
-    assert bottleneck(meter.summary()) == "Bottleneck: the source gate, which gave no frame for 5.5 of 10.0 s."
+    assert bottleneck(meter.summary()) == "Bottleneck: the source gate, which was silent for 5.5 of 10.0 s."
 
 
 def test_a_run_without_frames_has_a_summary_too(meter):
@@ -236,8 +236,8 @@ def test_a_table_shows_a_run_in_few_aligned_lines(meter, clock):
         "network        36.0 ms        90 %  ████████████████████████████████████",
         "encode         12.0 ms        30 %  ████████████",
         "",
-        "Bottleneck: network, busy 90 % of the time; a smaller --size would help, on a",
-        "CPU --precision int8 (a file: export --int8), or a faster --device.",
+        "Bottleneck: network, busy 90 % of the time; use a smaller --size, on a CPU",
+        "--precision int8 (exported files: export --int8), or a faster --device.",
     ]
 
 

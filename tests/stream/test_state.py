@@ -24,19 +24,31 @@ from streamseg.stream.state import (
     LastFrames,
     advance,
     context_distance,
+    decay,
     load_state,
     save_state,
     sum_past,
 )
 
 
+def past_of(state, seconds, policy):
+    """Return the past of a frame at a time."""
+    past, _ = sum_past(state and decay(state, seconds, policy), policy)
+    return past
+
+
+def advanced(state, context, seconds, policy):
+    """Return the state after one more frame, at a time."""
+    return advance(state and decay(state, seconds, policy), context, seconds, policy)
+
+
 def test_a_fading_past_is_a_share_of_the_past_and_the_last_context():
     contexts = [context_of(*torch.rand(5, generator=torch.Generator().manual_seed(i)).tolist()) for i in range(20)]
     state, past = None, torch.zeros(1, 1, 5)
     for i, context in enumerate(contexts):
-        state = advance(state, context, i / 25, Fading(0.8))
+        state = advanced(state, context, i / 25, Fading(0.8))
         past = 0.8 * (past + context)
-        torch.testing.assert_close(sum_past(state, (i + 1) / 25, Fading(0.8)), past)
+        torch.testing.assert_close(past_of(state, (i + 1) / 25, Fading(0.8)), past)
     assert len(state.contexts) == 1
 
 
@@ -47,8 +59,8 @@ def test_a_dropped_frame_changes_no_other_s_weight():
     for step in (1, 2, 3):
         state = None
         for i in range(0, 12, step):
-            state = advance(state, context_of(*marks[i]), i / 10, policy)
-        weights.append(sum_past(state, 1.2, policy).flatten())
+            state = advanced(state, context_of(*marks[i]), i / 10, policy)
+        weights.append(past_of(state, 1.2, policy).flatten())
         expected = torch.tensor([0.5 ** ((1.2 - i / 10) / 0.3) if i % step == 0 else 0.0 for i in range(12)])
         torch.testing.assert_close(weights[-1], expected)
     torch.testing.assert_close(weights[0][::2], weights[1][::2])
@@ -70,8 +82,8 @@ def test_after_a_long_time_nothing_is_left(model, frames):
 
 
 def test_while_a_clock_is_set_back_nothing_fades():
-    state = advance(None, context_of(1.0), 100.0, FadingInTime(1.0))
-    assert sum_past(state, 50.0, FadingInTime(1.0)).item() == 1.0
+    state = advanced(None, context_of(1.0), 100.0, FadingInTime(1.0))
+    assert past_of(state, 50.0, FadingInTime(1.0)).item() == 1.0
 
 
 def test_frames_without_times_come_25_a_second(model, frames):
@@ -86,10 +98,10 @@ def test_the_past_weighs_no_more_than_the_limit_and_keeps_its_proportions(policy
     free = type(policy)(*list(vars(policy).values())[:1])
     state = None
     for i in range(10):
-        before = sum_past(state, i / 10, policy)
+        before = past_of(state, i / 10, policy)
         assert before is None or before.sum() < 1.5 + 1e-5
-        state = advance(state, context_of(*torch.eye(10)[i].tolist()), i / 10, policy)
-    limited, whole = (sum_past(state, 1.0, x) for x in (policy, free))
+        state = advanced(state, context_of(*torch.eye(10)[i].tolist()), i / 10, policy)
+    limited, whole = (past_of(state, 1.0, x) for x in (policy, free))
     assert limited.sum().item() == pytest.approx(1.5)
     torch.testing.assert_close(limited / limited.sum(), whole / whole.sum())
 
@@ -161,7 +173,7 @@ def test_a_state_does_not_grow(model, frames, window):
 
 def test_a_state_of_another_network_is_refused(model, frames):
     _, state = run(streamseg.fanet18(classes=11, key_channels=8).eval(), frames[:1], 2)
-    with pytest.raises(ValueError, match="of another network: its contexts have 8 x 960 numbers, .* this network 32 x"):
+    with pytest.raises(ValueError, match="another network: its contexts are 8 x 960, but those of this network 32 x"):
         label_frame(model, frames[1], state, 2)
 
 
@@ -176,23 +188,23 @@ GOOD = {"weights": [1.0], "seconds": 0.0}
     ("tensors", "entry", "sentence"),
     [
         (matrices(), None, "holds no state of a stream: give a file that save_state wrote"),
-        (matrices(), "nonsense", "describes itself wrongly"),
-        (matrices(), "[]", "describes itself wrongly"),
-        (matrices(), "[" * 100_000, "describes itself wrongly"),
-        (matrices(), {"weights": [1.0]}, "describes itself wrongly"),
-        ({}, GOOD, "describes itself wrongly"),
-        (matrices(), {"weights": [10**400], "seconds": 0}, "describes itself wrongly"),
+        (matrices(), "nonsense", "has invalid metadata"),
+        (matrices(), "[]", "has invalid metadata"),
+        (matrices(), "[" * 100_000, "has invalid metadata"),
+        (matrices(), {"weights": [1.0]}, "has invalid metadata"),
+        ({}, GOOD, "has invalid metadata"),
+        (matrices(), {"weights": [10**400], "seconds": 0}, "has invalid metadata"),
         (matrices(), {"weights": [], "seconds": 0}, "other tensors than the contexts"),
         (matrices() | {"more": torch.ones(1)}, GOOD, "other tensors than the contexts"),
         (matrices(frames=2), GOOD, "other tensors than the contexts"),
         ({"contexts": torch.ones(3)}, GOOD, "other tensors than the contexts"),
         (matrices() | {"coarse": torch.ones(2, 2)}, GOOD, "other tensors than the contexts"),
         (matrices() | {"coarse": torch.ones(2).byte()}, GOOD, "other tensors than the contexts"),
-        (matrices(), {"weights": [-1.0], "seconds": 0}, "numbers that no stream leaves"),
-        (matrices(), {"weights": [math.nan], "seconds": 0}, "numbers that no stream leaves"),
-        (matrices(), {"weights": [1.0], "seconds": math.inf}, "numbers that no stream leaves"),
-        ({"contexts": torch.ones(1, 2, 3).half()}, GOOD, "numbers that no stream leaves"),
-        ({"contexts": torch.full((1, 2, 3), math.nan)}, GOOD, "numbers that no stream leaves"),
+        (matrices(), {"weights": [-1.0], "seconds": 0}, "invalid numbers"),
+        (matrices(), {"weights": [math.nan], "seconds": 0}, "invalid numbers"),
+        (matrices(), {"weights": [1.0], "seconds": math.inf}, "invalid numbers"),
+        ({"contexts": torch.ones(1, 2, 3).half()}, GOOD, "invalid numbers"),
+        ({"contexts": torch.full((1, 2, 3), math.nan)}, GOOD, "invalid numbers"),
     ],
 )
 def test_a_file_that_is_no_state_is_refused_in_a_sentence(tmp_path, tensors, entry, sentence):
@@ -232,7 +244,7 @@ def test_the_distance_of_contexts_is_that_of_res_2_alone(model, frames):
 
 @pytest.mark.parametrize("state", [None, "state", ()])
 def test_what_is_no_state_is_not_saved(tmp_path, state):
-    with pytest.raises(ValueError, match=f"The state is a {type(state).__name__}; expected what label_frame gives"):
+    with pytest.raises(ValueError, match=f"The state is a {type(state).__name__}; expected a State"):
         save_state(state, tmp_path / "a.safetensors")
     assert list(tmp_path.iterdir()) == []
 

@@ -2,6 +2,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -117,7 +118,13 @@ def test_settings_that_exclude_each_other_are_refused(settings, sentence):
         replace(RECIPES["camvid-18"].config, **settings).check()
 
 
-def test_an_old_name_stands_for_a_setting_and_for_no_other():
+def test_the_page_on_training_lists_the_former_names():
+    page = (Path(__file__).parents[2] / "docs/training.md").read_text()
+    listed = re.findall(r"^\| `--([a-z-]+)` \| `--([a-z-]+)` \|$", page, re.MULTILINE)
+    assert {old.replace("-", "_"): new.replace("-", "_") for new, old in listed} == OLD_NAMES
+
+
+def test_every_former_name_maps_to_one_setting():
     names = get_type_hints(TrainConfig)
     assert set(OLD_NAMES.values()) <= set(names)
     assert not set(OLD_NAMES) & set(names)

@@ -38,9 +38,9 @@ def test_other_settings_are_refused_with_the_options_that_resume(tmp_path):
     theirs = {"batch": 2, "crop": [64, 96], "leave_out": "", "data": "x"}
     resume.save_state(tmp_path, 7, theirs, {})
     ours = {"batch": 4, "crop": (64, 64), "leave_out": "a", "data": "x"}
-    with pytest.raises(ValueError, match="go on with --batch 2 --crop 64 96 --leave-out '' --resume.$"):
+    with pytest.raises(ValueError, match="continue with --batch 2 --crop 64 96 --leave-out '' --resume.$"):
         resume.restore_state(tmp_path, ours, {})
-    with pytest.raises(ValueError, match="other frames or classes: give the same --data to go on.$"):
+    with pytest.raises(ValueError, match="other frames or classes: give the same --data to resume.$"):
         resume.restore_state(tmp_path, {**theirs, "data": "y"}, {})
 
 
@@ -83,7 +83,7 @@ def test_the_options_in_the_error_resume_the_run(field, tmp_path, monkeypatch, c
             resume.save_state(tmp_path, 7, {**asdict(theirs), "data": "x"}, {})
             with pytest.raises(ValueError, match="started with other settings") as refused:
                 resume.restore_state(tmp_path, {**asdict(ours), "data": "x"}, {})
-            told = str(refused.value).partition("go on with ")[2].removesuffix(".")
+            told = str(refused.value).partition("continue with ")[2].removesuffix(".")
             config, more = parse(monkeypatch, recipe, shlex.split(told))
             assert json.dumps(asdict(config)) == json.dumps(asdict(theirs)), told
             assert more["resume"]
@@ -98,7 +98,7 @@ def test_the_error_gives_all_settings_that_differ_as_options(recipe, tmp_path, m
     with pytest.raises(ValueError, match="started with other settings") as refused:
         resume.restore_state(tmp_path, asdict(ours), {})
     config, _ = parse(
-        monkeypatch, recipe, shlex.split(str(refused.value).partition("go on with ")[2].removesuffix("."))
+        monkeypatch, recipe, shlex.split(str(refused.value).partition("continue with ")[2].removesuffix("."))
     )
     assert json.dumps(asdict(config)) == json.dumps(asdict(theirs))
     capsys.readouterr()
@@ -109,7 +109,7 @@ def test_a_setting_that_a_state_lacks_had_its_default(tmp_path):
     older = {name: value for name, value in settings.items() if name not in ("identity_init", "consistency_loss")}
     resume.save_state(tmp_path, 7, older, {})
     assert resume.restore_state(tmp_path, settings, {}) == 7
-    with pytest.raises(ValueError, match="go on with --no-identity-init --resume.$"):
+    with pytest.raises(ValueError, match="continue with --no-identity-init --resume.$"):
         resume.restore_state(tmp_path, {**settings, "identity_init": True}, {})
 
 
@@ -120,7 +120,7 @@ def test_a_state_with_the_former_names_of_settings_is_restored(tmp_path):
     assert set(OLD_NAMES) <= set(older)
     resume.save_state(tmp_path, 7, older, {})
     assert resume.restore_state(tmp_path, settings, {}) == 7
-    with pytest.raises(ValueError, match="go on with --identity-init --iou-loss 1.0 --resume.$"):
+    with pytest.raises(ValueError, match="continue with --identity-init --iou-loss 1.0 --resume.$"):
         resume.restore_state(tmp_path, {**settings, "iou_loss": 0.5, "identity_init": False}, {})
 
 

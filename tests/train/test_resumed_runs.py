@@ -14,6 +14,7 @@ import torch
 from runs import EVERY, TINY, assert_same_run, run
 
 from streamseg.train import loop
+from streamseg.train.config import OLD_NAMES
 from streamseg.train.feed import batch_indices
 
 pytestmark = pytest.mark.usefixtures("frequent_entries", "no_plots")
@@ -73,12 +74,25 @@ def test_a_run_stopped_by_a_signal_can_be_resumed(toy, alone, tmp_path, monkeypa
     with pytest.raises(loop.TrainingStopped) as stop:
         run(toy, tmp_path)
     assert stop.value.signal == number
-    assert f"Stopped at iteration {at} of 6: go on with --resume." in capsys.readouterr().err
+    assert f"Stopped at iteration {at} of 6: continue with --resume." in capsys.readouterr().err
     assert signal.getsignal(number) is before
     assert not (tmp_path / "weights.safetensors").exists()
     run(toy, tmp_path, resume=True)
     assert_same_run(tmp_path, alone)
     assert len(json.loads((tmp_path / "run.json").read_text())["sessions"]) == 2
+
+
+def test_a_run_stopped_before_settings_were_renamed_can_be_resumed(toy, alone, tmp_path, monkeypatch):
+    interrupt(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(loop.TrainingStopped):
+        run(toy, tmp_path)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    old_of = {new: old for old, new in OLD_NAMES.items()}
+    settings = {old_of.get(name, name): value for name, value in json.loads(state["settings"]).items()}
+    assert set(OLD_NAMES) <= set(settings)
+    torch.save({**state, "settings": json.dumps(settings)}, tmp_path / "state.pt")
+    run(toy, tmp_path, resume=True)
+    assert_same_run(tmp_path, alone)
 
 
 def test_a_second_signal_stops_at_once(toy, tmp_path, monkeypatch):
@@ -157,17 +171,17 @@ def test_a_damaged_or_hostile_state_is_refused_and_its_code_never_runs(toy, alon
 def test_a_run_is_only_resumed_with_its_own_settings_and_data(toy, alone, paint, tmp_path):
     before = (alone / "state.pt").read_bytes()
     with pytest.raises(
-        ValueError, match="was started with other settings: go on with --batch 2 --learning-rate 0.002 --resume.$"
+        ValueError, match="was started with other settings: continue with --batch 2 --learning-rate 0.002 --resume.$"
     ):
         run(toy, alone, replace(TINY, learning_rate=1.0, batch=4), resume=True)
     other = paint(tmp_path / "other", [(64, 96)] * 9)
-    with pytest.raises(ValueError, match="was started with other frames or classes: give the same --data to go on.$"):
+    with pytest.raises(ValueError, match="was started with other frames or classes: give the same --data to resume.$"):
         run(other, alone, resume=True)
     assert (alone / "state.pt").read_bytes() == before
 
 
 def test_a_folder_with_a_run_is_not_overwritten(toy, alone, tmp_path):
-    with pytest.raises(ValueError, match="alone already holds a run: go on with --resume, or give another --out.$"):
+    with pytest.raises(ValueError, match="alone already holds a run: continue with --resume, or give another --out.$"):
         run(toy, alone)
     (tmp_path / "weights.safetensors").write_text("of months of work")
     with pytest.raises(ValueError, match="already holds a run"):

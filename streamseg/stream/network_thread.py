@@ -1,0 +1,201 @@
+"""The network thread: takes frames of all sources in turn, labels them in batches and hands them to the drawers."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from itertools import count
+
+import torch
+
+from streamseg.engine.engine import EagerEngine, Engine, resize_frames
+from streamseg.engine.tiles import label_tiled
+from streamseg.stream.deadline import MIN_SCALE, POOR_SCALE, WARM_UP_PASSES, scale_size
+from streamseg.stream.label_frames import MAX_PIXELS, network_size, step_batch
+from streamseg.stream.source_threads import FrameJob, RunContext, SourceStream
+from streamseg.stream.state import State
+
+MAX_BATCH = 8
+"""The largest batch, each frame of another source; and the most files that are read at once."""
+
+
+class NetworkThread:
+    """Labels the frames of all sources; `work` is the thread."""
+
+    def __init__(self, engine: Engine, streams: Sequence[SourceStream], run: RunContext):
+        self.engine, self.streams, self.run = engine, streams, run
+        self.cuda = run.device.type == "cuda"
+        self.prepared = self.warned = False
+        self.last_size = (0, 0)
+        """The last network input size."""
+        self.sizes: Counter[tuple[int, int]] = Counter()
+        """How many frames were labelled at each network input size."""
+        self.passes: Counter[tuple[int, tuple[int, int]]] = Counter()
+        """How often the engine ran with each batch size and input size."""
+
+    @property
+    def calibrating(self) -> bool:
+        """Whether the engine still collects frames to calibrate int8."""
+        return getattr(self.engine, "calibrating", False)
+
+    def work(self) -> None:
+        """Label frames until all sources have ended."""
+        run = self.run
+        # events and streams belong to the thread's current device, by default the first GPU
+        with torch.cuda.device(run.device) if self.cuda else nullcontext(), torch.inference_mode():
+            for jobs in self.batches():
+                if (run.live or run.deadline.seconds) and self.prepare(jobs):
+                    jobs = [self.newest(job) for job in jobs]
+                scale = run.deadline.scale
+                begin = self.start_clock(jobs)
+                for job, state in zip(jobs, self.predict(jobs, scale), strict=True):
+                    job.stream.state = state
+                self.stop_clock(jobs, begin)
+                self.last_size = jobs[0].size
+                self.sizes[self.last_size] += len(jobs)
+                if scale < POOR_SCALE and not self.warned:
+                    self.warn(jobs[0])
+                for job in jobs:
+                    job.stream.labelled.put(job)
+
+    def batches(self) -> Iterator[list[FrameJob]]:
+        """Yield batches: the frame of the source that has waited longest, and those of others of the same size.
+
+        A source whose drawer is behind is skipped, so that it delays no other; a live one then has a newer frame later.
+        """
+        group = self.run.group
+        for number in count():
+            with group.change:
+                group.wait_until(self.can_continue)
+                if not (streams := self.waiting()):
+                    return
+                streams.sort(key=lambda stream: stream.last_batch)
+                shape = streams[0].inbox.waiting[0].frame.shape
+                chosen = [stream for stream in streams if stream.inbox.waiting[0].frame.shape == shape][:MAX_BATCH]
+                jobs = [stream.inbox.take() for stream in chosen]
+                for stream in chosen:
+                    stream.last_batch = number
+            yield jobs
+
+    def waiting(self) -> list[SourceStream]:
+        """Return the sources with a frame to label and room for its labels."""
+        return [stream for stream in self.streams if stream.inbox.waiting and not stream.labelled.full]
+
+    def can_continue(self) -> bool:
+        """Return whether there is a frame to label or all sources have ended. Closes the queues of ended sources."""
+        for stream in self.streams:
+            if stream.inbox.ended and not stream.labelled.closed:
+                stream.labelled.close()  # so that its video is finished now, not at the end of the run
+        return bool(self.waiting()) or all(stream.inbox.ended for stream in self.streams)
+
+    def newest(self, job: FrameJob) -> FrameJob:
+        """Return the frame that a live source has delivered since, or else the job itself."""
+        with self.run.group.change:
+            inbox = job.stream.inbox
+            if not (job.stream.source.live and inbox.waiting):
+                return job
+            self.run.meter.dropped(1, job.stream.source.name)
+            return inbox.take()
+
+    def prepare(self, jobs: list[FrameJob]) -> bool:
+        """Run the engine at the sizes that may be needed, so that no frame is late because of its setup.
+
+        Returns whether there was anything to prepare.
+        """
+        deadline = self.run.deadline
+
+        def run_network(scale: float) -> None:
+            self.predict(jobs, scale)
+            self.synchronize()
+
+        if self.calibrating:  # on frames of the stream, not on repeated ones; and it is slow meanwhile
+            return False
+        if not self.prepared:
+            self.prepared = True
+            self.passes.clear()
+            deadline.prepare(self.input_size(jobs[0], 1.0), run_network, time.perf_counter)
+            return True
+        size = self.input_size(jobs[0], deadline.scale)
+        known = any(size == other for _, other in self.passes)
+        if known or not (deadline.seconds and jobs[0].stream.source.moving):
+            return False
+        for _ in range(WARM_UP_PASSES - 1):
+            run_network(deadline.scale)
+        return True
+
+    def input_size(self, job: FrameJob, scale: float) -> tuple[int, int]:
+        """Return the network input's height and width for a frame, at a scale."""
+        return scale_size(self.run.settings.size or network_size(*job.frame.shape[1:]), scale)
+
+    def predict(self, jobs: list[FrameJob], scale: float) -> list[State | None]:
+        """Label frames of one size, and return the states of their streams after them."""
+        settings, (height, width) = self.run.settings, jobs[0].frame.shape[1:]
+        if self.cuda:
+            for job in jobs:  # or the reader's stream could reuse the memory of a frame that is still in use
+                job.frame.record_stream(torch.cuda.current_stream())
+        if settings.tiled and height * width > MAX_PIXELS and isinstance(self.engine, EagerEngine):
+            for job in jobs:
+                job.scale, job.size = scale, (height, width)
+                job.labels, _ = label_tiled(self.engine.model, job.frame)
+            return [None for _ in jobs]
+        size = self.input_size(jobs[0], scale)
+        prepared = self.passes[len(jobs), size] >= WARM_UP_PASSES - 1 and not self.calibrating
+        self.passes[len(jobs), size] += 1
+        predictions, states = step_batch(
+            self.engine,
+            torch.cat([resize_frames(job.frame[None], size) for job in jobs]),
+            [job.stream.state for job in jobs],
+            settings.window,
+            sizes=[(height, width) for _ in jobs],
+            with_confidence=settings.confident,
+            times=[job.capture.seconds for job in jobs],
+            cut=settings.cut,
+        )
+        for job, prediction in zip(jobs, predictions, strict=True):
+            job.scale, job.size = scale, size
+            job.labels, job.confidence = prediction.labels, prediction.confidence
+            # single pictures may all differ in size: setup is part of what each of them takes
+            job.prepared = prepared or not job.stream.source.moving
+        return [state if job.stream.source.moving else None for job, state in zip(jobs, states, strict=True)]
+
+    def start_clock(self, jobs: list[FrameJob]) -> float:
+        """Begin to measure a batch; returns the time."""
+        begin = time.perf_counter()
+        for job in jobs:
+            if not job.stream.source.live:
+                job.started = time.monotonic()
+            job.batch_size = 0
+            if self.cuda:
+                job.gpu_begin, job.gpu_end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                job.gpu_begin.record()
+        jobs[0].batch_size = len(jobs)
+        return begin
+
+    def stop_clock(self, jobs: list[FrameJob], begin: float) -> None:
+        """End the measurement of a batch. On a GPU the drawers fetch the times later."""
+        for job in jobs:
+            if job.gpu_end:
+                job.gpu_end.record()
+        if not self.cuda:
+            seconds = time.perf_counter() - begin
+            self.run.meter.stage("network", seconds, len(jobs))
+            for job in jobs:
+                job.network_seconds = seconds
+        elif self.run.live:  # so that the newest frame does not wait behind others on the GPU
+            self.synchronize()
+        for job in jobs:
+            job.latency = time.monotonic() - job.started
+
+    def synchronize(self) -> None:
+        """Wait until the GPU has finished."""
+        if self.cuda:
+            torch.cuda.current_stream().synchronize()
+
+    def warn(self, job: FrameJob) -> None:
+        """Tell the user once that the network input has become too small for good labels."""
+        self.warned = True
+        (height, width), least = job.size, self.input_size(job, MIN_SCALE)
+        self.run.observer.message(
+            f"To meet the deadline, the network input is now {height} x {width}, where labels are poor; the smallest "
+            f"is {least[0]} x {least[1]}."
+        )

@@ -1,0 +1,42 @@
+"""What a user chooses for a run: how frames are labelled and how labels are drawn."""
+
+from dataclasses import dataclass
+
+import torch
+
+from streamseg.classes import Classes
+from streamseg.engine.engine import Engine, to_engine
+from streamseg.models.fanet import FANet
+from streamseg.stream.state import Policy
+
+
+@dataclass(frozen=True)
+class DrawStyle:
+    """How labels are drawn over a frame."""
+
+    alpha: float = 0.5
+    only: tuple[int, ...] = ()
+    """The classes to highlight; all if empty."""
+    legend: bool = False
+    side_by_side: bool = False
+
+
+@dataclass(frozen=True)
+class LabelSettings:
+    """A network, and how it labels frames."""
+
+    model: FANet | Engine
+    classes: Classes
+    window: Policy
+    cut: float | None = None
+    """The distance between contexts above which a new scene begins and the past is dropped."""
+    size: tuple[int, int] | None = None
+    """Height and width of the network input; None for the frame's own, up to a limit."""
+    tiled: bool = False
+    """Whether larger frames are labelled tile by tile at full size; this needs an eager engine."""
+    confident: bool = False
+    """Whether the probability of each label is wanted too."""
+
+    @property
+    def device(self) -> torch.device:
+        return to_engine(self.model).device

@@ -1,0 +1,302 @@
+"""The threads of one source: a reader before the network, a drawer and a writer behind it.
+
+    read ──▶ inbox ──▶ network thread ──▶ labelled ──▶ draw ──▶ drawn ──▶ write
+
+The queues are short, so that memory does not grow with the length of a video. A file waits for the network; a live
+source replaces the frame that waits by a newer one, and replaced frames count as dropped.
+
+Shapes: H height, W width.
+"""
+
+import json
+import threading
+import time
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
+from typing import IO, BinaryIO
+
+import torch
+from torch import Tensor
+
+from streamseg import draw
+from streamseg.checks import CutShort
+from streamseg.classes import IGNORE, Classes
+from streamseg.io.images import render_legend
+from streamseg.io.outputs import FrameOutput, OutputFiles, open_writer
+from streamseg.io.sources import Capture, Source
+from streamseg.parallel.threads import BoundedQueue, ThreadGroup
+from streamseg.stream.deadline import Deadline
+from streamseg.stream.latency import Meter
+from streamseg.stream.observer import PipelineObserver
+from streamseg.stream.settings import DrawStyle, LabelSettings
+from streamseg.stream.state import State
+
+QUEUE_SIZE = 3
+"""Frames that may wait in each queue of a file; a live source has room for one."""
+
+
+@dataclass(eq=False)
+class RunContext:
+    """What all threads of a run share."""
+
+    settings: LabelSettings
+    style: DrawStyle
+    meter: Meter
+    deadline: Deadline
+    observer: PipelineObserver
+    device: torch.device
+    live: bool
+    """Whether any source is live."""
+    shows: bool
+    """Whether the frames are shown in a window."""
+    records: IO[str] | None
+    """Receives a line of JSON for each frame."""
+    raw: BinaryIO | None
+    """Receives the labels of each frame as bytes."""
+    group: ThreadGroup = field(default_factory=ThreadGroup)
+    problems: list[str] = field(default_factory=list)
+    class_pixels: Tensor = field(init=False)
+    """How many pixels of all frames have each class."""
+    newest_picture: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.class_pixels = torch.zeros(len(self.settings.classes), dtype=torch.int64)
+
+
+@dataclass(eq=False)
+class FrameJob:
+    """A frame on its way through the pipeline."""
+
+    stream: "SourceStream"
+    capture: Capture
+    frame: Tensor
+    """(3, H, W), on the network's device."""
+    started: float
+    """When its latency begins: at the capture of a live source, at the network for a file, which has no clock."""
+    scale: float = 1.0
+    """The scale of the network input that the deadline chose."""
+    size: tuple[int, int] = (0, 0)
+    """Height and width of the network input."""
+    labels: Tensor = field(default_factory=lambda: torch.empty(0))
+    confidence: Tensor | None = None
+    gpu_begin: "torch.cuda.Event | None" = None
+    gpu_end: "torch.cuda.Event | None" = None
+    batch_size: int = 0
+    """How many frames were labelled together, told by the first of them; 0 for the others."""
+    prepared: bool = False
+    """Whether the engine was prepared for this batch size and input size."""
+    network_seconds: float = 0.0
+    """The network's part of the latency."""
+    latency: float = 0.0
+    shares: list[float] = field(default_factory=list)
+    """The share of each class."""
+    picture: Tensor | None = None
+
+
+class SourceStream:
+    """A source with its output files, its queues and its threads."""
+
+    def __init__(self, source: Source, results: OutputFiles, run: RunContext):
+        self.source, self.results, self.run = source, results, run
+        self.state: State | None = None
+        self.legend = LegendCache()
+        room = 1 if source.live else QUEUE_SIZE
+        self.inbox: BoundedQueue[FrameJob] = BoundedQueue(run.group, room)
+        self.labelled: BoundedQueue[FrameJob] = BoundedQueue(run.group, room)
+        self.drawn: BoundedQueue[FrameJob] = BoundedQueue(run.group, room)
+        self.total: int | None = None
+        """How many frames the source has, once that is known."""
+        self.last_batch = -1
+        """The number of the last batch with a frame of this source."""
+        self.slot = -1
+        """Which of the sources that are read at once this is; a file takes over the slot of a finished one."""
+        self.threads: list[threading.Thread] = []
+        """Drawer and writer, once started. The reader, which may hang in a device, is not waited for."""
+        self.written = 0
+
+    @property
+    def running(self) -> bool:
+        return any(thread.is_alive() for thread in self.threads)
+
+    def start(self, slot: int) -> None:
+        """Start the three threads. Their names tell the meter which threads work one after the other."""
+        self.slot = slot
+        self.run.group.start(f"read {slot}", self.read)
+        self.threads = [
+            self.run.group.start(f"draw {slot}", self.draw),
+            self.run.group.start(f"write {slot}", self.write),
+        ]
+
+    def read(self) -> None:
+        """Decode the source's frames, copy them to the device and put them into the inbox."""
+        run, source, shape = self.run, self.source, None
+        upload_stream = torch.cuda.Stream(run.device) if run.device.type == "cuda" else None
+        try:
+            with closing(source.captures()) as captures:
+                while True:
+                    begin = time.perf_counter()
+                    try:
+                        capture = next(captures, None)
+                    finally:
+                        seconds = time.perf_counter() - begin
+                        if source.live:  # its pace is no work of ours
+                            run.meter.waited(seconds, source.name)
+                    if capture is None:
+                        break
+                    if not source.live:
+                        run.meter.stage("decode", seconds)
+                    if capture.note:
+                        run.observer.message(capture.note)
+                    self.total = capture.total
+                    shape = shape or capture.frame.shape
+                    if source.moving and capture.frame.shape != shape:
+                        raise changed_size(source.name, capture, shape)
+                    job = FrameJob(self, capture, capture.frame, capture.captured)
+                    if upload_stream:
+                        self.upload(job, upload_stream)
+                    if not self.enqueue(job):
+                        break
+                    run.meter.read(source.name)
+        except (ValueError, OSError) as problem:  # the other sources go on, and the frames so far are good
+            run.problems.append(str(problem))
+        self.inbox.close()
+
+    def upload(self, job: FrameJob, upload_stream: "torch.cuda.Stream") -> None:
+        """Copy a frame to the GPU while the GPU computes."""
+        begin = time.perf_counter()
+        with torch.cuda.stream(upload_stream):
+            job.frame = job.frame.pin_memory().to(self.run.device, non_blocking=True)
+        upload_stream.synchronize()  # blocks this reader only
+        self.run.meter.stage("upload", time.perf_counter() - begin)
+
+    def enqueue(self, job: FrameJob) -> bool:
+        """Put a frame into the inbox; return False if the inbox is closed."""
+        if not self.source.live:
+            return self.inbox.put(job)
+        replaced = self.inbox.replace(job)
+        if replaced is None:
+            return False
+        self.run.meter.dropped(replaced, self.source.name)
+        return True
+
+    def draw(self) -> None:
+        """Fetch the labels of each frame from the device, count its classes and draw it."""
+        run, device = self.run, self.run.device
+        gpu_stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+        with gpu_stream, torch.inference_mode():
+            for job in self.labelled:
+                labels = self.fetch_labels(job)
+                begin = time.perf_counter()
+                counts = torch.bincount(labels.flatten(), minlength=IGNORE + 1)[: len(run.class_pixels)]
+                job.shares = (counts / labels.numel()).tolist()
+                with run.group.change:
+                    run.class_pixels += counts
+                if self.results.overlay or run.shows:
+                    job.picture = self.paint(job).cpu()  # waits for the GPU: frame and labels may be freed now
+                job.labels = labels
+                run.meter.stage("draw", time.perf_counter() - begin)
+                self.drawn.put(job)
+        self.drawn.close()
+
+    def fetch_labels(self, job: FrameJob) -> Tensor:
+        """Return a frame's labels on the CPU, which ends its latency. Waiting for the drawer is not part of it."""
+        run = self.run
+        if job.gpu_begin and job.gpu_end:
+            job.gpu_end.synchronize()
+            job.network_seconds = job.gpu_begin.elapsed_time(job.gpu_end) / 1000
+            if job.batch_size:
+                run.meter.stage("network", job.network_seconds, job.batch_size)
+            if not run.live:  # the time for which the GPU was busy with earlier frames does not count
+                job.latency = job.network_seconds
+        begin = time.perf_counter()
+        labels = job.labels.cpu()
+        if job.confidence is not None:
+            job.confidence = job.confidence.cpu()
+        if job.gpu_end:
+            seconds = time.perf_counter() - begin
+            run.meter.stage("download", seconds)
+            job.latency += seconds
+        run.meter.labelled(job.latency)
+        run.deadline.record(job.latency, job.scale, job.network_seconds, job.prepared)
+        return labels
+
+    def paint(self, job: FrameJob) -> Tensor:
+        """Return a frame with its labels, drawn on the frame's device."""
+        style, classes = self.run.style, self.run.settings.classes
+        picture = draw.overlay(job.frame, job.labels, classes, style.alpha, style.only)
+        if style.legend:
+            # all classes for a video, or the legend would flicker
+            present = [i for i, share in enumerate(job.shares) if share or self.source.moving]
+            numbers = tuple(i for i in present if not style.only or i in style.only)
+            picture = draw.add_legend(picture, self.legend.get(classes, numbers, picture).to(picture.device))
+        return draw.side_by_side(job.frame, picture) if style.side_by_side else picture
+
+    def write(self) -> None:
+        """Write each drawn frame to the source's files, and report it."""
+        run = self.run
+        with open_writer(self.results, self.source, run.settings.classes) as write_frame:
+            for job in self.drawn:
+                begin = time.perf_counter()
+                write_frame(FrameOutput(job.capture, job.picture, job.labels, job.confidence))
+                if run.raw:
+                    write_raw_labels(run.raw, job.labels)
+                run.meter.stage("encode", time.perf_counter() - begin)
+                age = time.monotonic() - job.started
+                run.meter.shown(age)
+                self.written += 1
+                run.newest_picture = job.picture
+                if run.records:
+                    self.write_record(run.records, job, age)
+                run.observer.frame_written(job.capture, job.shares, self.results)
+
+    def write_record(self, records: IO[str], job: FrameJob, age: float) -> None:
+        """Write a line of JSON about a frame."""
+        shares = zip(self.run.settings.classes.names, job.shares, strict=True)
+        entry = {
+            "source": self.source.name,
+            "name": job.capture.name,
+            "frame": job.capture.index,
+            "seconds": job.capture.seconds,
+            "latency_ms": 1000 * job.latency,
+            "mask_age_ms": 1000 * age,
+            "size": job.size,
+            "shares": {name: share for name, share in shares if share},
+        }
+        line = json.dumps(entry) + "\n"
+        with self.run.group.change:
+            records.write(line)
+
+
+class LegendCache:
+    """Keeps the last legend that was drawn, for the next frames of the same size and classes."""
+
+    def __init__(self) -> None:
+        self.key: tuple[tuple[int, ...], int, int] = ((), 0, 0)
+        self.panel = torch.empty(3, 0, 0, dtype=torch.uint8)
+
+    def get(self, classes: Classes, numbers: tuple[int, ...], picture: Tensor) -> Tensor:
+        """Return a legend of some classes, of a size that fits a picture (3, H, W)."""
+        key = (numbers, *picture.shape[1:])
+        if key != self.key:
+            self.key, self.panel = key, render_legend(classes, numbers, *picture.shape[1:])
+        return self.panel
+
+
+def changed_size(name: str, capture: Capture, shape: torch.Size) -> CutShort:
+    """Return the error for a video whose frames change size, which no output video can hold."""
+    _, height, width = capture.frame.shape
+    return CutShort(
+        f"{name} ends after {capture.index} frames: the next one has {width} x {height} pixels, not "
+        f"{shape[2]} x {shape[1]}; scale all of them to one size."
+    )
+
+
+def write_raw_labels(file: BinaryIO, labels: Tensor) -> None:
+    """Write labels (H, W) as bytes to standard output."""
+    try:
+        file.write(labels.numpy().tobytes())
+        file.flush()
+    except BrokenPipeError:  # no fault: the reader has closed the pipe
+        raise
+    except OSError as error:
+        raise OSError(f"Could not write to standard output: {error.strerror}.") from error

@@ -1,0 +1,139 @@
+"""Sources, a fake network and runs of the pipeline, for tests of its threads."""
+
+import io
+import json
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+from waiting import PATIENCE
+
+import streamseg
+from streamseg.engine.engine import Prediction
+from streamseg.io.outputs import OutputFiles
+from streamseg.io.sources import Capture
+from streamseg.stream import pipeline
+from streamseg.stream.latency import Meter
+from streamseg.stream.observer import PipelineObserver
+from streamseg.stream.pipeline import Pipeline
+from streamseg.stream.settings import DrawStyle, LabelSettings
+from streamseg.stream.state import LastFrames
+
+
+@dataclass(eq=False)
+class Clip:
+    """A source of frames that are there already; or, if live, as a camera gives them."""
+
+    frames: Iterable[torch.Tensor]
+    name: str = "clip"
+    live: bool = False
+    moving: bool = True
+    rate: Fraction = Fraction(25)
+    paths: tuple[Path, ...] = ()
+    audio_from: str | None = None
+
+    def captures(self):
+        for i, frame in enumerate(self.frames):
+            yield Capture(frame, self.name, i, i / 25, time.monotonic())
+
+
+@dataclass(eq=False)
+class Camera:
+    """A live source whose frames come when they are let through."""
+
+    count: int
+    shown: int = 1
+    """How many have been let through."""
+    came: int = 0
+    """How many have gone on their way."""
+    change: threading.Condition = field(default_factory=threading.Condition)
+    name: str = "camera"
+    live: bool = True
+    moving: bool = True
+    rate: None = None
+    paths: tuple[Path, ...] = ()
+    audio_from: None = None
+
+    def captures(self):
+        for i in range(self.count):
+            with self.change:
+                assert self.change.wait_for(lambda i=i: self.shown > i, PATIENCE)
+            yield Capture(shade(i), self.name, i, i / 25, time.monotonic())
+            with self.change:
+                self.came = i + 1
+                self.change.notify_all()
+
+    def let_through(self, frames):
+        """Let some more frames come, and wait until they have."""
+        with self.change:
+            self.shown = min(self.count, self.shown + frames)
+            self.change.notify_all()
+            assert self.change.wait_for(lambda: self.came >= self.shown, PATIENCE)
+
+
+def shade(i, size=(32, 48)):
+    """A frame of one colour, whose value is its number."""
+    return torch.full((3, *size), i % 256, dtype=torch.uint8)
+
+
+def noise(seed, count, size=(48, 64)):
+    dice = torch.Generator().manual_seed(seed)
+    return list(torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8, generator=dice))
+
+
+def look(images, sizes, with_confidence=False, **options):
+    """What a network might say that sees the colour of a frame, divided by 11, and is never sure."""
+    labels = [torch.full(size, int(image[0, 0, 0]) % 11).byte() for image, size in zip(images, sizes, strict=True)]
+    return [Prediction(x, torch.full_like(x, 69) if with_confidence else None) for x in labels], [None] * len(images)
+
+
+@dataclass
+class Run:
+    outcome: pipeline.RunResult
+    records: list[dict]
+    summary: object
+
+
+class Callbacks(PipelineObserver):
+    """An observer made of functions."""
+
+    def __init__(self, message=None, frame_written=None, tick=None):
+        for name, function in (("message", message), ("frame_written", frame_written), ("tick", tick)):
+            if function:
+                setattr(self, name, function)
+
+
+def run(model, *sources, results=None, frames=1, confident=False, size=None, style=None, meter=None, **options):
+    """Take sources through the pipeline, with a window of so many frames, and say how it went."""
+    pairs = list(zip(sources, results or [OutputFiles() for _ in sources], strict=True))
+    labeller = LabelSettings(model, streamseg.CAMVID, LastFrames(frames), size=size, confident=confident)
+    meter, records = meter or Meter(), io.StringIO()
+    outcome = Pipeline(pairs, labeller, style or DrawStyle(), meter, records=records, **options).run()
+    return Run(outcome, [json.loads(line) for line in records.getvalue().splitlines()], meter.summary())
+
+
+FULL = (192, 320)
+
+
+@dataclass
+class Screen:
+    """A window without a screen."""
+
+    frames: list = field(default_factory=list)
+    updates: int = 0
+    last: int = 10**6
+
+    @property
+    def closed(self):
+        return len(self.frames) >= self.last
+
+    def show(self, frame):
+        if not self.closed:
+            self.frames.append(frame)
+
+    def update(self):
+        self.updates += 1

@@ -1,0 +1,328 @@
+import io
+import math
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+from pipelines import FULL, Callbacks, Camera, Clip, look, noise, run, shade
+from waiting import PATIENCE
+
+import streamseg
+from streamseg.io.outputs import OutputFiles
+from streamseg.io.sources import Capture
+from streamseg.io.video_reading import read_label_video
+from streamseg.stream import network_thread
+from streamseg.stream.label_frames import label_frames
+from streamseg.stream.latency import Meter
+from streamseg.stream.network_thread import MAX_BATCH
+from streamseg.stream.pipeline import Pipeline
+from streamseg.stream.settings import DrawStyle, LabelSettings
+from streamseg.stream.state import FadingInTime
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_the_labels_are_those_of_label_frames(model, window):
+    frames, raw = noise(1, 5), io.BytesIO()
+    run(model, Clip(frames), frames=window, raw=raw)
+    expected = [labels for _, labels in label_frames(model, frames, window)]
+    assert raw.getvalue() == b"".join(labels.numpy().tobytes() for labels in expected)
+
+
+def test_a_past_fades_by_the_times_of_the_frames(model):
+    @dataclass(eq=False)
+    class Timed(Clip):
+        def captures(self):
+            for i, (frame, seconds) in enumerate(zip(self.frames, times, strict=True)):
+                yield Capture(frame, self.name, i, seconds, time.monotonic())
+
+    # half of the past is left after a second: after 1/25 s nearly all of it
+    frames, times, policy, raw = noise(4, 4), [0.0, 1.0, 5.0, 5.04], FadingInTime(1.0), io.BytesIO()
+    labeller = LabelSettings(model, streamseg.CAMVID, policy)
+    Pipeline([(Timed(frames), OutputFiles())], labeller, DrawStyle(), Meter(), raw=raw).run()
+    expected = [labels for _, labels in label_frames(model, frames, policy, times=times)]
+    assert raw.getvalue() == b"".join(labels.numpy().tobytes() for labels in expected)
+    steady = [labels for _, labels in label_frames(model, frames, policy)]
+    assert not any(one.equal(other) for one, other in zip(expected[1:3], steady[1:3], strict=True))
+
+
+def test_several_streams_share_batches_and_never_their_state(model, tmp_path, monkeypatch):
+    step, batches = network_thread.step_batch, []
+
+    def counted(network, images, *rest, **options):
+        batches.append(len(images))
+        return step(network, images, *rest, **options)
+
+    monkeypatch.setattr(network_thread, "step_batch", counted)
+    lengths = (6, 3, 5)
+    clips = [Clip(noise(i, length), f"clip{i}") for i, length in enumerate(lengths)]
+    results = [OutputFiles(labels=tmp_path / f"{clip.name}.mkv") for clip in clips]
+    done = run(model, *clips, results=results, frames=3)
+    for clip, places in zip(clips, results, strict=True):
+        written = [labels for labels, _ in read_label_video(places.labels)]
+        alone = [labels for _, labels in label_frames(model, clip.frames, 3)]
+        assert len(written) == len(alone)
+        # a batch rounds otherwise than a single frame; the state of another would change one label in twenty
+        assert all((x == y).float().mean() > 0.995 for x, y in zip(written, alone, strict=True))
+    assert sum(batches) == sum(lengths) == done.outcome.frames
+    assert 1 < max(batches) <= 3
+
+
+def test_only_streams_of_one_size_share_a_batch_and_no_more_than_it_holds(model, quick, monkeypatch):
+    sizes = [(32, 48), (32, 64)] * MAX_BATCH
+    clips = [Clip([shade(i, size)] * 3, f"clip{i}") for i, size in enumerate(sizes)]
+    assert run(model, *clips).outcome.frames == 3 * len(clips)
+    for batch in quick:
+        assert len({i % 2 for i in batch}) == 1
+        assert len(batch) <= MAX_BATCH
+
+
+def test_pictures_that_do_not_belong_together_know_nothing_of_each_other(model):
+    frames, raw = noise(2, 3), io.BytesIO()
+    run(model, Clip(frames, moving=False), frames=3, raw=raw)
+    expected = [streamseg.segment(frame, model) for frame in frames]
+    assert raw.getvalue() == b"".join(labels.numpy().tobytes() for labels in expected)
+
+
+def test_confidence_is_the_probability_of_the_label(model, tmp_path):
+    frames = noise(3, 2)
+    places = OutputFiles(labels=tmp_path / "l.mkv", confidence=tmp_path / "c.mkv")
+    run(model, Clip(frames), results=[places], confident=True)
+    for frame, (labels, _), (confidence, _) in zip(
+        frames, read_label_video(places.labels), read_label_video(places.confidence), strict=True
+    ):
+        with torch.inference_mode():
+            highest, numbers = model(frame[None])[0].softmax(dim=0).max(dim=0)
+        assert labels.equal(numbers.to(torch.uint8))
+        assert (confidence - 255 * highest).abs().max() < 1
+
+
+def test_frames_seen_smaller_have_labels_of_their_own_size(model, quick):
+    raw = io.BytesIO()
+    done = run(model, Clip([shade(7, (60, 90))] * 3), size=(32, 32), raw=raw)
+    assert done.outcome.size == (32, 32)
+    assert raw.getvalue() == bytes([7]) * (3 * 60 * 90)
+
+
+def live(monkeypatch, model, camera, passing, **options):
+    """Label a camera's frames by a network in whose time so many others pass; returns what it saw, and the run."""
+    seen = []
+
+    def step(model, images, states, window, **options):
+        seen.append((int(images[0, 0, 0, 0]), camera.came - 1))
+        camera.let_through(passing)
+        return look(images, **options)
+
+    monkeypatch.setattr(network_thread, "step_batch", step)
+    return seen, run(model, camera, **options)
+
+
+def test_of_a_live_source_the_newest_frame_wins_and_the_others_are_counted(monkeypatch, model):
+    seen, done = live(monkeypatch, model, Camera(61), passing=5)
+    # the first pass, of frame 0, is for the libraries
+    assert [record["frame"] for record in done.records] == list(range(5, 61, 5))
+    assert all(frame == newest for frame, newest in seen[1:])
+    assert (done.summary.read, done.summary.labelled, done.summary.dropped) == (61, 12, 49)
+    assert done.summary.streams == {"camera": (61, 49)}
+
+
+def test_of_a_live_source_that_the_network_keeps_up_with_nothing_is_dropped(monkeypatch, model):
+    camera = Camera(20)
+    seen = []
+
+    def step(model, images, states, window, **options):
+        seen.append(int(images[0, 0, 0, 0]))
+        if len(seen) > 1:  # the first pass labels nothing
+            camera.let_through(1)
+        return look(images, **options)
+
+    monkeypatch.setattr(network_thread, "step_batch", step)
+    done = run(model, camera)
+    assert seen == [0, *range(20)]
+    assert [record["frame"] for record in done.records] == list(range(20))
+    assert done.summary.dropped == 0
+
+
+@pytest.mark.parametrize("size", [(32, 48), (64, 96)])
+def test_a_live_source_and_a_file_go_through_one_network_in_turn(monkeypatch, model, size):
+    camera, steps, written = Camera(31), [], []
+    change = threading.Condition()
+
+    def step(model, images, states, window, **options):
+        asked = sum(steps[1:])  # the first pass, for the libraries, labels nothing
+        with change:  # a camera whose drawer is behind would be passed over, and this is not about that
+            assert change.wait_for(lambda: written.count("camera") >= asked, PATIENCE)
+        steps.append(sum(int(image[0, 0, 0]) != 200 for image in images))
+        camera.let_through(1)
+        return look(images, **options)
+
+    def wrote(capture, *_):
+        with change:
+            written.append(capture.name)
+            change.notify_all()
+
+    monkeypatch.setattr(network_thread, "step_batch", step)
+    done = run(model, camera, Clip([shade(200, size)] * 100, "file"), observer=Callbacks(frame_written=wrote))
+    streams = done.summary.streams
+    assert streams["file"] == (100, 0)
+    assert [record["frame"] for record in done.records if record["source"] == "file"] == list(range(100))
+    shown = [record["frame"] for record in done.records if record["source"] == "camera"]
+    assert streams["camera"] == (31, 31 - len(shown))
+    # a camera that has always a frame to show is never passed over twice
+    assert len(shown) >= 13
+
+
+@pytest.mark.parametrize("share", [0.9, 0.6, 0.35])
+def test_frames_are_seen_smaller_until_the_deadline_is_held_and_larger_again_when_they_can_be(model, priced, share):
+    priced.price, deadline = 1e-6, share * 1e-6 * 192 * 320
+
+    def frames():
+        for i in range(360):
+            priced.price = 1e-9 if i >= 240 else 3e-6 if 60 <= i < 120 else 1e-6
+            yield shade(i, FULL)
+
+    raw = io.BytesIO()
+    done = run(model, Clip(frames()), deadline=deadline, raw=raw)
+    sizes = [tuple(record["size"]) for record in done.records]
+    late = [record["frame"] for record in done.records if record["latency_ms"] > 1000 * deadline]
+    assert sizes[0] < FULL  # its sizes were measured before
+    assert late
+    assert 50 < min(late) <= 60
+    assert math.prod(min(sizes[60:120], key=math.prod)) < math.prod(sizes[0])
+    assert max(late) < 110
+    assert done.outcome.late == len(late)
+    assert done.outcome.size == sizes[-1] == FULL
+    assert len(raw.getvalue()) == 360 * 192 * 320
+
+
+def test_a_deadline_that_cannot_be_held_leaves_something_to_see(model, priced):
+    priced.price, said = 1.0, []
+    done = run(model, Clip([shade(0, FULL)] * 40), deadline=1e-3, observer=Callbacks(message=said.append))
+    assert done.outcome.sizes == {(96, 160): 40}
+    assert done.outcome.late == 40
+    assert said == []
+
+
+def test_below_half_it_takes_its_time_and_says_so(model, priced):
+    priced.price, said = 1e-6, []
+    done = run(model, Clip([shade(0, FULL)] * 60), deadline=0.1e-6 * 192 * 320, observer=Callbacks(message=said.append))
+    sizes = [tuple(record["size"]) for record in done.records]
+    half, least = sizes.count((96, 160)), sizes.count((64, 64))
+    assert sizes == [(96, 160)] * half + [(64, 64)] * least
+    assert half >= 22
+    assert done.outcome.size == done.outcome.smallest == (64, 64)
+    assert done.outcome.late == half
+    assert said == [
+        "To meet the deadline, the network input is now 64 x 64, where labels are poor; the smallest is 64 x 64."
+    ]
+
+
+def test_a_deadline_that_is_held_warns_of_nothing_though_small_sizes_were_prepared(model, priced):
+    priced.price, said = 1e-6, []
+    done = run(model, Clip([shade(0, FULL)] * 5), deadline=0.3e-6 * 192 * 320, observer=Callbacks(message=said.append))
+    assert done.outcome.sizes == {(96, 160): 5}
+    assert (64, 64) in priced.seen
+    assert said == []
+
+
+def test_each_record_has_the_size_at_which_its_frame_was_seen(model, priced):
+    priced.price = 1e-6
+
+    def frames():
+        for i in range(60):
+            priced.price = 1e-6 if i < 20 else 2e-6
+            yield shade(i, FULL)
+
+    done = run(model, Clip(frames()), deadline=0.8e-6 * 192 * 320)
+    sizes = [tuple(record["size"]) for record in done.records]
+    # the passes before the last of a frame prepared a size
+    assert sizes == [priced.last[i] for i in range(60)]
+    assert done.outcome.sizes == Counter(sizes)
+    assert len(done.outcome.sizes) > 1
+    assert list(done.outcome.sizes) == sorted(done.outcome.sizes, key=math.prod, reverse=True)
+    assert done.outcome.smallest == min(sizes, key=math.prod)
+
+
+def test_preparing_a_size_is_no_lateness_and_no_reason_for_another(model, costly):
+    costly.price, deadline = 1e-6, 0.8e-6 * 192 * 320
+
+    def frames():
+        for i in range(200):
+            costly.price = 3e-6 if 60 <= i < 120 else 1e-6
+            yield shade(i, FULL)
+
+    done = run(model, Clip(frames()), deadline=deadline)
+    sizes = [tuple(record["size"]) for record in done.records]
+    assert sum(a != b for a, b in pairwise(sizes)) <= 4
+    assert max(record["latency_ms"] for record in done.records) < 1000 * 1000 * 1e-6 * 192 * 320
+    assert done.outcome.late < 0.1 * 200
+    assert min(map(math.prod, sizes)) >= 96 * 160
+
+
+def test_frames_of_a_batch_that_was_not_prepared_are_late_but_decide_nothing(model, costly):
+    costly.price = 1e-6
+    clips = [Clip([shade(i, FULL)] * length, f"clip{i}") for i, length in enumerate((6, 12))]
+    done = run(model, *clips, deadline=2.5e-6 * 192 * 320)
+    assert done.outcome.sizes == {FULL: 18}
+    assert done.outcome.late <= 2 * 2 + 2  # of two frames at once, and then of one
+
+
+def test_int8_learns_its_ranges_from_frames_of_the_stream_and_not_from_preparing(model, priced, monkeypatch):
+    engine = SimpleNamespace(predict=None, device=torch.device("cpu"), calibrating=True)
+    priced.price, step = 1e-6, network_thread.step_batch
+
+    def learn(model, images, *rest, **options):
+        if len(priced.seen) == 8:
+            engine.calibrating = False
+        return step(model, images, *rest, **options)
+
+    monkeypatch.setattr(network_thread, "step_batch", learn)
+    done = run(engine, Clip([shade(i, FULL) for i in range(20)]), deadline=0.5e-6 * 192 * 320)
+    assert priced.seen[:9] == [FULL] * 9
+    assert [tuple(record["size"]) for record in done.records][:9] == [FULL] * 9
+    assert done.outcome.late == 9
+    assert done.outcome.size == (96, 160)
+
+
+def test_the_smallest_size_is_that_of_the_fewest_pixels(model, priced):
+    clips = [Clip([shade(0, size)] * 2, f"clip{i}") for i, size in enumerate([(32, 320), (64, 96), (320, 32)])]
+    assert run(model, *clips).outcome.smallest == (64, 96)
+
+
+def test_drawing_and_writing_are_no_reason_to_see_frames_smaller(model, priced):
+    priced.price = 1e-6
+
+    def wrote(capture, shares, results):
+        time.sleep(0.002)
+
+    done = run(model, Clip([shade(0, (64, 96))] * 60), deadline=2e-6 * 64 * 96, observer=Callbacks(frame_written=wrote))
+    assert done.outcome.size == done.outcome.smallest == (64, 96)
+    assert done.outcome.late == 0
+
+
+def test_the_network_has_all_threads_and_the_others_one_each(model, monkeypatch):
+    found = {}
+
+    def step(model, images, states, window, **options):
+        found["network"] = torch.get_num_threads()
+        return look(images, **options)
+
+    def frames():
+        found["reader"] = torch.get_num_threads()
+        yield shade(0)
+
+    def wrote(capture, shares, results):
+        found["writer"] = torch.get_num_threads()
+
+    monkeypatch.setattr(network_thread, "step_batch", step)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run(model, Clip(frames()), observer=Callbacks(frame_written=wrote))
+    finally:
+        torch.set_num_threads(before)
+    assert found == {"reader": 1, "network": 2, "writer": 1}

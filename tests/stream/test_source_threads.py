@@ -1,0 +1,267 @@
+import gc
+import io
+import random
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from clips import make_clip, number, picture
+from PIL import Image
+from pipelines import Callbacks, Camera, Clip, Screen, look, noise, run, shade
+from waiting import PATIENCE, until
+
+import streamseg
+from streamseg import draw
+from streamseg.checks import CutShort
+from streamseg.io.files import UNFINISHED
+from streamseg.io.outputs import OutputFiles, plan_outputs
+from streamseg.io.resolve import find_sources
+from streamseg.io.sources import Capture
+from streamseg.io.video_reading import open_video
+from streamseg.stream import latency, network_thread, source_threads
+from streamseg.stream.latency import Meter
+from streamseg.stream.settings import DrawStyle
+
+
+def test_a_live_source_that_is_written_slowly_does_not_fall_behind(model, quick):
+    camera = Camera(400, shown=1)
+    behind = []
+
+    def wrote(capture, shares, results):
+        behind.append(camera.came - 1 - capture.index)
+        camera.let_through(10)
+
+    done = run(model, camera, observer=Callbacks(frame_written=wrote))
+    indices = [record["frame"] for record in done.records]
+    assert all(before < after for before, after in pairwise(indices))
+    assert len(indices) >= 400 / 10
+    # a frame waits for those before it to be drawn and written, of which there are four at most
+    assert max(behind) <= 50
+    assert done.summary.read == 400 == done.summary.labelled + done.summary.dropped
+
+
+def test_a_stream_that_went_away_is_itself_what_holds_the_run_up(model, priced, monkeypatch):
+    came = threading.Event()
+
+    @dataclass(eq=False)
+    class Gate(Clip):
+        def captures(self):
+            for i in range(50):  # in a burst, of which most are dropped
+                yield Capture(shade(i), self.name, i, i / 25, priced.now)
+            came.set()
+            priced.now += 30.0
+            raise CutShort("It went away.")
+
+    def step(model, images, states, window, **options):
+        assert came.wait(PATIENCE)
+        return look(images, **options)
+
+    monkeypatch.setattr(network_thread, "step_batch", step)
+    done = run(model, Gate([], "gate", live=True), meter=Meter(priced.monotonic))
+    assert done.summary.dropped > 0
+    assert latency.bottleneck(done.summary).startswith(
+        "Bottleneck: the source gate, which was silent for 30.0 of 30.0 s."
+    )
+
+
+def test_a_slow_writer_raises_the_age_of_a_mask_and_not_the_latency_of_the_network(model, priced, monkeypatch):
+    priced.price = 1e-3
+
+    @contextmanager
+    def slow(results, source, classes):
+        def keep(drawn):
+            priced.now += 30.0
+
+        yield keep
+
+    monkeypatch.setattr(source_threads, "open_writer", slow)
+    done = run(model, Clip([shade(0, (64, 96))]))
+    (record,) = done.records
+    network = 1e-3 * 64 * 96
+    assert record["latency_ms"] == pytest.approx(1000 * network)
+    assert record["mask_age_ms"] == pytest.approx(1000 * (network + 30))
+
+
+@pytest.mark.parametrize("problem", [CutShort("it is cut short."), ValueError("it is damaged."), OSError("it left.")])
+def test_a_source_that_breaks_off_keeps_what_came_and_holds_up_no_other(model, quick, tmp_path, problem):
+    def frames():
+        yield from (shade(i) for i in range(7))
+        raise problem
+
+    places = [OutputFiles(overlay=tmp_path / "a.mp4"), OutputFiles(overlay=tmp_path / "b.mp4")]
+    done = run(model, Clip(frames(), "a"), Clip([shade(0)] * 20, "b"), results=places)
+    assert done.outcome.problems == [str(problem)]
+    assert done.outcome.frames == 27
+    for path, length in ((tmp_path / "a.mp4", 7), (tmp_path / "b.mp4", 20)):
+        with open_video(path) as written:
+            assert sum(1 for _ in written) == length
+
+
+def test_a_source_without_a_frame_leaves_no_file(model, quick, tmp_path):
+    def frames():
+        raise ValueError("there is nothing.")
+        yield
+
+    done = run(model, Clip(frames()), results=[OutputFiles(overlay=tmp_path / "a.mp4", labels=tmp_path / "b.mkv")])
+    assert (done.outcome.frames, done.outcome.problems) == (0, ["there is nothing."])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_video_ends_where_its_size_changes(model, quick, tmp_path):
+    frames = [shade(0, (32, 48))] * 5 + [shade(0, (64, 96))] * 5
+    done = run(model, Clip(frames, live=False), results=[OutputFiles(overlay=tmp_path / "a.mp4")])
+    assert done.outcome.problems == [
+        "clip ends after 5 frames: the next one has 96 x 64 pixels, not 48 x 32; scale all of them to one size."
+    ]
+    with open_video(tmp_path / "a.mp4") as written:
+        assert sum(1 for _ in written) == 5
+
+
+def test_pictures_may_differ_in_size(model, quick):
+    raw = io.BytesIO()
+    sizes = [(32, 48), (1, 1), (64, 33), (200, 2)]
+    frames = [shade(i, size) for i, size in enumerate(sizes)]
+    assert run(model, Clip(frames, moving=False), raw=raw).outcome.problems == []
+    assert raw.getvalue() == b"".join(bytes([i]) * (height * width) for i, (height, width) in enumerate(sizes))
+
+
+def test_a_frame_under_its_colours_is_what_overlay_draws(model, quick, tmp_path):
+    frame, labels = noise(5, 1)[0], torch.empty(48, 64, dtype=torch.uint8)
+    labels.fill_(int(frame[0, 0, 0]) % 11)
+    for style, expected in (
+        (DrawStyle(), draw.overlay(frame, labels, streamseg.CAMVID)),
+        (DrawStyle(alpha=0.9), draw.overlay(frame, labels, streamseg.CAMVID, 0.9)),
+        (DrawStyle(only=(3, 4)), draw.overlay(frame, labels, streamseg.CAMVID, 0.5, (3, 4))),
+        (DrawStyle(side_by_side=True), torch.cat([frame, draw.overlay(frame, labels, streamseg.CAMVID)], dim=2)),
+    ):
+        run(model, Clip([frame], moving=False), results=[OutputFiles(tmp_path / "a.png")], style=style)
+        assert streamseg.read_image(tmp_path / "a.png").equal(expected)
+
+
+def test_the_legend_of_a_video_does_not_flicker(model, quick):
+    screen = Screen()
+    # what is coloured differs, what is under it does not
+    frames = [shade(i, (300, 400)) for i in range(4)]
+
+    def wrote(capture, *_):
+        until(lambda: len(screen.frames) > capture.index)
+
+    run(
+        model,
+        Clip(frames),
+        window=screen,
+        style=DrawStyle(alpha=0.0, legend=True),
+        observer=Callbacks(frame_written=wrote),
+    )
+    assert len(screen.frames) == 4
+    changed = [(frame != frame[:, :1, -1:]).any(dim=0) for frame in screen.frames]
+    assert changed[0].any()
+    assert all(changed[0].equal(other) for other in changed)
+
+
+def test_the_shares_of_all_frames_are_those_of_their_pixels(model, quick):
+    frames = [shade(1, (32, 32)), shade(2, (64, 96))]
+    done = run(model, Clip(frames, moving=False))
+    small, large = 32 * 32, 64 * 96
+    assert done.outcome.shares[1] == pytest.approx(small / (small + large))
+    assert done.outcome.shares[2] == pytest.approx(large / (small + large))
+    assert [record["shares"] for record in done.records] == [{"Building": 1.0}, {"Pole": 1.0}]
+
+
+def test_a_note_about_a_frame_is_said(model, quick):
+    class Noted(Clip):
+        def captures(self):
+            yield Capture(shade(0), "a", 0, 0.0, time.monotonic(), "It came back.")
+
+    said = []
+    run(model, Noted([]), observer=Callbacks(message=said.append))
+    assert said == ["It came back."]
+
+
+def spoil(data, dice):
+    """A file with some bits flipped, or cut, or both."""
+    data = bytearray(data)
+    for _ in range(dice.choice([0, 1, 3, 30])):
+        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    if dice.random() < 0.3:
+        del data[dice.randrange(len(data)) :]
+    return bytes(data)
+
+
+def count_open_files():
+    """How many files this process has open, where the system tells."""
+    return len(list(Path("/proc/self/fd").iterdir())) if sys.platform == "linux" else 0
+
+
+def make_picture(path):
+    first = Image.fromarray(picture(1, (20, 30)).permute(1, 2, 0).numpy())
+    more = {"save_all": True, "append_images": [first.rotate(180)]} if path.suffix != ".jpg" else {}
+    first.save(path, **more)
+
+
+VIDEOS = [
+    ("a.mp4", {"sound": "aac"}),
+    ("a.mkv", {"codec": "mpeg4"}),
+    ("a.avi", {"codec": "mjpeg", "pixels": "yuvj420p"}),
+    ("a.webm", {"codec": "libvpx"}),
+    ("a.mov", {"codec": "mpeg4"}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"), [*VIDEOS, *((name, None) for name in ("a.png", "a.jpg", "a.webp", "a.tiff", "a.gif"))]
+)
+def test_a_spoilt_file_becomes_a_file_or_a_sentence(model, quick, tmp_path, name, options):
+    path, out, dice = tmp_path / name, tmp_path / "out", random.Random(name)
+    out.mkdir()
+    if options is None:
+        make_picture(path)
+    else:
+        make_clip(path, 5, size=(32, 48), **options)
+    whole, written, sentences = path.read_bytes(), 0, []
+    gc.collect()
+    files, threads = count_open_files(), threading.active_count()
+    for _ in range(100):
+        path.write_bytes(spoil(whole, dice))
+        frames = 0
+        try:
+            sources = find_sources([str(path)])
+            outcome = run(model, *sources, results=plan_outputs(sources, str(out), labels=True)).outcome
+            frames, sentences = outcome.frames, sentences + outcome.problems
+        except (ValueError, OSError) as problem:
+            sentences.append(str(problem))
+        assert not list(tmp_path.rglob(f"{UNFINISHED}*"))
+        assert len(list(out.iterdir())) == (2 if frames else 0)
+        for result in out.iterdir():
+            result.unlink()
+        written += frames > 0
+    assert written > 20
+    assert len(sentences) > 5
+    assert all(line.endswith(".") and str(path) in line for line in sentences)
+    # nothing leaks: a reader's end is not waited for, but comes
+    deadline = time.monotonic() + PATIENCE
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.01)
+    gc.collect()
+    assert (threading.active_count(), count_open_files()) == (threads, files)
+
+
+def test_what_is_left_of_a_video_has_its_frames_and_their_times(model, quick, tmp_path):
+    path = make_clip(tmp_path / "a.mkv", 30)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    sources = find_sources([str(path)])
+    done = run(model, *sources, results=[OutputFiles(tmp_path / "b.mp4")], style=DrawStyle(alpha=0.0))
+    (sentence,) = done.outcome.problems
+    assert f"{done.outcome.frames} frames" in sentence
+    with open_video(tmp_path / "b.mp4") as written:
+        frames = list(written)
+    assert 3 < len(frames) == done.outcome.frames < 30
+    assert [number(frame) for frame, _ in frames[:-1]] == list(range(len(frames) - 1))
+    assert [seconds for _, seconds in frames] == pytest.approx([i / 25 for i in range(len(frames))], abs=1e-3)
