@@ -1,4 +1,4 @@
-# make demo, make test and make docs each do all of their own set-up, in .venv; a second run installs nothing.
+# Each target sets up .venv first if needed; a second run installs nothing.
 
 PYTHON ?= python3
 INSTALL = .venv/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
@@ -9,7 +9,7 @@ demo: .venv/installed
 	.venv/bin/python examples/demo.py
 
 test: .venv/installed-dev
-	@.venv/bin/python -m streamseg.serve.page || true # without it, one test is skipped, and says so
+	@.venv/bin/python -m streamseg.serve.page || true # without it, one test is skipped
 	.venv/bin/python -m pytest -m "not slow"
 
 test-all: .venv/installed-dev
@@ -23,7 +23,7 @@ lint: .venv/installed-dev
 
 docs: .venv/installed-docs
 	.venv/bin/python docs/options.py
-	.venv/bin/python docs/build.py
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build
 
 wheel: .venv/installed
 	.venv/bin/python -m streamseg.serve.page
@@ -48,6 +48,6 @@ clean:
 	@touch $@ .venv/installed .venv/installed-docs
 
 .venv/installed-docs: pyproject.toml constraints.txt | .venv/bin/pip
-	@echo "Installing streamseg and what builds its documents into .venv (a minute or so; about 1 GB with torch)"
+	@echo "Installing streamseg and MkDocs into .venv (a minute or so; about 1 GB with torch)"
 	@$(INSTALL) -e '.[docs]'
 	@touch $@

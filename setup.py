@@ -1,7 +1,7 @@
-"""The samples, which lie beside the package, belong into its wheel; all else about the project is in pyproject.toml.
+"""Add the samples, which are beside the package, to its wheel; everything else is in pyproject.toml.
 
-Were they a package of another folder (package-dir), an editable install would need an import hook, which comes after
-all folders: Python started beside the clone would then import the clone's folder instead of the package in it.
+Mapping them to a package (package-dir) would make an editable install use an import hook. Hooks come after all folders:
+Python started beside the clone would then import the clone's folder instead of the package in it.
 """
 
 import shutil
@@ -14,15 +14,15 @@ SAMPLES = Path("samples")
 
 
 class BuildWithSamples(build_py):
-    """Copies the samples, which exported files are compared on, into the package that is built."""
+    """Copies the samples, which exported files are compared on, into the built package."""
 
     def run(self) -> None:
         super().run()
-        if not self.editable_mode:  # there they are found beside the package
+        if not self.editable_mode:  # an editable install finds them beside the package
             shutil.copytree(SAMPLES, Path(self.build_lib, "streamseg", "samples"), dirs_exist_ok=True)
 
     def get_source_files(self) -> list[str]:
-        """What a source distribution holds."""
+        """Return the files of a source distribution."""
         return [*super().get_source_files(), *map(str, sorted(SAMPLES.iterdir()))]
 
 

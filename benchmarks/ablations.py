@@ -1,12 +1,12 @@
-"""The paper's ablations, and its rivals, trained on CamVid with one equal, short budget.
+"""Train the paper's ablations and baselines on CamVid, all with the same short budget.
 
     python benchmarks/ablations.py DATA OUT [--iterations 3000] [--seeds 1] [--at-once 3] [-- OPTION...]
 
-Each network is trained by the recipe camvid-18 on train without one recording, and then measured on val and on that
-recording. So many runs at a time, the first seed of all before the second of any; each has a folder in OUT, with all
-that was said in output.txt. Stopped, the same command goes on: what is there is not done again. At the end a table, and
-its figures in OUT/ablations.json; `streamseg reproduce all --runs OUT --data DATA` then sets them beside the paper's.
-Options behind -- are those of streamseg train, such as --batch 8.
+Each network is trained by the recipe camvid-18 on train without one recording, and then evaluated on val and on that
+recording. Several runs share the GPU; the first seed of all networks comes before the second of any. Each run has a
+folder in OUT, with its output in output.txt. If it is stopped, the same command continues: finished steps are skipped.
+It prints a table, and writes the figures to OUT/ablations.json; `streamseg reproduce all --runs OUT --data DATA` then
+compares them with the paper. Options after -- are options of streamseg train, such as --batch 8.
 """
 
 import argparse
@@ -27,13 +27,13 @@ RUNS = {
     **{f"reduce-{kind}": ["--reduce-by", kind] for kind in ("average", "max")},
     **{name: ["--network", name] for name in ("erfnet", "enet", "bisenet18", "swiftnet18", "icnet", "shelfnet18")},
 }
-"""What is trained unless told otherwise; FANet-18 itself is the fast attention, c' = 32 and Res-1 of its tables."""
+"""Runs by default; FANet-18 itself is the fast attention, c' = 32 and Res-1 of the paper's tables."""
 
 LARGE = {name: ["--network", name] for name in ("segnet", "fcn16s", "fcn8s", "deeplab")}
-"""VGG16's, which take several times as long: by name only."""
+"""Networks with VGG16, which take several times as long: only trained if named."""
 
 RESNETS = {"fanet34": "resnet34"} | dict.fromkeys(("erfnet", "enet", "icnet", *LARGE), "")
-"""Which ImageNet file a run starts from, where it is not that of ResNet-18."""
+"""ImageNet weights that a run starts from, if not those of ResNet-18."""
 
 
 def main() -> None:
@@ -41,39 +41,41 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="CamVid's folder")
     parser.add_argument("out", type=Path, help="the folder for the runs")
     parser.add_argument("--iterations", type=int, default=3000)
-    parser.add_argument("--seeds", type=int, default=1, help="how many runs of each network")
-    parser.add_argument("--at-once", type=int, default=3, help="how many runs share the GPU")
-    parser.add_argument("--leave-out", default="0001TP", help="the recording of train that no run sees")
-    parser.add_argument("--imagenet", type=Path, help="a folder with resnet18.* and resnet34.*, if offline")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each network")
+    parser.add_argument("--at-once", type=int, default=3, help="runs that share the GPU")
+    parser.add_argument("--leave-out", default="0001TP", help="recording of train that is left out of training")
+    parser.add_argument("--imagenet", type=Path, help="folder with resnet18.* and resnet34.*, if offline")
     parser.add_argument("--only", nargs="+", default=list(RUNS), choices=[*RUNS, *LARGE], metavar="RUN")
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    given, options = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
+    arguments, options = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
 
     def run(name: str, seed: int) -> bool:
-        train = [*(RUNS | LARGE)[name], "--iterations", str(given.iterations), "--seed", str(seed), *options]
+        train = [*(RUNS | LARGE)[name], "--iterations", str(arguments.iterations), "--seed", str(seed), *options]
         resnet = RESNETS.get(name, "resnet18")
-        if given.imagenet and resnet:
-            train += ["--encoder-weights", str(next(given.imagenet.glob(f"{resnet}.*")))]
-        out = folder(given.out, name, seed)
-        fine = train_and_measure(out, given.data, given.leave_out, train, options)
-        print(f"{out.name}: {'done' if fine else f'failed, see {out}/output.txt'}", flush=True)
-        return fine
+        if arguments.imagenet and resnet:
+            train += ["--encoder-weights", str(next(arguments.imagenet.glob(f"{resnet}.*")))]
+        out = run_folder(arguments.out, name, seed)
+        succeeded = train_and_evaluate(out, arguments.data, arguments.leave_out, train, options)
+        print(f"{out.name}: {'done' if succeeded else f'failed, see {out}/output.txt'}", flush=True)
+        return succeeded
 
-    jobs = [(name, seed) for seed in range(given.seeds) for name in given.only]
-    with ThreadPoolExecutor(given.at_once) as queue:
-        fine = list(queue.map(lambda job: run(*job), jobs))
-    found = {name: collect(given.out, name, given.seeds, ("val", given.leave_out)) for name in given.only}
-    (given.out / "ablations.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    print(table(found))
-    sys.exit(0 if all(fine) else 1)
+    jobs = [(name, seed) for seed in range(arguments.seeds) for name in arguments.only]
+    with ThreadPoolExecutor(arguments.at_once) as pool:
+        succeeded = list(pool.map(lambda job: run(*job), jobs))
+    found = {
+        name: collect(arguments.out, name, arguments.seeds, ("val", arguments.leave_out)) for name in arguments.only
+    }
+    (arguments.out / "ablations.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    print(format_table(found))
+    sys.exit(0 if all(succeeded) else 1)
 
 
-def folder(out: Path, name: str, seed: int) -> Path:
+def run_folder(out: Path, name: str, seed: int) -> Path:
     return out / f"{name}-seed-{seed}"
 
 
-def train_and_measure(out: Path, data: Path, recording: str, train: Sequence[str], options: Sequence[str]) -> bool:
-    """Train a network and measure it, as far as that is not done; returns whether all of it is."""
+def train_and_evaluate(out: Path, data: Path, recording: str, train: Sequence[str], options: Sequence[str]) -> bool:
+    """Train and evaluate a network, skipping finished steps; returns whether all steps succeeded."""
     out.mkdir(parents=True, exist_ok=True)
     weights = out / "weights.safetensors"
     device = ["--device", options[options.index("--device") + 1]] if "--device" in options else []
@@ -81,44 +83,44 @@ def train_and_measure(out: Path, data: Path, recording: str, train: Sequence[str
     command = ["train", "camvid-18", "--data", data, "--out", out, "--validate", "", "--leave-out", recording]
     steps = {weights: [*command, *train, *resume]}
     for split, only in (("val", ""), ("train", recording)):
-        told = out / f"{only or split}.json"
-        measure = ["evaluate", weights, "--data", data, "--dataset", "camvid", "--split", split, "--only", only]
-        steps[told] = [*measure, "--json", told, *device]
+        figures = out / f"{only or split}.json"
+        evaluate = ["evaluate", weights, "--data", data, "--dataset", "camvid", "--split", split, "--only", only]
+        steps[figures] = [*evaluate, "--json", figures, *device]
     with (out / "output.txt").open("a", encoding="utf-8") as output:
         for result, step in steps.items():
-            whole = [sys.executable, "-m", "streamseg", *map(str, step)]
-            if not result.exists() and subprocess.run(whole, stdout=output, stderr=output).returncode:
+            command = [sys.executable, "-m", "streamseg", *map(str, step)]
+            if not result.exists() and subprocess.run(command, stdout=output, stderr=output).returncode:
                 return False
     return True
 
 
-Found = dict[str, dict[str, list[float]]]
-"""On each part of the data, the figures of a network's runs: mIoU, and the IoU of each class by its name."""
+Figures = dict[str, dict[str, list[float]]]
+"""For each part of the data, the figures of a network's runs: mIoU, and the IoU of each class by its name."""
 
 
-def collect(out: Path, name: str, seeds: int, parts: Sequence[str]) -> Found:
-    """What was measured of a network, as far as its runs are done."""
-    found: Found = {}
+def collect(out: Path, name: str, seeds: int, parts: Sequence[str]) -> Figures:
+    """Return the figures of the finished runs of a network."""
+    found: Figures = {}
     for part in parts:
-        files = [folder(out, name, seed) / f"{part}.json" for seed in range(seeds)]
-        told = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
-        found[part] = {"miou": [one["miou"] for one in told]}
-        for label in told[0]["iou"] if told else ():
-            found[part][label] = [one["iou"][label] for one in told]
+        files = [run_folder(out, name, seed) / f"{part}.json" for seed in range(seeds)]
+        results = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+        found[part] = {"miou": [result["miou"] for result in results]}
+        for label in results[0]["iou"] if results else ():
+            found[part][label] = [result["iou"][label] for result in results]
     return found
 
 
-def table(found: dict[str, Found]) -> str:
-    """The runs as a Markdown table; of several seeds the mean and their standard deviation."""
+def format_table(found: dict[str, Figures]) -> str:
+    """Format the runs as a Markdown table; several seeds give mean and standard deviation."""
     parts = list(next(iter(found.values())))
     lines = [f"| run | {' | '.join(f'mIoU on {part}' for part in parts)} | seeds |", "|---" * (len(parts) + 2) + "|"]
     for name, figures in found.items():
         mious = [figures[part]["miou"] for part in parts]
-        lines.append(f"| {name} | {' | '.join(map(spread, mious))} | {min(map(len, mious))} |")
+        lines.append(f"| {name} | {' | '.join(map(mean_and_spread, mious))} | {min(map(len, mious))} |")
     return "\n".join(lines)
 
 
-def spread(mious: Sequence[float]) -> str:
+def mean_and_spread(mious: Sequence[float]) -> str:
     if not mious:
         return "–"
     return f"{fmean(mious):.1f}" + (f" ± {stdev(mious):.1f}" if len(mious) > 1 else "")

@@ -1,7 +1,7 @@
-"""What the pipeline of `streamseg segment` promises, measured: python benchmarks/pipeline.py overlap|memory|camera.
+"""Measure the pipeline of `streamseg segment`: python benchmarks/pipeline.py overlap|memory|camera.
 
-overlap  a 720p video from file to file: the speed of the whole beside that of its slowest stage
-memory   10,000 frames from file to file: the resident memory as they pass
+overlap  a 720p video from file to file: speed of the pipeline relative to its slowest stage
+memory   10,000 frames from file to file: resident memory over time
 camera   a camera of 60 frames a second for a minute, faster than the network: latency and dropped frames
 """
 
@@ -29,7 +29,7 @@ PICTURE = Path(__file__).parent.parent / "samples" / "suburb-1.jpg"
 
 
 class Camera:
-    """A virtual camera that moves over a picture, and waits for nobody."""
+    """A virtual live camera that pans over a picture."""
 
     name, live, moving, paths, audio_from = "camera", True, True, (), None
 
@@ -37,64 +37,64 @@ class Camera:
         self.picture = streamseg.read_image(PICTURE)
         self.size, self.rate, self.seconds = size, Fraction(rate), seconds
 
-    def look(self, number: int) -> torch.Tensor:
+    def view(self, number: int) -> torch.Tensor:
         _, tall, wide = self.picture.shape
         height, width = self.size
         top, left = (2 * number) % (tall - height), (3 * number) % (wide - width)
         return self.picture[:, top : top + height, left : left + width].contiguous()
 
     def captures(self) -> Generator[Capture, None, None]:
-        begin = time.monotonic()
+        start = time.monotonic()
         for number in range(round(self.seconds * self.rate)):
-            time.sleep(max(0.0, begin + float(number / self.rate) - time.monotonic()))
-            yield Capture(self.look(number), self.name, number, float(number / self.rate), time.monotonic())
+            time.sleep(max(0.0, start + float(number / self.rate) - time.monotonic()))
+            yield Capture(self.view(number), self.name, number, float(number / self.rate), time.monotonic())
 
 
-def run(source: Source, results: OutputFiles, size: tuple[int, int] | None, each=lambda capture: None) -> Summary:
+def run(source: Source, files: OutputFiles, size: tuple[int, int] | None, each=lambda capture: None) -> Summary:
     model, classes = streamseg.load()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = model.to(
         device, torch.float16 if device.type == "cuda" else torch.float32, memory_format=torch.channels_last
     )
-    labeller, meter = LabelSettings(model, classes, LastFrames(1), size=size), Meter()
+    settings, meter = LabelSettings(model, classes, LastFrames(1), size=size), Meter()
 
     class EachFrame(PipelineObserver):
         def frame_written(self, capture: Capture, shares: list[float], files: OutputFiles) -> None:
             each(capture)
 
-    Pipeline([(source, results)], labeller, DrawStyle(), meter, observer=EachFrame()).run()
+    Pipeline([(source, files)], settings, DrawStyle(), meter, observer=EachFrame()).run()
     return meter.summary()
 
 
 def make_video(path: Path, size: tuple[int, int], frames: int) -> list[Source]:
     camera = Camera(size, 30, 0)
-    streamseg.write_frames(path, (camera.look(i) for i in range(frames)), 30)
+    streamseg.write_frames(path, (camera.view(i) for i in range(frames)), 30)
     return find_sources([str(path)])
 
 
 def overlap(folder: Path) -> None:
     (source,) = make_video(folder / "in.mp4", (720, 1280), 100)
-    (results,) = plan_outputs([source], str(folder / "out.mp4"))
-    summary = run(source, results, (360, 640))
+    (files,) = plan_outputs([source], str(folder / "out.mp4"))
+    summary = run(source, files, (360, 640))
     print(format_summary(summary))
     slowest = max(summary.stages.values(), key=lambda stage: stage.mean)
-    print(f"\nwhole / slowest stage: {summary.output_fps * slowest.mean:.3f}")
+    print(f"\npipeline / slowest stage: {summary.output_fps * slowest.mean:.3f}")
 
 
 def memory(folder: Path) -> None:
     (source,) = make_video(folder / "in.mp4", (128, 160), 10_000)
-    (results,) = plan_outputs([source], str(folder / "out.mp4"), labels=True)
+    (files,) = plan_outputs([source], str(folder / "out.mp4"), labels=True)
     resident = {}
 
-    def look(capture: Capture) -> None:
+    def note_memory(capture: Capture) -> None:
         if (capture.index + 1) % 500 == 0:
             pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
             resident[capture.index + 1] = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
-    print(format_summary(run(source, results, (64, 96), look)))
+    print(format_summary(run(source, files, (64, 96), note_memory)))
     for number, size in resident.items():
         if number in (500, 1000, 2500, 5000, 7500, 10_000):
-            print(f"frame {number:6}: {size:7.1f} MiB, {100 * size / resident[500] - 100:+.2f} % of frame 500's")
+            print(f"frame {number:6}: {size:7.1f} MiB, {100 * size / resident[500] - 100:+.2f} % of frame 500")
 
 
 def camera(folder: Path) -> None:
@@ -108,5 +108,5 @@ if __name__ == "__main__":
     parts = {"overlap": overlap, "memory": memory, "camera": camera}
     for name in sys.argv[1:] or parts:
         print(f"\n== {name}: {torch.get_num_threads()} threads, torch {torch.__version__}\n")
-        with tempfile.TemporaryDirectory() as place:
-            parts[name](Path(place))
+        with tempfile.TemporaryDirectory() as folder:
+            parts[name](Path(folder))

@@ -1,8 +1,8 @@
-"""What labelling archives costs: measured here, and simulated for many GPUs.
+"""Measure the cost of labelling archives, and simulate many GPUs: python benchmarks/scale.py ray|stages|simulate.
 
-ray       the same clips by `streamseg segment` and by its --ray, in one run
-stages    the processor time that each stage takes for a frame of 1280 x 720
-simulate  an archive of 10,000 hours on 1, 10 and 100 GPUs, with workers that die
+ray       the same clips with `streamseg segment`, and with its --ray
+stages    processor time of each stage for a frame of 1280 x 720
+simulate  an archive of 10,000 hours on 1, 10 and 100 GPUs, with workers that crash
 """
 
 import heapq
@@ -31,11 +31,11 @@ from streamseg.stream.state import LastFrames
 PICTURE = Path(__file__).parent.parent / "samples" / "suburb-1.jpg"
 RATE = Fraction(30)
 NOISE = 3.0
-"""Of pixels, 0 to 255."""
+"""Standard deviation, in pixel values from 0 to 255."""
 
 
 def drive(frames: int, size: tuple[int, int], start: int = 0) -> list[Tensor]:
-    """The view of a camera that moves over a picture, and its noise, which most of a video's bytes are for."""
+    """Return frames of a camera that pans over a picture, with noise, which takes most of a video's bytes."""
     picture, (height, width) = streamseg.read_image(PICTURE), size
     _, tall, wide = picture.shape
     noise = torch.Generator().manual_seed(start)
@@ -48,7 +48,7 @@ def drive(frames: int, size: tuple[int, int], start: int = 0) -> list[Tensor]:
 
 
 def compare_with_ray(clips: int = 16, frames: int = 60, size: tuple[int, int] = (360, 640)) -> None:
-    """Frames a second of both ways over the same clips, once they are under way, and with their start."""
+    """Compare the frames per second of both on the same clips, without and with their start."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "clips").mkdir()
@@ -57,27 +57,27 @@ def compare_with_ray(clips: int = 16, frames: int = 60, size: tuple[int, int] = 
         pattern, total = f"{folder}/clips/*.mp4", clips * frames
 
         def plain() -> tuple[float, float]:
-            """Frames a second, under way and with the start."""
+            """Return frames per second, without and with the start."""
             command = [sys.executable, "-m", "streamseg", "segment", pattern, f"{folder}/plain", "--labels"]
-            begun = time.monotonic()
-            said = subprocess.run([*command, "--no-overlay"], check=True, capture_output=True, text=True).stdout
-            seconds = float(next(line.split() for line in said.splitlines() if line.startswith("fps"))[-2])
-            rates = total / seconds, total / (time.monotonic() - begun)
+            start = time.monotonic()
+            output = subprocess.run([*command, "--no-overlay"], check=True, capture_output=True, text=True).stdout
+            seconds = float(next(line.split() for line in output.splitlines() if line.startswith("fps"))[-2])
+            rates = total / seconds, total / (time.monotonic() - start)
             print("plain  {:6.2f} frames/s under way, {:6.2f} with its start".format(*rates))
             return rates
 
         before_ray = plain()
         done: list[tuple[float, int]] = []
-        begun = time.monotonic()
+        start = time.monotonic()
         archive.segment_archive(
             [pattern],
             f"{folder}/ray",
             archive.ArchiveSettings(None, LastFrames(1)),
             cluster.LOCAL_CLUSTER,
-            progress=lambda report: done.append((time.monotonic() - begun, report.frames)),
+            progress=lambda report: done.append((time.monotonic() - start, report.frames)),
         )
-        with_start = total / (time.monotonic() - begun)
-        # from when each worker has made its first clip
+        with_start = total / (time.monotonic() - start)
+        # from the time when each worker has finished its first clip
         (first, before), (last, after) = done[(os.cpu_count() or 1) - 1], done[-1]
         under_way = (after - before) / (last - first)
         print(f"ray    {under_way:6.2f} frames/s under way, {with_start:6.2f} with its start")
@@ -94,8 +94,8 @@ def compare_with_ray(clips: int = 16, frames: int = 60, size: tuple[int, int] = 
 
 
 def measure_stages(frames: int = 120, size: tuple[int, int] = (720, 1280)) -> None:
-    """Processor time of each stage for a frame, of all threads together, and the bytes that are read and written."""
-    torch.set_num_threads(1)  # threads that wait for each other count as well
+    """Print the processor time of each stage per frame, over all threads, and the bytes that are read and written."""
+    torch.set_num_threads(1)  # waiting threads would count as well
     model, classes = streamseg.load()
     with tempfile.TemporaryDirectory() as name, torch.inference_mode():
         video, labels_file, overlay_file = (Path(name) / file for file in ("in.mp4", "labels.mkv", "overlay.mp4"))
@@ -115,10 +115,10 @@ def measure_stages(frames: int = 120, size: tuple[int, int] = (720, 1280)) -> No
             frames, lambda: consume(torch.bincount(x.flatten(), minlength=IGNORE + 1) for x in some)
         )
 
-        def write(writer: object, given: Iterable[Tensor]) -> None:
-            with writer as open_one:  # type: ignore[attr-defined]
-                for i, x in enumerate(given):
-                    open_one.write(x, float(i / RATE))
+        def write(writer: object, frames: Iterable[Tensor]) -> None:
+            with writer as opened:  # type: ignore[attr-defined]
+                for i, x in enumerate(frames):
+                    opened.write(x, float(i / RATE))
 
         rows["write labels (FFV1)"] = per_frame(frames, lambda: write(write_label_video(labels_file, size, RATE), some))
         overlays: list[Tensor] = []
@@ -132,7 +132,7 @@ def measure_stages(frames: int = 120, size: tuple[int, int] = (720, 1280)) -> No
         for stage, seconds in rows.items():
             print(f"{stage:26}{1000 * seconds:8.2f} ms")
         for stage, file in (("video", video), ("labels", labels_file), ("overlay", overlay_file)):
-            print(f"{stage:26}{file.stat().st_size / frames / 1000:8.2f} kB a frame")
+            print(f"{stage:26}{file.stat().st_size / frames / 1000:8.2f} kB per frame")
 
 
 def consume(items: Iterable[object]) -> None:
@@ -141,54 +141,54 @@ def consume(items: Iterable[object]) -> None:
 
 
 def per_frame(frames: int, work: Callable[[], object]) -> float:
-    """Processor seconds of all threads that work takes for one of so many frames."""
-    begun = time.process_time()
+    """Return the processor seconds per frame of some work, over all threads."""
+    start = time.process_time()
     work()
-    return (time.process_time() - begun) / frames
+    return (time.process_time() - start) / frames
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A GPU with its share of a machine, and what a frame costs there."""
+    """A GPU with its share of a machine, and the cost of a frame there."""
 
     network: float
-    """Seconds of the GPU."""
+    """Seconds of GPU time."""
     host: float
     """Seconds of one core: decoding, counting, writing."""
     slowest: float
-    """Of these, the one that takes longest, which one thread of each worker does."""
+    """Seconds of the slowest of these stages, which runs in one thread of each worker."""
     cores: int = 16
     workers: int = cluster.WORKERS_PER_GPU
     gigabits: float = 25.0
-    """A second, of its line to the store."""
+    """Gigabits per second of its connection to the object store."""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """Videos in a store."""
+    """Videos in an object store."""
 
     videos: int = 60_000
     minutes: float = 10.0
-    """Of a video, on average; their lengths are spread as those of a fleet are, by a factor of two."""
+    """Mean length of a video; lengths vary by a factor of two, as those of a fleet do."""
     rate: float = 30.0
     kilobytes: float = 40.0
-    """Of a frame, read and written."""
+    """Kilobytes read and written per frame."""
     store_gigabits: float = 400.0
-    """A second, that the store gives all readers together."""
+    """Gigabits per second that the store gives all readers together."""
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """How workers die."""
+class Crashes:
+    """How often workers crash."""
 
     hours: float = 100.0
-    """Between two deaths of a worker, on average."""
+    """Mean time between two crashes of a worker."""
     restart: float = 30.0
-    """Seconds until another one has started, and has the network."""
+    """Seconds until a new worker has loaded the network."""
 
 
-def simulate(gpus: int, machine: Machine, videos: Archive, trouble: Trouble, seed: int = 0) -> dict[str, float]:
-    """A job on so many GPUs: a worker has a video at a time, the longest first; a death costs the work on a video."""
+def simulate(gpus: int, machine: Machine, videos: Archive, crashes: Crashes, seed: int = 0) -> dict[str, float]:
+    """Simulate a job: each worker labels one video at a time, longest first; a crash loses the work on a video."""
     chance = random.Random(seed)
     lengths = [chance.lognormvariate(0.0, 0.7) for _ in range(videos.videos)]
     scale = videos.minutes * 60 * videos.rate * len(lengths) / sum(lengths)
@@ -201,39 +201,39 @@ def simulate(gpus: int, machine: Machine, videos: Archive, trouble: Trouble, see
     for count in frames:
         begin = heapq.heappop(free)
         while True:
-            needed, death = count / pace, chance.expovariate(1 / (3600 * trouble.hours))
-            if death >= needed:
+            needed, crash = count / pace, chance.expovariate(1 / (3600 * crashes.hours))
+            if crash >= needed:
                 break
-            lost += death + trouble.restart
-            begin += death + trouble.restart
+            lost += crash + crashes.restart
+            begin += crash + crashes.restart
         heapq.heappush(free, begin + needed)
     end, total = max(free), sum(frames)
     return {
         "hours": end / 3600,
         "frames/s": total / end,
-        "lost to deaths": lost / (end * workers),
+        "lost to crashes": lost / (end * workers),
         "tail": end - min(free),
     }
 
 
 def limits_of(gpus: int, machine: Machine, videos: Archive) -> dict[str, float]:
-    """Frames a second that each part allows."""
+    """Return the frames per second that each part allows."""
     byte_rate = 1e9 / 8
     return {
         "network": gpus / machine.network,
         "cores": gpus * machine.cores / machine.host,
         "workers": gpus * machine.workers / machine.slowest,
-        "line": gpus * machine.gigabits * byte_rate / (1000 * videos.kilobytes),
+        "link": gpus * machine.gigabits * byte_rate / (1000 * videos.kilobytes),
         "store": videos.store_gigabits * byte_rate / (1000 * videos.kilobytes),
     }
 
 
-# a frame of 1280 x 720: the network as in docs/performance.md (of 720 x 960, by its pixels), the rest as `stages` says
+# a frame of 1280 x 720: the network as in docs/performance.md (scaled from 720 x 960 by pixels), the rest from `stages`
 H200 = Machine(network=0.318e-3 * 1280 / 960, host=10.8e-3, slowest=6.0e-3)
 
 
 def print_simulation() -> None:
-    """The archive on several numbers of GPUs, as it is built, and with other machines and stores."""
+    """Print the simulation for several numbers of GPUs, machines and stores."""
     wide = replace(H200, cores=32, workers=16)
     kinds = {
         "16 cores, 8 workers": (H200, Archive()),
@@ -241,14 +241,14 @@ def print_simulation() -> None:
         "decoded on the GPU": (replace(H200, host=4.8e-3, slowest=3.5e-3), Archive()),
         "store of 20 Gbit/s": (wide, Archive(store_gigabits=20.0)),
     }
-    print("60,000 videos, 10,000 hours      GPUs    hours    frames/s  held up by  GPU busy  lost to deaths  tail")
+    print("60,000 videos, 10,000 hours      GPUs    hours    frames/s  limited by  GPU busy  lost to crashes  tail")
     for name, (machine, videos) in kinds.items():
         for gpus in (1, 10, 100):
-            limits, found = limits_of(gpus, machine, videos), simulate(gpus, machine, videos, Trouble())
+            limits, found = limits_of(gpus, machine, videos), simulate(gpus, machine, videos, Crashes())
             print(
                 f"{name:32}{gpus:5}{found['hours']:9.1f}{found['frames/s']:12,.0f}  "
                 f"{min(limits, key=limits.__getitem__):10}{found['frames/s'] / limits['network']:10.0%}"
-                f"{found['lost to deaths']:16.2%}{found['tail']:5.0f} s"
+                f"{found['lost to crashes']:17.2%}{found['tail']:5.0f} s"
             )
 
 

@@ -1,10 +1,10 @@
-"""What docs/segment.md says of tiles and scene cuts, and docs/video.md of windows, measured.
+"""Measure tiles and scene cuts for docs/segment.md, and windows for docs/video.md.
 
     python benchmarks/stream.py tiles | cuts CAMVID | windows
 
-tiles    labels of the sample pictures seen tile by tile, beside those of the whole picture, by margin
+tiles    agreement of tiled labels with those of the whole picture, on the samples, by margin
 cuts     distances of contexts between neighbouring frames of CamVid's train and val, and between its recordings
-windows  the time of a frame, the arithmetic of the network and the size of a stream's state, by the window
+windows  time of a frame, multiply-accumulates and size of a stream's state, by window
 """
 
 import sys
@@ -50,30 +50,32 @@ def cuts(data: Path) -> None:
         for pair in streamseg.camvid(data, split).pairs:
             recordings.setdefault(f"{split} {pair.image.name[:6]}", []).append(context(pair))
     for name, contexts in recordings.items():
-        far = torch.cat([context_distance(a, b) for a, b in pairwise(contexts)])
-        print(f"{name}: neighbours, {len(far)} pairs: median {far.median():.3f}, max {far.max():.3f}")
+        distances = torch.cat([context_distance(a, b) for a, b in pairwise(contexts)])
+        print(f"{name}: neighbours, {len(distances)} pairs: median {distances.median():.3f}, max {distances.max():.3f}")
     drives = [(name, contexts[:: max(1, len(contexts) // 20)]) for name, contexts in recordings.items()]
     for (one, some), (other, more) in product(drives, drives):
         if one[-6:] < other[-6:]:
-            far = torch.cat([context_distance(a, b) for a, b in product(some, more)])
-            print(f"{one} and {other}, {len(far)} pairs: min {far.min():.3f}, median {far.median():.3f}")
+            distances = torch.cat([context_distance(a, b) for a, b in product(some, more)])
+            print(
+                f"{one} and {other}, {len(distances)} pairs: min {distances.min():.3f}, median {distances.median():.3f}"
+            )
 
 
 def windows() -> None:
-    """By operators, and in the fast form."""
+    """Measure the eager network and its fast form."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size, precision, rounds = ((1024, 2048), torch.float16, 200) if device.type == "cuda" else ((256, 512), None, 20)
     model, _ = streamseg.load()
     model = model.to(device, precision, memory_format=torch.channels_last)
-    model.averages = True  # which is one more product than a sum
+    model.averages = True  # one more multiplication than a sum
     frame = torch.randint(0, 256, (3, *size), dtype=torch.uint8, device=device)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    print(f"{name}, torch {torch.__version__}, {size[0]} x {size[1]}, {precision or torch.float32}")
-    print(f"{'':10}{'window':>8}{'median, ms':>12}{'of window 1':>12}{'GMACs':>8}{'numbers in the state':>22}")
-    for way, engine in (("eager", model), ("fast", streamseg.accelerate(model))):
+    device_name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    print(f"{device_name}, torch {torch.__version__}, {size[0]} x {size[1]}, {precision or torch.float32}")
+    print(f"{'':10}{'window':>8}{'median, ms':>12}{'of window 1':>12}{'GMACs':>8}{'values in the state':>22}")
+    for name, engine in (("eager", model), ("fast", streamseg.accelerate(model))):
         states: dict[int, State | None] = dict.fromkeys((1, 2, 4, 8, 16))
         times: dict[int, list[float]] = {window: [] for window in states}
-        for number in range(16 + rounds):  # in turn, so that whatever disturbs one disturbs all
+        for number in range(16 + rounds):  # in turn, so that any disturbance affects all of them
             for window, state in states.items():
                 wait_for(device)
                 start = perf_counter()
@@ -82,16 +84,19 @@ def windows() -> None:
                 if number >= 16:
                     times[window].append(1000 * (perf_counter() - start))
         first = median(times[1])
-        for window, taken in times.items():
+        for window, milliseconds in times.items():
             state = states[window]
             numbers = state.contexts.numel() if state else 0
             macs = count_step(model, frame, state, window)
-            ratio = median(taken) / first
-            print(f"{way:10}{window:8}{median(taken):12.3f}{ratio:12.3f}{macs / 1e9:8.3f}{numbers:22,}", flush=True)
+            ratio = median(milliseconds) / first
+            print(
+                f"{name:10}{window:8}{median(milliseconds):12.3f}{ratio:12.3f}{macs / 1e9:8.3f}{numbers:22,}",
+                flush=True,
+            )
 
 
 def count_step(model: FANet, frame: torch.Tensor, state: State | None, window: int) -> int:
-    """Multiply-accumulates of a frame with its past, counted as they run."""
+    """Count the multiply-accumulates of a frame with its past."""
     with FlopCounterMode(display=False) as counter:
         label_frame(model, frame, state, window, size=(frame.shape[1], frame.shape[2]))
     return counter.get_total_flops() // 2

@@ -1,8 +1,8 @@
-"""One engine called by four threads, for docs/performance.md: python benchmarks/threads.py [cpu | cuda] [CALLS].
+"""Call one engine from four threads, for docs/performance.md: python benchmarks/threads.py [cpu | cuda] [CALLS].
 
-Each thread labels a frame of its own, 1,000 times; every result is compared with that of one thread alone, and the time
-with that of as many calls, one after the other. First frames of one size, then of a size for each thread. On the CPU
-the frames are small (64 x 96 and the like), on a GPU they have 512 x 1024 pixels and more.
+Each thread labels its own frame 1,000 times; every result is compared with that of a single thread, and the time with
+that of the same calls one after the other. First all frames have the same size, then each has another. On the CPU
+frames are small (such as 64 x 96), on a GPU they are 512 x 1024 and more.
 """
 
 import sys
@@ -30,23 +30,23 @@ def main(device: str = "cuda" if torch.cuda.is_available() else "cpu", calls: in
         ]
         expected = [engine(frame) for frame in frames]
         alone, wrong = timed(partial(call_in_turn, engine, frames, expected, calls))
-        together, mistaken = timed(partial(call_at_once, engine, frames, expected, calls))
+        together, wrong_together = timed(partial(call_at_once, engine, frames, expected, calls))
         shapes = " ".join(sorted({f"{frame.shape[1]} x {frame.shape[2]}" for frame in frames}))
         print(f"{device}, {shapes}: {THREADS} x {calls} calls take {together:.2f} s, in turn {alone:.2f} s")
-        print(f"wrong: {sum(mistaken)}, in turn {sum(wrong)}", flush=True)
+        print(f"wrong: {sum(wrong_together)}, in turn {sum(wrong)}", flush=True)
 
 
 def timed(work: Callable[[], list[int]]) -> tuple[float, list[int]]:
-    """Seconds that work takes, on a GPU until it is done, and what it gives."""
-    begin = time.perf_counter()
-    found = work()
-    return time.perf_counter() - begin, found
+    """Return the seconds that some work takes, and its result."""
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result
 
 
 def count_wrong(engine: Callable[[Tensor], Tensor], frame: Tensor, expected: Tensor, calls: int) -> int:
-    """How many of some calls give other labels than are expected."""
+    """Return how many calls give other labels than expected."""
     wrong = torch.zeros((), dtype=torch.int64, device=frame.device)
-    for _ in range(calls):  # counted on the device, which is waited for once
+    for _ in range(calls):  # counted on the device, so that the host waits once
         wrong += (engine(frame) != expected).any()
     return int(wrong)
 

@@ -1,14 +1,14 @@
-"""The study of windows behind docs/video.md.
+"""Measure windows and policies for docs/video.md.
 
     python benchmarks/video.py measure CAMVID ROWS.json WEIGHTS...
     python benchmarks/video.py steady CAMVID WEIGHTS...
     python benchmarks/video.py cuts CAMVID WEIGHTS...
     python benchmarks/video.py draw FOLDER ROWS.json...
 
-measure  every checkpoint on CamVid's val, in order, under every way of remembering, with frames 1/15 s and 1 s apart
-steady   every checkpoint with an advantage for the classes of the frame before, with frames 1/15 s and 1/5 s apart
-cuts     accuracy in the four frames after a change of scene, with the past kept, dropped by the guard, and never there
-draw     a table of all rows, and two plots; runs called NAME-s0, NAME-s1, ... are seeds of one way to train
+measure  every checkpoint on CamVid's val, in order, with every window policy, and frames 1/15 s and 1 s apart
+steady   every checkpoint with hysteresis (--steady), and frames 1/15 s and 1/5 s apart
+cuts     accuracy in the four frames after a scene cut, with the past kept, dropped at the cut, and without any past
+draw     a table of all rows, and two plots; runs NAME-s0, NAME-s1, ... are seeds of the same training
 """
 
 import json
@@ -44,17 +44,17 @@ TITLES = {
     "sum2": "trained on pairs, summing (the paper)",
     "mean4": "trained on clips, averaging (ours)",
 }
-"""What the plots call the runs of docs/video.md."""
+"""Names of the runs of docs/video.md in the plots."""
 DRAWN = {
     "miou": ("mIoU, %", (74.0, 78.5)),
-    "flip_rate_still": ("pixels that flip though the truth stays, %", (1.5, 4.5)),
+    "flip_rate_still": ("pixels that flip while the truth stays, %", (1.5, 4.5)),
 }
-"""What is drawn, with the range in which differences can be seen; sums leave it."""
+"""Figures that are drawn, with a range that shows their differences; summing leaves it."""
 FIGURES = ("miou", "flip_rate", "flip_rate_still", "mvc8", "mvc16", "strict_mvc8", "strict_mvc16")
 
 
 def networks(path: Path) -> Iterator[tuple[str, FANet]]:
-    """A checkpoint's network and its name; an image network, which was trained for neither, sums and then averages."""
+    """Yield the network of a checkpoint and its name; an image network once with sums and once with averages."""
     model, _ = streamseg.load(path)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu", memory_format=torch.channels_last)
     run, _, seed = path.parent.name.rpartition("-s")
@@ -67,7 +67,7 @@ def networks(path: Path) -> Iterator[tuple[str, FANet]]:
 
 
 def spaced(dataset: Dataset, step: int) -> Dataset:
-    """The same frames in sequences of every so many frames."""
+    """Return the same frames in sequences with every step-th frame."""
     sequences = [sequence[start::step] for sequence in dataset.sequences for start in range(step)]
     return replace(dataset, sequences=tuple(sequences))
 
@@ -88,7 +88,7 @@ def measure(data: Path, out: Path, *weights: Path) -> None:
 
 def steady(data: Path, *weights: Path) -> None:
     dataset = streamseg.camvid(data, "val")
-    print("run, gap, margin: mIoU, flips where the truth stays, mVC8")
+    print("run, gap, margin: mIoU, flips while the truth stays, mVC8")
     for path in weights:
         for name, model in networks(path):
             engine = streamseg.accelerate(model)
@@ -104,7 +104,7 @@ def cuts(data: Path, *weights: Path) -> None:
     before, after = streamseg.camvid(data, "train"), streamseg.camvid(data, "val")
     other = [streamseg.read_image(pair.image) for pair in before.pairs if pair.image.name.startswith("0006R0")][:15]
     starts = range(0, len(after) - 4, 8)
-    print("run, remembers: mIoU in the four frames after a cut, past kept / dropped by the guard / never there")
+    print("run, remembers: mIoU in the four frames after a cut, past kept / dropped at the cut / no past")
     for path in weights:
         for name, model in networks(path):
             device = model.mean.device
@@ -120,8 +120,10 @@ def cuts(data: Path, *weights: Path) -> None:
                         past = state
                         for frame, labels in (after[start + i] for i in range(4)):
                             seconds = past.seconds + 1 / 15 if past else 0.0
-                            ours, past = label_frame(model, frame.to(device), past, policy, seconds=seconds, cut=cut)
-                            confusion += metrics.confusion_matrix(labels.to(device), ours, model.classes)
+                            predicted, past = label_frame(
+                                model, frame.to(device), past, policy, seconds=seconds, cut=cut
+                            )
+                            confusion += metrics.confusion_matrix(labels.to(device), predicted, model.classes)
                     found.append(100 * metrics.iou(confusion).nanmean().item())
                 print(f"{name}, {remembers}: " + " / ".join(f"{miou:.2f}" for miou in found), flush=True)
 
@@ -160,7 +162,7 @@ def draw(folder: Path, *files: Path) -> None:
 
 
 def spread(values: list[float]) -> str:
-    """The mean of the seeds, and their standard deviation where there are several; a dash for what was not measured."""
+    """Format the mean of the seeds, and their standard deviation if there are several; a dash if not measured."""
     if any(map(isnan, values)):
         return "–"
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")

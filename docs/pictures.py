@@ -1,11 +1,11 @@
-"""Makes the pictures of the documents, in docs/, from the samples, the weights that ship, and docs/measured/.
+"""Make the pictures of the documents, in docs/, from the samples, the bundled weights and docs/measured/.
 
-    python docs/pictures.py [NAME...]          all of them, or those named, such as drive.gif
-    python docs/pictures.py measure MACHINE    docs/measured/latency.json first; MACHINE says in words what measured it
+    python docs/pictures.py [NAME...]          all pictures, or those named, such as drive.gif
+    python docs/pictures.py measure MACHINE    first measure docs/measured/latency.json; MACHINE describes the hardware
 
-What the files of docs/measured/ are of, and the command behind each, is in docs/measured/README.md. The effect of the
-window is drawn by benchmarks/video.py. All have a white ground, so that they can be read on light and dark pages, and
-colours that people who see few of them can tell apart (those of M. Okabe and K. Ito).
+docs/measured/README.md has the command behind each file of docs/measured/. benchmarks/video.py plots the effect of the
+window. All pictures have a white background, so that they can be read on light and dark pages, and the colours for
+colour-blind readers of M. Okabe and K. Ito.
 """
 
 import json
@@ -35,41 +35,41 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "examples"))
 
-import demo  # noqa: E402 (the script of a folder that is no package)
+import demo  # noqa: E402 (a script in a folder that is not a package)
 
 DOCS = ROOT / "docs"
 MEASURED = DOCS / "measured"
 SAMPLES = sorted((ROOT / "samples").glob("*.jpg"))
 DRIVE = [sample for sample in SAMPLES if sample.stem.startswith("suburb-")]
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#6A6A6A"
-PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+BACKGROUND = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 WINDOW = 4
-"""Frames that the weights which ship look at."""
+"""Window of the bundled weights."""
 
 
 def draw_drive(
     path: Path, pictures: Sequence[Path] = DRIVE, frames: int = 7, size: tuple[int, int] = (720, 1280)
 ) -> None:
-    """The demo's drive as a GIF of half the size; left of a line that swings over it the frames, right their labels."""
+    """Write the demo's drive as a GIF of half the size: frames left of a moving line, labels to its right."""
     model, classes = streamseg.load()
     views = demo.drive([*pictures], frames, size)
     labelled = list(streamseg.label_frames(streamseg.accelerate(model), views, WINDOW))
     half = (size[1] // 2, size[0] // 2)
-    names = key(classes, half[0], 6, half[0] // 46)
+    legend = class_legend(classes, half[0], 6, half[0] // 46)
     shown = []
     for i, (frame, labels) in enumerate(labelled):
         line = round(size[1] * (0.5 + 0.34 * math.sin(2 * math.pi * i / len(labelled))))
         both = to_image(wipe(frame, streamseg.overlay(frame, labels, classes), line))
-        view = Image.new("RGB", (half[0], half[1] + names.height), "white")
-        # a small GIF has no room for the grain of a road
+        view = Image.new("RGB", (half[0], half[1] + legend.height), "white")
+        # without the fine texture of roads, the GIF is small
         view.paste(both.filter(ImageFilter.MedianFilter(5)).resize(half))
-        view.paste(names, (0, half[1]))
+        view.paste(legend, (0, half[1]))
         shown.append(view)
     write_gif(path, shown, classes.colours, seconds=0.1)
 
 
 def wipe(left: Tensor, right: Tensor, line: int) -> Tensor:
-    """One picture (3, H, W) up to a column, another from there on, and a white line between them."""
+    """Return one picture (3, H, W) left of a column, another to its right, and a white line between them."""
     both = right.clone()
     both[:, :, :line] = left[:, :, :line]
     both[:, :, line - 2 : line + 2] = 255
@@ -77,7 +77,7 @@ def wipe(left: Tensor, right: Tensor, line: int) -> Tensor:
 
 
 def write_gif(path: Path, pictures: Sequence[Image.Image], kept: Sequence[Colour], seconds: float) -> None:
-    """An endless GIF in 64 colours for all of its pictures, so that nothing flickers; some of them are given."""
+    """Write an endless GIF with one palette of 64 colours, so that nothing flickers; it has the colours in `kept`."""
     width, height = pictures[0].size
     some = pictures[:: -(-len(pictures) // 16)]
     together = Image.new("RGB", (width, height * len(some)))
@@ -88,12 +88,12 @@ def write_gif(path: Path, pictures: Sequence[Image.Image], kept: Sequence[Colour
     palette.putpalette([*chain.from_iterable(kept), *found][: 3 * 64])
     first, *rest = (picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures)
     with written_whole(path) as temporary:
-        # "optimised", pixels that stay become transparent ones, which breaks runs up: a fifth more
+        # optimize=True makes unchanged pixels transparent, which breaks runs up: a fifth larger
         first.save(temporary, save_all=True, append_images=rest, duration=round(1000 * seconds), loop=0, optimize=False)
 
 
 def draw_overlays(path: Path, pictures: Sequence[Path] = SAMPLES, width: int = 640) -> None:
-    """All samples under the colours of their classes, in two columns, and the names of the colours in the end."""
+    """Draw the overlays of all samples in two columns, with a legend at the end."""
     model, classes = streamseg.load()
     fast = streamseg.accelerate(model)
     gap, height = width // 64, width * 9 // 16
@@ -104,23 +104,23 @@ def draw_overlays(path: Path, pictures: Sequence[Path] = SAMPLES, width: int = 6
         frame = streamseg.read_image(picture)
         ((_, labels),) = streamseg.label_frames(fast, [frame])
         drawn = to_image(streamseg.overlay(frame, labels, classes))
-        # samples are a little wider or higher than 16 : 9: what does not fit is cut off
+        # samples are a little wider or higher than 16 : 9, and are cropped
         scale = max(width / drawn.width, height / drawn.height)
         drawn = drawn.resize((math.ceil(drawn.width * scale), math.ceil(drawn.height * scale)))
         x, y = (drawn.width - width) // 2, (drawn.height - height) // 2
         sheet.paste(drawn.crop((x, y, x + width, y + height)), (left, top))
-    names = key(classes, width, 2, width // 22)
+    legend = class_legend(classes, width, 2, width // 22)
     left, top = places[len(pictures)]
-    sheet.paste(names, (left, top + (height - names.height) // 2))
+    sheet.paste(legend, (left, top + (height - legend.height) // 2))
     with written_whole(path) as temporary:
         sheet.save(temporary, quality=78, optimize=True, progressive=True)
 
 
-def key(classes: streamseg.Classes, width: int, columns: int, size: int) -> Image.Image:
-    """The colours and names of classes, column by column, dark on white; size is that of the letters."""
+def class_legend(classes: streamseg.Classes, width: int, columns: int, size: int) -> Image.Image:
+    """Return a legend of the classes, in columns, dark on white; size is the font size."""
     rows = -(-len(classes) // columns)
     line = round(1.6 * size)
-    # drawn large and made small: fonts draw small text on whole pixels
+    # drawn large and then reduced: small text would be placed on whole pixels
     panel = Image.new("RGB", (4 * width, 4 * (rows * line + size)), "white")
     pen, font = ImageDraw.Draw(panel), ImageFont.load_default(4 * size)
     for i, (name, colour) in enumerate(zip(classes.names, classes.colours, strict=True)):
@@ -131,13 +131,13 @@ def key(classes: streamseg.Classes, width: int, columns: int, size: int) -> Imag
 
 
 def draw_classes(path: Path, measured: Path = MEASURED / "classes.json") -> None:
-    """The IoU of each class as a bar, the best at the top."""
+    """Plot the IoU of each class as a bar, best first."""
     row = json.loads(measured.read_text(encoding="utf-8"))
     names = sorted(row["iou"], key=row["iou"].get)
-    figure, axes = card(10, 5.6)
+    figure, axes = single_plot(10, 5.6)
     axes.barh(names, [row["iou"][name] for name in names], color=BLUE)
     for place, name in enumerate(names):
-        axes.text(row["iou"][name] + 1, place, f"{row['iou'][name]:.1f}", va="center", fontsize=14, bbox=PAPER)
+        axes.text(row["iou"][name] + 1, place, f"{row['iou'][name]:.1f}", va="center", fontsize=14, bbox=BACKGROUND)
     axes.axvline(row["miou"], color=VERMILION, linestyle="--", linewidth=2)
     axes.text(row["miou"] - 1, 0, f"mean {row['miou']:.1f}", ha="right", va="center", fontsize=15, color=VERMILION)
     axes.set_xlim(0, 107)
@@ -146,19 +146,19 @@ def draw_classes(path: Path, measured: Path = MEASURED / "classes.json") -> None
     plot.save_figure(figure, path)
 
 
-def draw_speed_accuracy(path: Path, measured: Path = MEASURED / "rivals.json") -> None:
-    """Frames a second as measured, of every network whose accuracy the paper prints, against that accuracy."""
+def draw_speed_accuracy(path: Path, measured: Path = MEASURED / "baselines.json") -> None:
+    """Plot the measured speed of every network whose accuracy the paper has against that accuracy."""
     networks = json.loads(measured.read_text(encoding="utf-8"))["networks"]
     speeds = {each["network"]: {timing["way"]: timing["fps"] for timing in each["timings"]} for each in networks}
     printed = [row for row in paper.CITYSCAPES.rows if "miou_val" in row.printed and row.network in speeds]
-    figure, axes = card(10, 6)
+    figure, axes = single_plot(10, 6)
     for row in printed:
         compiled, miou = speeds[row.network]["torch.compile"], row.printed["miou_val"]
         fast = speeds[row.network].get("fast, fp16")
         colour = GREY if fast is None else VERMILION
         write = partial(axes.annotate, xy=(compiled, miou), textcoords="offset points", fontsize=15, color=colour)
         axes.plot(compiled, miou, "o", color=colour, markersize=11)
-        if row.network == "fanet18":  # left of it is a rival
+        if row.network == "fanet18":  # another network is to its left
             write(row.name, xytext=(0, -12), ha="center", va="top")
         else:
             write(row.name, xytext=(-12, 0), ha="right", va="center")
@@ -170,14 +170,16 @@ def draw_speed_accuracy(path: Path, measured: Path = MEASURED / "rivals.json") -
     axes.set_xlim(0, 1.2 * max(speed for ways in speeds.values() for speed in ways.values()))
     axes.margins(y=0.12)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    across = "frames a second on one H200, frame to labels, 1024 x 2048\n(dots: each compiled by torch.compile)"
-    axes.set_xlabel(across, fontsize=15)
+    label = "frames a second on one H200, frame to labels, 1024 x 2048\n(dots: each compiled by torch.compile)"
+    axes.set_xlabel(label, fontsize=15)
     axes.set_ylabel("mIoU on Cityscapes val, %,\nas the paper prints it", fontsize=15)
     plot.save_figure(figure, path)
 
 
-def draw_rivals(path: Path, speeds: Path = MEASURED / "camvid.json", mious: Path = MEASURED / "ablations.json") -> None:
-    """The networks that were trained alike: speed against accuracy, on streets of the training and on another one."""
+def draw_baselines(
+    path: Path, speeds: Path = MEASURED / "camvid.json", mious: Path = MEASURED / "ablations.json"
+) -> None:
+    """Plot speed against accuracy of the networks that were trained alike, on the training streets and on another."""
     trained = json.loads(mious.read_text(encoding="utf-8"))
     rows = {
         row["name"]: row["here"]
@@ -192,17 +194,17 @@ def draw_rivals(path: Path, speeds: Path = MEASURED / "camvid.json", mious: Path
         "0001TP": "CamVid's 0001TP: at dusk,\nleft out of the training",
     }
     for column, (part, title) in enumerate(titles.items(), 1):
-        axes = tidy(figure.add_subplot(1, 2, column))
+        axes = style_axes(figure.add_subplot(1, 2, column))
         for name, found in rows.items():
-            across, up = found["labels_fps"], fmean(trained[networks[name]][part]["miou"])
+            x, y = found["labels_fps"], fmean(trained[networks[name]][part]["miou"])
             colour = VERMILION if name.startswith("FANet") else GREY
-            axes.scatter(across, up, s=12 * found["gflops"], color=colour, alpha=0.8)
-            left = name in ("FANet-34", "ShelfNet-18", "ERFNet")  # right of these are others
-            room = 4 + math.sqrt(3 * found["gflops"])  # a dot's radius, and a little
-            place = {"ha": "right" if left else "left", "va": "center", "textcoords": "offset points"}
-            axes.annotate(name, (across, up), (-room if left else room, 0), fontsize=12, color=colour, **place)
+            axes.scatter(x, y, s=12 * found["gflops"], color=colour, alpha=0.8)
+            left = name in ("FANet-34", "ShelfNet-18", "ERFNet")  # others are to the right of these
+            gap = 4 + math.sqrt(3 * found["gflops"])  # a little more than the radius of the dot
+            style = {"ha": "right" if left else "left", "va": "center", "textcoords": "offset points"}
+            axes.annotate(name, (x, y), (-gap if left else gap, 0), fontsize=12, color=colour, **style)
             if "fast_fps" in found:
-                axes.plot(found["fast_fps"], up, "*", color=colour, markersize=16)
+                axes.plot(found["fast_fps"], y, "*", color=colour, markersize=16)
         axes.set_xscale("log")
         axes.set_xticks([300, 500, 1000, 2000, 4000])
         axes.minorticks_off()
@@ -219,36 +221,36 @@ def draw_rivals(path: Path, speeds: Path = MEASURED / "camvid.json", mious: Path
     plot.save_figure(figure, path)
 
 
-def measure(
+def measure_latency(
     machine: str, path: Path = MEASURED / "latency.json", frames: int = 60, size: tuple[int, int] = (360, 640)
 ) -> None:
-    """Label a drive of 20 seconds on the CPU, in fp32 and in int8, and write down how long each frame took, in ms."""
+    """Label a video of 20 seconds on the CPU, in fp32 and in int8, and write the latency of each frame in ms."""
     found: dict[str, object] = {"machine": machine, "torch": torch.__version__, "size": size}
     with tempfile.TemporaryDirectory() as folder:
         clip, report = Path(folder, "drive.mp4"), Path(folder, "drive.jsonl")
         streamseg.write_frames(clip, demo.drive(DRIVE, frames, size), 15)
         for precision in ("fp32", "int8"):
-            wanted = ("--precision", precision, "--device", "cpu", "--quiet", "--json", str(report))
-            demo.run("segment", str(clip), str(Path(folder, "labelled.mp4")), *wanted)
+            options = ("--precision", precision, "--device", "cpu", "--quiet", "--json", str(report))
+            demo.run("segment", str(clip), str(Path(folder, "labelled.mp4")), *options)
             lines = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
             found[precision] = [round(line["latency_ms"], 1) for line in lines[:-1]]
     path.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
 def draw_latency(path: Path, measured: Path = MEASURED / "latency.json") -> None:
-    """The latency of each frame of a stream, in fp32 and in int8."""
+    """Plot the latency of each frame of a stream, in fp32 and in int8."""
     found = json.loads(measured.read_text(encoding="utf-8"))
     height, width = found["size"]
-    figure, axes = card(10, 5)
+    figure, axes = single_plot(10, 5)
     for precision, colour in (("fp32", BLUE), ("int8", VERMILION)):
         times = found[precision]
         label = f"{precision}: median {median(times):.0f} ms"
         axes.plot(range(1, len(times) + 1), times, color=colour, linewidth=2, label=label)
-    # the one frame that goes far beyond is told of, for drawn it would press all others flat
+    # the one frame that takes far longer is only named: the axis would flatten all others
     top, slowest = 2.5 * median(found["fp32"]), max(found["int8"])
-    place = found["int8"].index(slowest) + 1
+    number = found["int8"].index(slowest) + 1
     axes.text(
-        place + 4, 0.93 * top, f"frame {place}: {slowest:,.0f} ms, for int8's ranges", color=VERMILION, fontsize=14
+        number + 4, 0.93 * top, f"frame {number}: {slowest:,.0f} ms, for int8's ranges", color=VERMILION, fontsize=14
     )
     axes.set_ylim(0, top)
     axes.set_xlim(0, len(found["fp32"]))
@@ -260,12 +262,12 @@ def draw_latency(path: Path, measured: Path = MEASURED / "latency.json") -> None
 
 
 def draw_training(path: Path, measured: Path = MEASURED / "training.jsonl") -> None:
-    """Loss and learning rate of a run."""
+    """Plot loss and learning rate of a run."""
     lines = [json.loads(line) for line in measured.read_text(encoding="utf-8").splitlines()]
     figure = plot.new_figure(10, 4.6)
     figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
     for place, (entry, title, colour) in enumerate((("loss", "loss", BLUE), ("rate", "learning rate", VERMILION)), 1):
-        axes = tidy(figure.add_subplot(1, 2, place))
+        axes = style_axes(figure.add_subplot(1, 2, place))
         axes.plot([line["step"] for line in lines], [line[entry] for line in lines], color=colour, linewidth=2.5)
         axes.set_ylim(0)
         axes.set_title(title, fontsize=16)
@@ -273,14 +275,14 @@ def draw_training(path: Path, measured: Path = MEASURED / "training.jsonl") -> N
     plot.save_figure(figure, path)
 
 
-def card(width: float, height: float) -> "tuple[Figure, Axes]":
-    """A white figure with one plot, in inches; its text can be read where a page shows it 700 pixels wide."""
+def single_plot(width: float, height: float) -> "tuple[Figure, Axes]":
+    """Return a figure of a size in inches with one plot, whose text can be read at a width of 700 pixels."""
     figure = plot.new_figure(width, height)
     figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
-    return figure, tidy(figure.add_subplot())
+    return figure, style_axes(figure.add_subplot())
 
 
-def tidy(axes: "Axes") -> "Axes":
+def style_axes(axes: "Axes") -> "Axes":
     axes.tick_params(labelsize=14)
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
@@ -297,7 +299,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "overlays.jpg": draw_overlays,
     "classes.png": draw_classes,
     "speed-accuracy.png": draw_speed_accuracy,
-    "rivals.png": draw_rivals,
+    "baselines.png": draw_baselines,
     "latency.png": draw_latency,
     "training.png": draw_training,
 }
@@ -305,7 +307,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
 if __name__ == "__main__":
     names = sys.argv[1:]
     if names[:1] == ["measure"] and len(names) == 2:
-        measure(names[1])
+        measure_latency(names[1])
         names = ["latency.png"]
     if not {*names} <= {*PICTURES}:
         sys.exit(f"{__doc__}\nThe pictures: {', '.join(PICTURES)}")

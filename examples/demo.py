@@ -1,4 +1,4 @@
-"""What `make demo` runs: the weights that ship, over the samples and a video that a virtual camera takes of them."""
+"""The demo of `make demo`: label the samples, and a video of them from a virtual camera, with the bundled weights."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ CLIP = OUT / "drive.mp4"
 
 
 def drive(pictures: list[Path], frames: int = 12, size: tuple[int, int] = (360, 640)) -> Iterator[Tensor]:
-    """Frames of a virtual camera, which moves into one picture after the other, as if it drove down the road."""
+    """Yield frames of a virtual camera that zooms into one picture after the other, as if it drove down the road."""
     for picture in pictures:
         whole = streamseg.read_image(picture)[None].float()
         for i in range(frames):
@@ -27,14 +27,14 @@ def drive(pictures: list[Path], frames: int = 12, size: tuple[int, int] = (360, 
 
 
 def run(*arguments: str) -> None:
-    """Run a command, and show it."""
+    """Print and run a command."""
     print(f"$ streamseg {' '.join(arguments)}", flush=True)
     sys.argv = ["streamseg", *arguments]
     cli.main()
 
 
-def show(reports: dict[str, Path]) -> None:
-    """Print what lines of JSON say of each run: the shares of the classes, and how long a frame took."""
+def print_reports(reports: dict[str, Path]) -> None:
+    """Print the shares of the classes and the latency of each run, from its JSON lines."""
     runs = [[json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] for path in reports.values()]
     frames, summaries = [run[:-1] for run in runs], [run[-1]["summary"] for run in runs]
     shares = {
@@ -58,10 +58,10 @@ if __name__ == "__main__":
     labelled, reports = OUT / "drive-labelled.mp4", {"pictures": OUT / "pictures.jsonl", "video": OUT / "drive.jsonl"}
     run("segment", "samples", str(OUT), "--legend", "--quiet", "--json", str(reports["pictures"]))
     run("segment", str(CLIP), str(labelled), "--legend", "--quiet", "--json", str(reports["video"]))
-    show(reports)
-    print(f"\n{OUT}/*-overlay.png are the pictures under the colours of their classes, and")
-    print(f"{labelled} is the video. What to try next:\n")
+    print_reports(reports)
+    print(f"\n{OUT}/*-overlay.png are the pictures with the colours of their classes, and")
+    print(f"{labelled} is the video. Try next:\n")
     print("  .venv/bin/streamseg segment samples/city-traffic.jpg --classes car,road --side-by-side")
     print(f"  .venv/bin/streamseg segment {CLIP} faster.mp4 --precision int8")
-    print("  .venv/bin/streamseg segment 0 --show   # a camera; or a picture, folder or video of yours")
+    print("  .venv/bin/streamseg segment 0 --show   # a camera; or your own picture, folder or video")
     print("  .venv/bin/streamseg --help")

@@ -1,7 +1,7 @@
-"""Thirty labelled pictures to try training with, in the layout of one's own data: python examples/own_data.py mine
+"""Make thirty labelled pictures to try training on your own data: python examples/own_data.py mine
 
-They are cut from the samples, and their labels are those of the network that ships, joined into three classes: enough
-to see each command work, and too easy to say anything about accuracy.
+They are cut from the samples and labelled by the bundled weights, with three joined classes: enough to try each
+command, and too easy to tell anything about accuracy.
 """
 
 import sys
@@ -15,7 +15,7 @@ from streamseg.io.images import write_image, write_labels
 SAMPLES = Path(__file__).parent.parent / "samples"
 CLASSES = streamseg.Classes(("street", "traffic", "rest"), ((128, 64, 128), (220, 20, 60), (70, 130, 90)))
 JOINED = {"Road": 0, "Pavement": 0, "Car": 1, "Pedestrian": 1, "Bicyclist": 1}
-"""Our class of each of CamVid's; all others are the rest."""
+"""Class of each class of CamVid; all others are the rest."""
 
 
 def make(folder: Path, count: int = 30, size: tuple[int, int] = (360, 480)) -> None:

@@ -1,4 +1,4 @@
-"""Class sets: the names of the classes that a network tells apart, and the colours they are drawn in."""
+"""Class sets: names and colours of the classes of a data set."""
 
 from dataclasses import dataclass
 
@@ -17,40 +17,40 @@ class Classes:
 
     def __post_init__(self) -> None:
         if not isinstance(self.names, (tuple, list)) or not isinstance(self.colours, (tuple, list)):
-            raise ValueError("Names and colours are not lists; expected one entry of each for every class.")
+            raise ValueError("Names and colours are not lists; expected one name and one colour for each class.")
         object.__setattr__(self, "names", tuple(self.names))
         colours = tuple(tuple(colour) if isinstance(colour, list) else colour for colour in self.colours)
         object.__setattr__(self, "colours", colours)
         if not 1 <= len(self.names) <= IGNORE:
             raise ValueError(
-                f"{len(self.names)} classes; expected 1 to {IGNORE}, for labels are bytes, {IGNORE} is ignore."
+                f"{len(self.names)} classes; expected 1 to {IGNORE}: labels are bytes, and {IGNORE} means ignore."
             )
         if len(self.colours) != len(self.names):
             raise ValueError(f"{len(self.names)} class names but {len(self.colours)} colours; give one for each.")
         for name in self.names:
-            # a name is printed on terminals: no control characters
+            # names are printed on terminals: no control characters
             if not (isinstance(name, str) and name.strip() and name.isprintable()):
-                raise ValueError(f"{name!r:.80} is no class name; expected printable text.")
+                raise ValueError(f"{name!r:.80} is not a class name; expected printable text.")
             if self.names.count(name) > 1:
                 raise ValueError(f"Two classes are called {name!r:.80}; names must differ.")
         for colour in self.colours:
-            right = isinstance(colour, tuple) and len(colour) == 3
-            if not right or not all(type(part) is int and 0 <= part <= 255 for part in colour):
-                raise ValueError(f"{colour!r:.80} is no colour; expected red, green and blue in 0–255.")
+            is_triple = isinstance(colour, tuple) and len(colour) == 3
+            if not is_triple or not all(type(part) is int and 0 <= part <= 255 for part in colour):
+                raise ValueError(f"{colour!r:.80} is not a colour; expected red, green and blue in 0–255.")
 
     def __len__(self) -> int:
         return len(self.names)
 
 
 def parse_classes(text: str) -> Classes:
-    """Classes from "name rrggbb, name rrggbb, …"."""
+    """Parse classes from "name rrggbb, name rrggbb, …"."""
     pairs = [entry.strip().rsplit(" ", 1) for entry in text.split(",")]
     red_green_blue = [bytes.fromhex(code) for _, code in pairs]
     return Classes(tuple(name for name, _ in pairs), tuple((r, g, b) for r, g, b in red_green_blue))
 
 
 def without_classes(classes: Classes, names: str) -> Classes:
-    """The same classes less those of "name, name, …"; the labels behind a removed one move up."""
+    """Remove the classes "name, name, …"; the labels after a removed one move up."""
     kept = [i for i, name in enumerate(classes.names) if name not in names.split(", ")]
     return Classes(tuple(classes.names[i] for i in kept), tuple(classes.colours[i] for i in kept))
 

@@ -1,7 +1,7 @@
-"""What this process may use of its machine: cores and memory. Standard library only.
+"""Cores and memory that are available to this process. Standard library only.
 
 Containers limit both by control groups (cgroups), of which Linux has two versions: in version 2 a group's folder holds
-cpu.max and memory.max, in version 1 each controller has a tree of folders of its own.
+cpu.max and memory.max, in version 1 each controller has its own tree of folders.
 """
 
 import math
@@ -14,34 +14,34 @@ ROOT = Path("/")
 
 
 def available_cores(root: Path = ROOT) -> int:
-    """Cores that this process may use: those that it may run on, or fewer if a container's quota is smaller.
+    """Return the number of cores that this process may use: its CPU affinity, or the container's quota if smaller.
 
     Args:
-        root: Where the file systems proc and sys are found.
+        root: Folder that contains the file systems proc and sys.
     """
-    # sched_getaffinity is Linux's alone
+    # sched_getaffinity exists only on Linux
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [math.ceil(quota) for group in groups("cpu", root) if (quota := cpu_quota(group)) is not None]
+    quotas = [math.ceil(quota) for group in control_groups("cpu", root) if (quota := cpu_quota(group)) is not None]
     return max(1, min(allowed, *quotas)) if quotas else allowed
 
 
 def free_memory(root: Path = ROOT) -> float:
-    """Bytes of the machine's memory that this process may still take; 0 where nothing is known, as on other systems."""
+    """Return the bytes of memory that this process can still allocate; 0 if unknown, as on systems other than Linux."""
     meminfo = root / "proc/meminfo"
     if not meminfo.exists():
         return 0.0
     lines = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines() if ":" in line)
     free = [int(lines["MemAvailable"].split()[0]) * 1024]
-    for group in groups("memory", root):
-        for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            limit = read_numbers(group / most)
+    for group in control_groups("memory", root):
+        for maximum, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            limit = read_numbers(group / maximum)
             if limit:
                 free.append(limit[0] - sum(read_numbers(group / used)))
     return float(max(0, min(free)))
 
 
 def peak_memory() -> float:
-    """The most bytes of the machine's memory that this process has held; 0 where the system does not tell."""
+    """Return the peak memory of this process in bytes; 0 if unknown."""
     try:
         import resource
     except ImportError:  # Windows
@@ -50,17 +50,17 @@ def peak_memory() -> float:
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
 
-def groups(controller: str, root: Path) -> Iterator[Path]:
-    """The folders of the control groups that this process is in, from the innermost to the outermost."""
-    told, mounted = root / "proc/self/cgroup", root / "sys/fs/cgroup"
-    if not told.exists():
+def control_groups(controller: str, root: Path) -> Iterator[Path]:
+    """Yield the folders of the control groups of this process, from the innermost to the outermost."""
+    own_groups, mounted = root / "proc/self/cgroup", root / "sys/fs/cgroup"
+    if not own_groups.exists():
         return
-    for line in told.read_text(encoding="utf-8").splitlines():
+    for line in own_groups.read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         tree = mounted / controllers if controllers else mounted
-        # within a container the path may be that of the host, which is not there: its own group is then the root
+        # in a container the path may be that of the host, which does not exist: its own group is then the root
         inner = tree.joinpath(*Path(path).parts[1:])
         for folder in (inner, *inner.parents):
             if folder.is_dir():
@@ -70,15 +70,15 @@ def groups(controller: str, root: Path) -> Iterator[Path]:
 
 
 def cpu_quota(group: Path) -> float | None:
-    """Cores' worth of time that a control group gets; None if it has no limit."""
-    limit = read_numbers(group / "cpu.max")  # microseconds of each period, and the period
+    """Return the CPU time of a control group, in cores; None if it has no limit."""
+    limit = read_numbers(group / "cpu.max")  # quota and period, in microseconds
     if not limit:
         limit = read_numbers(group / "cpu.cfs_quota_us") + read_numbers(group / "cpu.cfs_period_us")
     return limit[0] / limit[1] if len(limit) == 2 and limit[0] > 0 < limit[1] else None
 
 
 def read_numbers(path: Path) -> list[int]:
-    """The numbers in a file of a control group; none if it is missing, or says that there is no limit."""
+    """Return the numbers in a file of a control group; none if it is missing, or says that there is no limit."""
     try:
         words = path.read_text(encoding="ascii").split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Little videos, made on the fly with PyAV alone: of any codec, rate and size, with sound, turned, cut."""
+"""Small videos, made with PyAV: any codec, rate and size, with sound, rotated or truncated."""
 
 import math
 import struct
@@ -16,7 +16,7 @@ from streamseg.io.video_writing import write_video
 NTSC = Fraction(30000, 1001)
 UNEVEN = [0.0, 0.04, 0.1, 0.11, 0.3, 0.31, 0.5, 0.9, 1.0, 1.002, 1.5]
 
-# a, b, c, d of the matrix in an MP4 that shows the pixel at (x, y) at (a x + c y, b x + d y)
+# a, b, c, d of the matrix in an MP4, which maps the pixel (x, y) to (a x + c y, b x + d y)
 TURNS = {
     "upright": (1, 0, 0, 1),
     "a quarter clockwise": (0, 1, -1, 0),
@@ -30,7 +30,7 @@ TURNS = {
 
 
 def picture(i: int, size: tuple[int, int] = (48, 64)) -> Tensor:
-    """The frame of a number: red, green and blue corners, and in the fourth a grey that is 8 lighter each time."""
+    """Return frame i of a clip: red, green and blue corners, and a grey one that is 8 lighter with each frame."""
     height, width = size
     frame = torch.empty(3, height, width, dtype=torch.uint8)
     corners = [[(220, 40, 40), (40, 200, 40)], [(40, 40, 220), (8 * i % 256,) * 3]]
@@ -41,7 +41,7 @@ def picture(i: int, size: tuple[int, int] = (48, 64)) -> Tensor:
 
 
 def number(frame: Tensor) -> int:
-    """The number of a frame, as far as compression has left it."""
+    """Return i of picture(i), read from the pixels of a compressed frame."""
     return round(frame[:, -6:-2, -6:-2].float().mean().item() / 8)
 
 
@@ -58,15 +58,15 @@ def make_clip(
     sound_seconds: float | None = None,
     sound_start: float = 0.0,
 ) -> Path:
-    """A video of pictures 0, 1, …, shown at even times or at those given, and with a tone in the codec given."""
+    """Write a video of picture(0), picture(1), …, at even or given times, with a tone if a sound codec is given."""
     height, width = size
     times = times or [float(i / rate) for i in range(frames)]
     options = {"movflags": "+faststart"} if path.suffix in (".mp4", ".mov") else {}
     with av.open(str(path), "w", container_options=options) as container:
         stream = container.add_stream(codec, rate=rate, options={"crf": "12"} if codec == "libx264" else {})
         stream.height, stream.width, stream.pix_fmt = height, width, pixels
-        stream.codec_context.thread_count = 1  # so that a clip is the same at every run, however busy the machine is
-        tick = 1 / rate if path.suffix == ".avi" else Fraction(1, 60000)  # an AVI knows of even times only
+        stream.codec_context.thread_count = 1  # so that every run writes the same bytes
+        tick = 1 / rate if path.suffix == ".avi" else Fraction(1, 60000)  # AVI has even times only
         stream.codec_context.time_base = tick
         if sound:
             track = container.add_stream(sound, rate=48000)
@@ -85,7 +85,7 @@ def make_clip(
 
 
 def tone(seconds: float, start: float = 0.0):
-    """440 Hz, in frames of 1024 samples."""
+    """Yield a 440 Hz tone in frames of 1024 samples."""
     for first in range(0, round(seconds * 48000), 1024):
         wave = [round(8000 * math.sin(2 * math.pi * 440 * (first + i) / 48000)) for i in range(1024)]
         frame = av.AudioFrame("s16", "mono", 1024)
@@ -95,7 +95,7 @@ def tone(seconds: float, start: float = 0.0):
 
 
 def turn(path: Path, matrix: tuple[int, int, int, int]) -> Path:
-    """Let an MP4 say that its video is turned."""
+    """Write a rotation into the header of an MP4."""
     data = bytearray(path.read_bytes())
     at = data.index(b"tkhd") + 4 + 40  # the matrix is after 40 bytes of a track's header
     a, b, c, d = (65536 * part for part in matrix)
@@ -105,7 +105,7 @@ def turn(path: Path, matrix: tuple[int, int, int, int]) -> Path:
 
 
 def cut(path: Path, part: float) -> Path:
-    """Leave the first part of a file."""
+    """Truncate a file to its first part."""
     data = path.read_bytes()
     path.write_bytes(data[: round(len(data) * part)])
     return path

@@ -1,4 +1,4 @@
-"""The command line, run in the process of a test."""
+"""Run the command line in the process of a test."""
 
 import sys
 
@@ -6,7 +6,7 @@ from streamseg import cli
 
 
 def run(monkeypatch, *arguments):
-    """Run it, and return its exit status."""
+    """Run a command and return its exit status."""
     monkeypatch.setattr(sys, "argv", ["streamseg", *map(str, arguments)])
     try:
         cli.main()
@@ -16,7 +16,7 @@ def run(monkeypatch, *arguments):
 
 
 def complaint(monkeypatch, capsys, *arguments):
-    """The one line that a command complains with."""
+    """Run a command that must fail, and return its one-line error."""
     assert run(monkeypatch, *arguments) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("streamseg: ")

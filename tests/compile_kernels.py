@@ -1,4 +1,4 @@
-"""Compile every kernel for two generations of GPUs, none of which has to be here, and print the memory it takes."""
+"""Compile every Triton kernel for two GPU generations, without a GPU, and print its shared memory."""
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile as compile_kernel
@@ -7,12 +7,12 @@ from streamseg.engine.kernels import attention, convolution, labels, resize, ste
 
 HALVES, FLOATS, BYTES, NUMBERS = "*fp16", "*fp32", "*u8", "*i32"
 SHARED = {86: 99, 90: 227}
-"""The most shared memory of a program, in KiB, by generation."""
+"""Limit of shared memory per program, in KiB, by compute capability."""
 
 KERNELS = [
     (stem.unfold_kernel, {"BLOCK": 128}, {"frame": BYTES, "mean": FLOATS, "out": HALVES}, {}),
     (
-        stem.look_kernel,
+        stem.stem_kernel,
         {"C": 64, "BLOCK": 128, "STRIP": 6},
         dict.fromkeys(("unfolded", "weight", "bias", "out"), HALVES),
         {"num_warps": 8},
@@ -21,7 +21,7 @@ KERNELS = [
         convolution.convolve_kernel,
         {"C": 256, "N": 256, "SIDE": 3, "STRIDE": 1, "PADDING": 1, "PIXELS": 64, "CHANNELS": 64, "DEPTH": 128}
         | {"SPLITS": 3, "SHORTCUT": True, "RELU": True},
-        dict.fromkeys(("x", "weight", "bias", "shortcut", "out"), HALVES) | {"sums": FLOATS, "turns": NUMBERS},
+        dict.fromkeys(("x", "weight", "bias", "shortcut", "out"), HALVES) | {"sums": FLOATS, "counters": NUMBERS},
         {"num_stages": 3},
     ),
     (

@@ -1,4 +1,4 @@
-"""What several tests share: small random networks and pictures; nothing is downloaded."""
+"""Fixtures of all tests: small random networks, pictures and data sets; nothing is downloaded."""
 
 import gc
 import os
@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# torch is imported by each of the many processes that tests start: where Python is told to leave no bytecode beside
-# the sources, it is kept elsewhere, and not compiled anew each time
+# tests start many processes that import torch: where Python may not write bytecode beside the sources, keep it in
+# another folder instead of compiling it in each process
 if sys.dont_write_bytecode:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
@@ -22,29 +22,29 @@ from PIL import Image
 
 import streamseg
 
-# what torch is made of stays, and need not be looked through for garbage again and again
+# torch's objects stay: the garbage collector need not visit them
 gc.freeze()
-# the test processes share the cores, and so do those that they start
+# test processes and their children share the cores
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
-# memory that a test gives back is kept for the next one, instead of being asked of the system again, page by page
+# keep freed memory for the next test instead of returning it to the system
 os.environ |= {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
-# without a GPU Triton's kernels are tested in its interpreter, which it must know before it is imported
+# without a GPU Triton kernels run in its interpreter, which must be set before Triton is imported
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """The longest test is begun first, so that nobody waits for it in the end.
+    """Start with the longest test, so that no process waits for it at the end.
 
-    Those that need exported files follow, in one process: two would wait for the same file.
+    Tests that need exported files follow, in one process: two processes would wait for the same file.
     """
     items.sort(key=lambda item: (item.path.stem != "test_distributed", "exported" not in item.fixturenames))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def heard_ctrl_c() -> Iterator[None]:
-    """Where a shell runs the suite in the background it lets it ignore Ctrl-C, and all that it starts as well."""
+def restore_ctrl_c() -> Iterator[None]:
+    """Undo that a shell lets background processes, and their children, ignore Ctrl-C."""
     before = signal.getsignal(signal.SIGINT)
     if before == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,14 +53,14 @@ def heard_ctrl_c() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def limit_of_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """--tile raises it for the whole process."""
+def restore_pixel_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo that --tile raises the limit for the whole process."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
 
 
 @pytest.fixture(scope="session")
 def model() -> streamseg.FANet:
-    """FANet-18 for CamVid's classes: random, but with batch norm statistics of its own, as after training."""
+    """FANet-18 for CamVid's classes: random weights, with batch norm statistics as after training."""
     torch.manual_seed(0)
     network = streamseg.fanet18(classes=11)
     with torch.no_grad():
@@ -76,7 +76,7 @@ def image() -> torch.Tensor:
 
 @pytest.fixture(scope="session")
 def paint() -> Callable[[Path, list[tuple[int, int]]], Path]:
-    """Paints one's own data set, as the data set folder expects it: red boxes and blue discs on grey, in noise."""
+    """Write a data set in the layout of `folder`: red boxes and blue discs on grey, with noise."""
 
     def paint(folder: Path, sizes: list[tuple[int, int]]) -> Path:
         random = numpy.random.default_rng(0)

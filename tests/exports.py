@@ -1,4 +1,4 @@
-"""A small network and files that it was exported to, for several tests: tracing takes long, whatever the network."""
+"""A small network and its exported files, shared by tests because tracing is slow for any network."""
 
 import os
 from collections.abc import Callable
@@ -18,7 +18,7 @@ SIZE = (72, 96)
 
 
 def small(seed=0):
-    """A FANet for CamVid's classes with a block a stage, and batch norm statistics of its own; it averages."""
+    """Return a FANet for CamVid with one block per stage, which averages over its window."""
     torch.manual_seed(seed)
     encoder = ResNet((1, 1, 1, 1), "Res-1", "stride")
     network = streamseg.FANet(encoder, 11, streamseg.FastAttention, key_channels=8, averages=True)
@@ -29,14 +29,14 @@ def small(seed=0):
 
 
 def moving(number, height=SIZE[0], width=SIZE[1]):
-    """Frames of a camera that turns: each is one more step to the right in a wide picture."""
+    """Return frames of a panning camera: each is two pixels further to the right in a wide picture."""
     coarse = 255 * torch.rand(1, 3, height // 8, 2 * width // 8, generator=torch.Generator().manual_seed(0))
     wide = F.interpolate(coarse, (height, 2 * width + 2 * number), mode="bilinear")[0].byte()
     return [wide[:, :, 2 * i : 2 * i + width].contiguous() for i in range(number)]
 
 
 def manifest(network, size, video):
-    """What a file of a network says: with the state of a stream and confidence, or neither."""
+    """Return the manifest of an exported network; a video one has the state of a stream and confidence."""
     return Manifest(
         classes=streamseg.CAMVID,
         size=size,
@@ -50,7 +50,7 @@ def manifest(network, size, video):
 
 
 def make(folder, kind):
-    """Write the files of a kind into a folder, unless they are there: any, fixed or still; see exported."""
+    """Write the files of a kind (any, fixed or still, see exported) into a folder, unless they exist."""
     with FileLock(folder / f"{kind}.lock"), quiet_exporters():
         if (folder / f"{kind}.done").exists():
             return
@@ -67,10 +67,10 @@ def make(folder, kind):
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory) -> Callable[[str], Path]:
-    """Gives the path of a file of small(), made once for all test processes, and when it is first asked for.
+    """Return a function that gives the path of an exported file of small(), written once for all test processes.
 
-    any.onnx takes frames of any size and carries the state of a stream; so do fixed.xml, with fixed.bin beside it, and
-    fixed.pt2, for frames of SIZE; still.onnx, of SIZE too, does not.
+    any.onnx takes frames of any size and has the state of a stream; fixed.xml (with fixed.bin) and fixed.pt2 have it
+    for frames of SIZE; still.onnx, also for SIZE, does not.
     """
     for library in ("onnx", "onnxscript", "onnxruntime", "openvino"):
         pytest.importorskip(library, reason=f"{library} is not installed: pip install 'streamseg[export]'")

@@ -1,4 +1,4 @@
-"""Requests that nobody means well with, for the server's tests and its benchmark; each is the same at every run."""
+"""Hostile requests for the tests and the benchmark of the server; the same in every run."""
 
 import contextlib
 import io
@@ -61,14 +61,14 @@ def chunk(name: bytes, data: bytes) -> bytes:
 
 
 def bomb(width: int, height: int, depth: int = 8, colour: int = 2) -> bytes:
-    """A PNG that says that it is of a size, with a little data."""
+    """A PNG whose header claims a size, with little data."""
     head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
     data = zlib.compress(bytes(100_000), 9)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
 def pictures(dice: random.Random) -> list[bytes]:
-    """Small pictures of every kind, to be damaged, and bombs."""
+    """Small pictures of every format, to be damaged, and decompression bombs."""
     noise = Image.frombytes("RGB", (40, 36), dice.randbytes(40 * 36 * 3))
     found = []
     for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"):
@@ -80,14 +80,14 @@ def pictures(dice: random.Random) -> list[bytes]:
 
 
 def damage(dice: random.Random, data: bytes) -> bytes:
-    """A file cut short, with wrong bytes, with a part twice, or with something in front."""
-    way, place = dice.randrange(5), dice.randrange(1, max(2, len(data)))
+    """A file cut short, with wrong bytes, with a repeated part, or with bytes in front."""
+    way, position = dice.randrange(5), dice.randrange(1, max(2, len(data)))
     if way == 0:
-        return data[:place]
+        return data[:position]
     if way == 1:
-        return data[:place] + dice.randbytes(4) + data[place + 4 :]
+        return data[:position] + dice.randbytes(4) + data[position + 4 :]
     if way == 2:
-        return data[:place] + data[place // 2 :]
+        return data[:position] + data[position // 2 :]
     if way == 3:
         return dice.randbytes(dice.randrange(1, 40)) + data
     wrong = bytearray(data)
@@ -103,7 +103,7 @@ def form(dice: random.Random, data: bytes) -> bytes:
 
 
 def requests(number: int, seed: int = 0) -> Iterator[bytes]:
-    """So many requests, as bytes on the line."""
+    """A number of requests, as bytes to send."""
     dice = random.Random(seed)
     files = pictures(dice)
     for i in range(number):
@@ -111,7 +111,7 @@ def requests(number: int, seed: int = 0) -> Iterator[bytes]:
 
 
 def posted(dice: random.Random, files: list[bytes]) -> bytes:
-    """A picture that is none, or in a form that is none, with headers that are none."""
+    """A damaged picture or form, with wrong headers."""
     head, body = wrong_headers(dice, files)
     return b"POST /segment HTTP/1.1\r\n" + head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
@@ -125,12 +125,12 @@ def posted_in_parts(dice: random.Random, files: list[bytes]) -> bytes:
 
 def of_wrong_length(dice: random.Random, files: list[bytes]) -> bytes:
     head, body = wrong_headers(dice, files)
-    told = dice.choice((b"-5", b"abc", b"99999999999999999999999", b"9" * 12, b"1, 2", b"", b"0x10"))
-    return b"POST /segment HTTP/1.1\r\n" + head + b"Content-Length: " + told + b"\r\n\r\n" + body
+    length = dice.choice((b"-5", b"abc", b"99999999999999999999999", b"9" * 12, b"1, 2", b"", b"0x10"))
+    return b"POST /segment HTTP/1.1\r\n" + head + b"Content-Length: " + length + b"\r\n\r\n" + body
 
 
-def astray(dice: random.Random, files: list[bytes]) -> bytes:
-    """To an address that is not there, or in a way that is not meant."""
+def to_wrong_address(dice: random.Random, files: list[bytes]) -> bytes:
+    """A wrong address or method."""
     head, body = wrong_headers(dice, files)
     line = f"{dice.choice(METHODS)} {dice.choice(PATHS)} HTTP/1.1\r\n".encode()
     return line + head + dice.choice((b"\r\n", b"Content-Length: %d\r\n\r\n" % len(body) + body))
@@ -142,7 +142,7 @@ def noise(dice: random.Random, files: list[bytes]) -> bytes:
 
 
 def wrong_headers(dice: random.Random, files: list[bytes]) -> tuple[bytes, bytes]:
-    """Headers, and a body that may go with them."""
+    """Headers, and a body that may fit them."""
     kind, accept = dice.choice(TYPES), dice.choice(("*/*", "*/*", dice.choice(ACCEPTS)))
     data = dice.choice((damage(dice, dice.choice(files)), dice.choice(files), dice.randbytes(50)))
     head = f"Host: x\r\nConnection: close\r\nContent-Type: {kind}\r\nAccept: {accept}\r\n".encode("latin-1")
@@ -150,7 +150,7 @@ def wrong_headers(dice: random.Random, files: list[bytes]) -> tuple[bytes, bytes
 
 
 def upgrade(dice: random.Random, files: list[bytes]) -> bytes:
-    """A WebSocket's handshake, mostly wrong, and what follows it."""
+    """A WebSocket handshake, usually wrong, and bytes after it."""
     lines = [
         f"GET {dice.choice(('/stream', '/stream', '/%00', '/stream/../x'))} HTTP/1.1",
         "Host: x",
@@ -160,28 +160,31 @@ def upgrade(dice: random.Random, files: list[bytes]) -> bytes:
         f"Sec-WebSocket-Key: {dice.choice(('dGhlIHNhbXBsZSBub25jZQ==', 'dGhlIHNhbXBsZSBub25jZQ==', 'x'))}",
         dice.choice(("Origin: http://elsewhere", "Origin: http://[", "Sec-WebSocket-Protocol: ,,", "X: y")),
     ]
-    # a frame that is no frame, or one that says that it has 2^63 bytes
+    # not a WebSocket frame, or one that claims 2^63 bytes
     rest = dice.choice((dice.randbytes(40), b"\x82\xff" + b"\x7f" + b"\xff" * 7 + b"abcd" * 4, b"\x88\x80abcd"))
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + rest
 
 
-KINDS = (posted, posted, posted_in_parts, of_wrong_length, astray, upgrade, noise)
+KINDS = (posted, posted, posted_in_parts, of_wrong_length, to_wrong_address, upgrade, noise)
 
 
 def send(port: int, data: bytes, seconds: float = 15.0) -> tuple[int, bytes]:
-    """The status and body that a server answers, 0 if it just hangs up; a TimeoutError if it does nothing."""
-    # what follows a handshake is sent when that has been answered
-    place = data.index(b"\r\n\r\n") + 4 if b"Upgrade: websocket" in data else len(data)
+    """Return the status and body of the answer, 0 if the server disconnects; a TimeoutError if it does nothing."""
+    # the bytes after a handshake are sent when it has been answered
+    end = data.index(b"\r\n\r\n") + 4 if b"Upgrade: websocket" in data else len(data)
     found = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=seconds) as line, contextlib.suppress(ConnectionError):
-        line.sendall(data[:place])
-        while part := line.recv(65536):
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection,
+        contextlib.suppress(ConnectionError),
+    ):
+        connection.sendall(data[:end])
+        while part := connection.recv(65536):
             found += part
             if b" 101 Switching" in found[:40] and b"\r\n\r\n" in found:
-                line.sendall(data[place:])
-                line.settimeout(0.2)  # a stream may be silent
+                connection.sendall(data[end:])
+                connection.settimeout(0.2)  # a stream may send nothing
                 with contextlib.suppress(TimeoutError):
-                    while line.recv(65536):
+                    while connection.recv(65536):
                         pass
                 break
     head, _, body = found.partition(b"\r\n\r\n")
@@ -189,11 +192,11 @@ def send(port: int, data: bytes, seconds: float = 15.0) -> tuple[int, bytes]:
 
 
 def check(port: int, data: bytes) -> int:
-    """Send a request; what is answered has a status that fits, and a refusal a sentence in JSON."""
+    """Send a request; check that it gets no 500, and that an error has a sentence in JSON."""
     status, body = send(port, data)
     assert status in (0, 101) or 200 <= status < 500 or status == 503, (status, data[:300])
     method = data.partition(b" ")[0]
-    # what answers a wrong handshake is the library of WebSockets
+    # a wrong handshake is answered by the WebSocket library
     if status >= 400 and method != b"HEAD" and b"Upgrade: websocket" not in data:
         assert json.loads(body)["error"].endswith("."), (body, data[:300])
     return status

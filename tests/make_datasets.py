@@ -1,4 +1,4 @@
-"""Miniature data sets in their real layouts, and a few questions to ask of them."""
+"""Small data sets in their real layouts."""
 
 import numpy
 from PIL import Image
@@ -11,7 +11,7 @@ def save_frame(path, seed=0, size=(8, 12)):
 
 
 def save_ids(path, ids, size=(8, 12)):
-    """A label file whose rows go through the ids."""
+    """Write a label file that repeats the ids."""
     path.parent.mkdir(parents=True, exist_ok=True)
     values = numpy.resize(numpy.array(ids, dtype=numpy.uint8), size[0] * size[1]).reshape(size)
     Image.fromarray(values).save(path)
@@ -35,7 +35,7 @@ def make_cityscapes(data, size=(8, 12)):
 
 
 def make_snippets(data, size=(8, 12)):
-    """The 30 frames around each labelled one of Cityscapes val."""
+    """Write the 30 frames around each labelled one of Cityscapes val."""
     for number in [*range(275, 305), *range(557, 587)]:
         name = f"frankfurt_000000_{number:06}_leftImg8bit.png"
         save_frame(data / "leftImg8bit_sequence" / "val" / "frankfurt" / name, number, size)

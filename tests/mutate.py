@@ -1,11 +1,11 @@
-"""Makes small wrong edits, one at a time, in a copy of the project, and tells which of them no test notices.
+"""Make small wrong edits, one at a time, in a copy of the project, and print those that no test notices.
 
     python tests/mutate.py                        # 20 edits, anywhere in the package
     python tests/mutate.py train/losses serve/gate -n 60 --seed 3
     python tests/mutate.py --since main           # in the modules that changed since a commit
     python tests/mutate.py --edits tests/wrong_edits.toml
 
-An edit that survives means a test that is missing, or an edit that changes nothing; the exit status is then 1.
+An edit that survives shows a missing test, or changes nothing that matters; the exit status is then 1.
 """
 
 import argparse
@@ -33,7 +33,7 @@ PACKAGE = Path("src/streamseg" if (ROOT / "src").is_dir() else "streamseg")
 
 @dataclass(frozen=True)
 class Edit:
-    """A piece of a file and what is put in its place."""
+    """A replacement of part of a file."""
 
     path: Path
     start: int
@@ -46,7 +46,7 @@ class Edit:
         return source[: self.start] + self.new + source[self.end :]
 
     def show(self, source: str) -> str:
-        """The line of the edit, before and after."""
+        """Return the edited line, before and after."""
         begin, after = source.rfind("\n", 0, self.start) + 1, source.find("\n", self.end)
         old, new = source[begin:after], self.apply(source)[begin : after + len(self.new) - self.end + self.start]
         line = source.count("\n", 0, self.start) + 1
@@ -83,7 +83,7 @@ OPERATORS: dict[type, str] = {
 
 
 class Finder(ast.NodeVisitor):
-    """Collects the edits of a file: a start, an end, the new text and the kind of each."""
+    """Collects the edits of a file: start, end, new text and kind of each."""
 
     def __init__(self, source: str):
         self.source = source
@@ -94,7 +94,7 @@ class Finder(ast.NodeVisitor):
         self.found: list[tuple[int, int, str, str]] = []
 
     def place(self, line: int, column: int) -> int:
-        """The index of a place, whose column ast counts in bytes."""
+        """Return the index of a line and column; ast counts columns in bytes."""
         return self.starts[line - 1] + len(self.lines[line - 1].encode()[:column].decode())
 
     def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
@@ -108,7 +108,7 @@ class Finder(ast.NodeVisitor):
         self.found.append((*self.span(node), new, what))
 
     def between(self, left: ast.expr, right: ast.expr, new: str, what: str) -> None:
-        """Replace the operator between two operands, parentheses and all else staying."""
+        """Replace the operator between two operands, and keep the parentheses around it."""
         start, end = self.span(left)[1], self.span(right)[0]
         gap = self.source[start:end]
         if match := re.search(r"[^\s()#\\]+(?:\s+(?:not|in)\b)?", gap):
@@ -125,11 +125,11 @@ class Finder(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_Raise(self, node: ast.Raise) -> None:
-        """What an error says is no arithmetic; that it is raised is."""
+        """Drop the raise; leave the message alone."""
         self.add(node, "pass", "dropped")
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Texts are left alone."""
+        """Leave texts alone."""
 
     def visit_If(self, node: ast.If) -> None:
         if "TYPE_CHECKING" not in self.text(node.test):
@@ -206,7 +206,7 @@ def is_text(node: ast.expr) -> bool:
 
 
 def find_edits(path: Path) -> list[Edit]:
-    """All edits of a file that leave it a program."""
+    """Return all edits of a file after which it still compiles."""
     source = (ROOT / path).read_text()
     finder = Finder(source)
     finder.visit(ast.parse(source))
@@ -223,20 +223,20 @@ def is_program(source: str) -> bool:
 
 
 def read_edits(path: Path) -> list[Edit]:
-    """The edits of a list, whose places are told by text that each file holds once."""
+    """Read a list of edits; each names a text that occurs once in its file."""
     edits = []
     for entry in tomllib.loads(path.read_text())["edit"]:
         file = PACKAGE / entry["file"]
         source, old = (ROOT / file).read_text(), entry["old"]
         if source.count(old) != 1:
-            raise ValueError(f"{file} holds {old!r} {source.count(old)} times; expected once: mend {path}.")
+            raise ValueError(f"{file} holds {old!r} {source.count(old)} times, expected once: correct {path}.")
         start = source.index(old)
         edits.append(Edit(file, start, start + len(old), entry["new"], entry["harm"], tuple(entry.get("tests", ()))))
     return edits
 
 
 def modules(names: Sequence[str], since: str) -> list[Path]:
-    """The files of the package that are meant: by name, or changed since a commit, or all."""
+    """Return the files of the package by name, or those changed since a commit, or all."""
     files = sorted(path.relative_to(ROOT) for path in (ROOT / PACKAGE).rglob("*.py"))
     if since:
         changed = git("diff", "--name-only", since, "--").split()
@@ -250,7 +250,7 @@ def modules(names: Sequence[str], since: str) -> list[Path]:
 
 
 def find_tests(path: Path, wide: bool = False) -> list[str]:
-    """The test files of a module: those of its name or its folder; without any, or if wide, all that import it."""
+    """Return the test files named after a module or its folder; if there are none, or if wide, all that import it."""
     inside = path.relative_to(PACKAGE).with_suffix("")
     folder, name = Path("tests", *inside.parts[:1]), inside.name
     own = [folder / f"test_{part}.py" for part in (*reversed(inside.parts), name.partition("_")[0])]
@@ -271,7 +271,7 @@ def git(*arguments: str) -> str:
 
 
 def copy_project(folder: Path) -> None:
-    """All that git would commit, and the library for browsers, if it is there."""
+    """Copy everything that git would commit, and the downloaded browser library if there is one."""
     for name in git("ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0"):
         if name and (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -282,9 +282,9 @@ def copy_project(folder: Path) -> None:
 
 
 def passes(folder: Path, tests: Sequence[str], seconds: float) -> bool | None:
-    """Whether tests pass in a copy of the project; None if they take too long."""
+    """Return whether tests pass in a copy of the project; None after a timeout."""
     options = ["-n", "0", "-x", "-p", "no:cacheprovider", *tests]
-    # a copy of this process, which has torch imported already: that takes longer than most tests
+    # fork this process, which has imported torch: the import takes longer than most tests
     child = multiprocessing.get_context("fork").Process(target=run_tests, args=(folder, options))
     child.start()
     child.join(seconds)
@@ -296,7 +296,7 @@ def passes(folder: Path, tests: Sequence[str], seconds: float) -> bool | None:
 
 
 def run_tests(folder: Path, options: list[str]) -> None:
-    """Run pytest in a copy of the project, and end with its status; of this project nothing is imported."""
+    """Run pytest in a copy of the project and exit with its status; import nothing from the original."""
     os.setsid()
     os.chdir(folder)
     quiet = os.open(os.devnull, os.O_RDWR)
@@ -316,9 +316,9 @@ def run_tests(folder: Path, options: list[str]) -> None:
 
 
 def try_edits(edits: Sequence[Edit], seconds: float = 300.0, wide: bool = False) -> Iterator[tuple[Edit, str]]:
-    """Each edit, and who noticed it: a test file, or the clock; nobody if empty.
+    """Yield each edit and the test file that noticed it; an empty name if none did.
 
-    A test file may always take so many seconds, or five times what it takes without an edit; then it hangs.
+    A test file hangs if it takes longer than the given seconds and than five times its usual time.
     """
     usual: dict[str, float] = {}
     for library in ("numpy", "PIL.Image", "torch", "pytest"):
@@ -333,37 +333,37 @@ def try_edits(edits: Sequence[Edit], seconds: float = 300.0, wide: bool = False)
                 if test not in usual:
                     begin = time.monotonic()
                     if not passes(folder, test.split(), 3600.0):
-                        raise RuntimeError(f"{test} fails without any edit: mend that first.")
+                        raise RuntimeError(f"{test} fails without any edit: fix that first.")
                     usual[test] = time.monotonic() - begin
                 (folder / edit.path).write_text(edit.apply(source))
-                # a time of its own, or Python would take bytecode of another edit of the same length
+                # a different time for each edit, or Python would reuse the bytecode of another one of the same length
                 os.utime(folder / edit.path, (10**9 + number, 10**9 + number))
                 passed = passes(folder, test.split(), max(seconds, 5 * usual[test]))
                 shutil.copy2(ROOT / edit.path, folder / edit.path)
                 if not passed:
-                    noticed = test if passed is False else f"{test}, which never ended"
+                    noticed = test if passed is False else f"{test}, by a timeout"
                     break
             yield edit, noticed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("module", nargs="*", help="such as train/losses or serve/gate; all if none is given")
-    parser.add_argument("-n", "--number", type=int, default=20, help="how many edits")
+    parser.add_argument("module", nargs="*", help="such as train/losses or serve/gate; default: all")
+    parser.add_argument("-n", "--number", type=int, default=20, help="number of edits")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--since", default="", metavar="COMMIT", help="only modules that changed since then")
-    parser.add_argument("--edits", type=Path, help="a list of edits to make instead")
-    parser.add_argument("--skip", type=int, default=0, help="leave out the first so many, which were made before")
-    parser.add_argument("--only", default="", help="of these edits, those whose file or place holds this text")
-    parser.add_argument("--wide", action="store_true", help="run every test file that imports the module, not its own")
-    parser.add_argument("--seconds", type=float, default=300.0, help="that a test file may always take")
-    parser.add_argument("--list", action="store_true", help="show the edits and run nothing")
+    parser.add_argument("--since", default="", metavar="COMMIT", help="only modules that changed since this commit")
+    parser.add_argument("--edits", type=Path, help="file with a list of edits to make instead")
+    parser.add_argument("--skip", type=int, default=0, help="leave out this many edits at the start")
+    parser.add_argument("--only", default="", help="only edits whose file or line contains this text")
+    parser.add_argument("--wide", action="store_true", help="run every test file that imports the module")
+    parser.add_argument("--seconds", type=float, default=300.0, help="timeout of a test file")
+    parser.add_argument("--list", action="store_true", help="print the edits and run nothing")
     given = parser.parse_args()
     if given.edits:
         edits = read_edits(given.edits)
     else:
         dice = random.Random(given.seed)
-        # a module at a time, so that a large one does not have most of them
+        # one edit per module in turn, so that large modules do not dominate
         piles = [
             dice.sample(pile, len(pile)) for path in modules(given.module, given.since) if (pile := find_edits(path))
         ]

@@ -1,6 +1,6 @@
-"""FANet once more, as its layer plan says, from the bare tensors of a state_dict: what the network must equal.
+"""Reference implementation of FANet on the tensors of a state_dict, which the network must equal.
 
-Nothing of streamseg is used here; the plan is that of torchvision's ResNet and of the authors' decoder.
+It uses nothing of streamseg, and follows torchvision's ResNet and the authors' decoder layer by layer.
 """
 
 import torch
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 def randomise(network, seed=0):
-    """Give every batch norm, and DANet's share, numbers as after training, so that none of them hides; in fp64."""
+    """Give batch norms and DANet's scale random values, so that an error in them shows; returns the network in fp64."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in network.state_dict().items():
@@ -19,14 +19,14 @@ def randomise(network, seed=0):
 
 
 def normed(w, name, norm, x, **options):
-    """A convolution without a bias, and batch norm."""
+    """Convolution without bias, then batch norm."""
     x = F.conv2d(x, w[f"{name}.weight"], **options)
     parts = (w[f"{norm}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
     return F.batch_norm(x, *parts, training=False, eps=1e-5)
 
 
 def resnet(w, x, blocks, strides):
-    """The maps of ResNet's four stages; strides: of the first block of each."""
+    """Return the feature maps of ResNet's four stages; strides are those of each first block."""
     x = F.relu(normed(w, "conv1", "bn1", x, stride=2, padding=3))
     x = F.max_pool2d(x, 3, stride=2, padding=1)
     maps = []
@@ -43,14 +43,14 @@ def resnet(w, x, blocks, strides):
 
 
 def layer(w, name, x):
-    """A convolution that keeps the size, and batch norm: `name.0` and `name.1`."""
+    """Convolution that keeps the size (`name.0`), then batch norm (`name.1`)."""
     return normed(w, f"{name}.0", f"{name}.1", x, padding=w[f"{name}.0.weight"].shape[-1] // 2)
 
 
 def attention(w, name, x, past, others):
-    """Paper Eq. 2 as written, with the whole affinity, plus the past of Eq. 6; residual, as in Fig. 2b.
+    """Paper Eq. 2 as written, with the full affinity matrix, plus the past of Eq. 6 and the residual of Fig. 2b.
 
-    Others are the maps of more frames, whose pixels are looked at too: Eq. 6 before any sum is taken out of it.
+    others: feature maps of earlier frames, which the frame attends to pixel by pixel: Eq. 6 without factored sums.
     """
     pixels = x.shape[2] * x.shape[3]
     q = layer(w, f"{name}.query", x).flatten(2)  # (B, D, N)
@@ -65,7 +65,7 @@ def attention(w, name, x, past, others):
 
 
 def fanet(w, image, blocks, past=(None, None, None, None), others=()):
-    """FANet with the extra reduction at Res-1: logits and context; others: earlier frames to look at."""
+    """Return logits and context of FANet with the extra reduction at Res-1; others are earlier frames to attend to."""
     mean, std = (torch.tensor(x).double().view(1, 3, 1, 1) for x in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
     encoder = {name.removeprefix("encoder."): tensor for name, tensor in w.items() if name.startswith("encoder.")}
     of_frames = [resnet(encoder, (frame / 255 - mean) / std, blocks, (2, 2, 2, 2)) for frame in (image, *others)]

@@ -1,4 +1,4 @@
-"""Real servers on this machine for tests: files and endless streams over HTTP, video over RTSP."""
+"""Local servers for tests: files and endless streams over HTTP, video over RTSP."""
 
 import base64
 import functools
@@ -23,12 +23,12 @@ KINDS = {".png": "image/png", ".mp4": "video/mp4", ".m3u8": "application/vnd.app
 
 
 @contextmanager
-def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Answer HTTP requests with a handler; gives the server's address."""
+def serve_http(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Answer HTTP requests with a handler; yield the address of the server."""
     server = ThreadingHTTPServer((LOCALHOST, 0), handler)
     server.daemon_threads = True
     server.block_on_close = False
-    # polled often, so that the end is not waited for
+    # polled often, so that the shutdown is quick
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
@@ -43,11 +43,11 @@ class Files(BaseHTTPRequestHandler):
     """The files of a folder.
 
     Args:
-        ranges: Whether a part of a file may be asked for, as players do to seek.
-        share: The connection breaks after so much of a file.
-        length: Whether the answer tells how long the file is.
-        kind: The content type of every file, if given.
-        login: The user:password that is asked for.
+        ranges: Whether Range requests are supported, which players use to seek.
+        share: The share of a file after which the connection breaks.
+        length: Whether the response has a Content-Length.
+        kind: The content type of every file; by default by the suffix.
+        login: The required user:password.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class Files(BaseHTTPRequestHandler):
             return
         data, begin = path.read_bytes(), 0
         end = len(data)
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if wanted and self.ranges:
-            begin, end = int(wanted[1]), int(wanted[2] or end - 1) + 1
+        requested = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if requested and self.ranges:
+            begin, end = int(requested[1]), int(requested[2] or end - 1) + 1
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}")
         else:
@@ -90,26 +90,26 @@ class Files(BaseHTTPRequestHandler):
         if self.length:
             self.send_header("Content-Length", str(end - begin))
         self.end_headers()
-        with suppress(OSError):  # the client has seen enough
+        with suppress(OSError):  # the client has closed the connection
             self.wfile.write(data[begin : min(end, int(len(data) * self.share))])
 
     def log_message(self, *_: object) -> None:
-        """Nothing: tests print nothing."""
+        """Do not log."""
 
 
 def file_server(folder: Path, **options: object) -> Iterator[str]:
-    return serving(functools.partial(Files, folder=folder, **options))
+    return serve_http(functools.partial(Files, folder=folder, **options))
 
 
 def motion_jpeg_server(frames: Sequence[numpy.ndarray], visits: Sequence[int]) -> Iterator[str]:
-    """An endless stream of JPEG pictures: each visit gets so many of them, one after the last is turned away."""
+    """An endless stream of JPEG pictures: each request gets the next number of visits, and later requests get 503."""
     pictures = [jpeg(frame) for frame in frames]
     remaining = list(visits)
-    turn = threading.Lock()
+    lock = threading.Lock()
 
     class MotionJpeg(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            with turn:
+            with lock:
                 count = remaining.pop(0) if remaining else 0
             if not count:
                 self.send_error(503)
@@ -122,13 +122,13 @@ def motion_jpeg_server(frames: Sequence[numpy.ndarray], visits: Sequence[int]) -
                     picture = pictures[i % len(pictures)]
                     head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}\r\n\r\n"
                     self.wfile.write(head.encode() + picture + b"\r\n")
-            except OSError:  # the client has seen enough
+            except OSError:  # the client has closed the connection
                 pass
 
         def log_message(self, *_: object) -> None:
             pass
 
-    return serving(MotionJpeg)
+    return serve_http(MotionJpeg)
 
 
 def jpeg(frame: numpy.ndarray) -> bytes:
@@ -138,7 +138,7 @@ def jpeg(frame: numpy.ndarray) -> bytes:
 
 
 def encode(frames: Sequence[numpy.ndarray]) -> list[list[bytes]]:
-    """Frames (H, W, 3) as H.264 without delay: the NAL units of each; every frame can be decoded by itself."""
+    """Encode frames (H, W, 3) as H.264 without delay; return the NAL units of each. Every frame is a key frame."""
     height, width, _ = frames[0].shape
     encoder = av.CodecContext.create("libx264", "w")
     encoder.width, encoder.height, encoder.pix_fmt, encoder.framerate = width, height, "yuv420p", 25
@@ -149,7 +149,7 @@ def encode(frames: Sequence[numpy.ndarray]) -> list[list[bytes]]:
 
 
 def packetise(units: Sequence[bytes], number: int, timestamp: int, room: int = 1200) -> list[bytes]:
-    """The RTP packets of a frame (RFC 6184): small units whole, large ones in fragments (FU-A)."""
+    """Return the RTP packets of a frame (RFC 6184): small units whole, large ones in fragments (FU-A)."""
     payloads = []
     for unit in units:
         if len(unit) <= room:
@@ -168,10 +168,10 @@ def packetise(units: Sequence[bytes], number: int, timestamp: int, room: int = 1
 
 
 class RtspServer:
-    """A camera on the network: H.264 over RTSP, in the connection itself (interleaved TCP).
+    """A network camera: H.264 over RTSP, interleaved in the TCP connection.
 
-    Each visitor who presses play gets as many frames as visits tell, and is then cut off; after the last visit nobody
-    is let in. A visit of None goes on until the visitor leaves.
+    Each client that sends PLAY gets the next number of frames in visits, and is then disconnected; None means until the
+    client leaves. After the last visit the server closes.
     """
 
     def __init__(self, frames: Sequence[numpy.ndarray], visits: Sequence[int | None], login: str = ""):
@@ -179,8 +179,8 @@ class RtspServer:
         self.listener = socket.create_server((LOCALHOST, 0))
         self.address = f"rtsp://{LOCALHOST}:{self.listener.getsockname()[1]}/live"
         self.requests: list[str] = []
-        """What visitors asked for, in order."""
-        self.visitors: list[threading.Thread] = []
+        """Methods that clients sent, in order."""
+        self.clients: list[threading.Thread] = []
         self.thread = threading.Thread(target=self.listen, daemon=True)
 
     def __enter__(self) -> "RtspServer":
@@ -190,13 +190,13 @@ class RtspServer:
     def __exit__(self, *_: object) -> None:
         self.close()
         self.thread.join()
-        for visitor in self.visitors:
-            visitor.join(timeout=2.0)
+        for client in self.clients:
+            client.join(timeout=2.0)
 
     def close(self) -> None:
-        """Let nobody in any more."""
-        with suppress(OSError):  # closed before
-            self.listener.shutdown(socket.SHUT_RDWR)  # wakes accept, which closing alone does not
+        """Accept no more clients."""
+        with suppress(OSError):  # closed already
+            self.listener.shutdown(socket.SHUT_RDWR)  # wakes accept(), which close() does not
         self.listener.close()
 
     def listen(self) -> None:
@@ -205,11 +205,11 @@ class RtspServer:
                 connection, _ = self.listener.accept()
             except OSError:
                 return
-            self.visitors.append(threading.Thread(target=self.attend, args=(connection,), daemon=True))
-            self.visitors[-1].start()
+            self.clients.append(threading.Thread(target=self.serve_client, args=(connection,), daemon=True))
+            self.clients[-1].start()
 
-    def attend(self, connection: socket.socket) -> None:
-        """Talk with one visitor, from OPTIONS to TEARDOWN."""
+    def serve_client(self, connection: socket.socket) -> None:
+        """Answer the requests of one client, from OPTIONS to TEARDOWN."""
         try:
             with connection, connection.makefile("rb") as lines:
                 while request := read_request(lines):
@@ -222,11 +222,11 @@ class RtspServer:
                         if not self.visits:
                             self.close()
                         return
-        except OSError:  # the visitor has left
+        except OSError:  # the client has left
             pass
 
     def answer(self, connection: socket.socket, method: str, number: str, authorization: str) -> bool:
-        """Answer a request; False after the last."""
+        """Answer a request; return False after the last."""
         lines, body = [], ""
         status = "200 OK"
         if self.login and authorization != "Basic " + base64.b64encode(self.login.encode()).decode():
@@ -235,7 +235,7 @@ class RtspServer:
         elif method == "OPTIONS":
             lines.append("Public: OPTIONS, DESCRIBE, SETUP, PLAY, TEARDOWN")
         elif method == "DESCRIBE":
-            body = self.describe()
+            body = self.session_description()
             lines += ["Content-Type: application/sdp", f"Content-Base: {self.address}/", f"Content-Length: {len(body)}"]
         elif method == "SETUP":
             lines += ["Transport: RTP/AVP/TCP;unicast;interleaved=0-1", "Session: 1"]
@@ -247,8 +247,8 @@ class RtspServer:
         connection.sendall(f"{head}\r\n\r\n{body}".encode())
         return method != "TEARDOWN"
 
-    def describe(self) -> str:
-        """The session in SDP, with the parameter sets that a decoder begins with."""
+    def session_description(self) -> str:
+        """Return the session in SDP, with the parameter sets that a decoder needs first."""
         sets = [unit for unit in self.coded[0] if unit[0] & 0x1F in (7, 8)]
         parameters = ",".join(base64.b64encode(unit).decode() for unit in sets)
         lines = ["v=0", f"o=- 0 0 IN IP4 {LOCALHOST}", "s=test", f"c=IN IP4 {LOCALHOST}", "t=0 0"]
@@ -257,22 +257,22 @@ class RtspServer:
         return "\r\n".join(lines) + "\r\n"
 
     def play(self, connection: socket.socket, count: int | None) -> None:
-        """Send frames as RTP packets, each behind a dollar, its channel and its length."""
+        """Send frames as RTP packets, each after a dollar sign, its channel and its length."""
         number = index = 0
         while count is None or index < count:
             packets = packetise(self.coded[index % len(self.coded)], number, index * 3600)
             connection.sendall(b"".join(b"$\0" + struct.pack("!H", len(packet)) + packet for packet in packets))
             number, index = number + len(packets), index + 1
             if count is None and select.select([connection], [], [], 0.01)[0]:
-                said = connection.recv(2**16)  # reports on what arrived, which nobody reads, or the last request
-                if b"TEARDOWN" in said:
+                data = connection.recv(2**16)  # reception reports, which are ignored, or the last request
+                if b"TEARDOWN" in data:
                     self.requests.append("TEARDOWN")
-                if not said or b"TEARDOWN" in said:
+                if not data or b"TEARDOWN" in data:
                     return
 
 
 def read_request(lines: io.BufferedReader) -> tuple[str, str, str] | None:
-    """The method, the number and the authorization of an RTSP request; None at the end."""
+    """Return the method, the number and the authorization of an RTSP request; None at the end."""
     head = []
     while line := lines.readline().decode(errors="replace").strip():
         head.append(line)

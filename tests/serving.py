@@ -1,6 +1,9 @@
-"""A server of ours in this process, on a small network that can be held up, and clients for it."""
+"""A streamseg server in the test process, on a small network that can be paused, and clients for it."""
 
+import io
 import json
+import re
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,27 +12,36 @@ from functools import cache
 from http.client import HTTPConnection
 from pathlib import Path
 
-from exports import small
+import numpy
+import pytest
+import torch
+from exports import moving, small
+from PIL import Image
 from waiting import PATIENCE
 
 import streamseg
 from streamseg.engine.engine import EagerEngine, Engine
-from streamseg.serve import Limits, RequestGate, ServedModel, Server, listen
+
+# test modules that import this one are skipped where a library is missing
+for library in ("fastapi", "uvicorn", "websockets"):
+    pytest.importorskip(library, reason=f"{library} is not installed: pip install 'streamseg[serve]'")
+
+from streamseg.serve import Limits, RequestGate, ServedModel, Server, listen  # noqa: E402 (needs these libraries)
 
 WINDOW = 3
 
 
 @cache
-def plain() -> Engine:
+def small_engine() -> Engine:
     return EagerEngine(small())
 
 
-class Held:
-    """An engine that waits while it is held, and notes how many frames it saw at once."""
+class PausableEngine:
+    """An engine that can be paused, and records the number of frames in each batch."""
 
     def __init__(self, engine: Engine):
         self.engine = engine
-        self.free, self.asked = threading.Event(), threading.Event()
+        self.free, self.called = threading.Event(), threading.Event()
         self.free.set()
         self.batches: list[int] = []
 
@@ -38,14 +50,14 @@ class Held:
 
     def predict(self, batch):
         self.batches.append(len(batch.images))
-        self.asked.set()
+        self.called.set()
         assert self.free.wait(PATIENCE)
         return self.engine.predict(batch)
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         self.free.clear()
-        self.asked.clear()
+        self.called.clear()
         try:
             yield
         finally:
@@ -64,16 +76,19 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Running:
-    """A server that runs."""
-
+class RunningServer:
     server: Server
-    engine: Held
+    engine: PausableEngine
     port: int
 
     @property
     def gate(self) -> RequestGate:
         return self.server.gate
+
+    @property
+    def stream(self) -> str:
+        """The address of its WebSocket."""
+        return f"ws://127.0.0.1:{self.port}/stream"
 
     def ask(self, path: str, body: bytes | Iterator[bytes] | None = None, method: str = "", **headers: str) -> Answer:
         """Send a request, a POST if it has a body; _ in the names of headers stands for -."""
@@ -81,23 +96,63 @@ class Running:
         try:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method or ("GET" if body is None else "POST"), path, body, named)
-            found = connection.getresponse()
-            return Answer(found.status, {name.lower(): value for name, value in found.getheaders()}, found.read())
+            response = connection.getresponse()
+            names = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, names, response.read())
         finally:
             connection.close()
 
+    def send_raw(self, data: bytes) -> bytes:
+        """Send bytes and nothing more; return all that the server answers."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as connection:
+            connection.sendall(data)
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+
+    def count_dropped(self, reason: str) -> int:
+        """The number of dropped pictures and frames in the metrics."""
+        found = re.search(rf'dropped_total\{{reason="{reason}"\}} (\d+)\n', self.ask("/metrics").body.decode())
+        return int(found[1]) if found else 0
+
 
 @contextmanager
-def serving(limits: Limits | None = None, token: str = "", weights: Path = Path("small.onnx")) -> Iterator[Running]:
-    engine = Held(plain())
+def run_server(
+    limits: Limits | None = None, token: str = "", weights: Path = Path("small.onnx")
+) -> Iterator[RunningServer]:
+    """Run a server in a thread; weights is the file that it says it serves."""
+    engine = PausableEngine(small_engine())
     gate = RequestGate(ServedModel(engine, streamseg.CAMVID, WINDOW, weights), limits, token)
     listening = listen("127.0.0.1", 0)
     server = Server(gate)
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:
-        yield Running(server, engine, listening.getsockname()[1])
+        yield RunningServer(server, engine, listening.getsockname()[1])
     finally:
         server.should_exit = True
         thread.join(PATIENCE)
         assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def running():
+    """A server with the default limits and no token, shared by the tests of a module."""
+    with run_server() as server:
+        yield server
+
+
+def to_png(frame) -> bytes:
+    """A frame as a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(frame.permute(1, 2, 0).numpy()).save(file, format="PNG")
+    return file.getvalue()
+
+
+def read_labels(body: bytes):
+    """The labels in a PNG file."""
+    return torch.from_numpy(numpy.array(Image.open(io.BytesIO(body))))
+
+
+FRAME = moving(1)[0]
+PICTURE = to_png(FRAME)
+REQUEST = b"POST /segment HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(PICTURE)
+REQUEST += PICTURE

@@ -1,4 +1,4 @@
-"""What is wrong with a command line is told before anything heavy is imported."""
+"""Errors in a command line are reported before heavy imports."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import FANETS
 from streamseg.train import config
 
-# runs command lines one after the other in a process that has neither torch nor numpy, and prints what each said
+# runs command lines in a process without torch and numpy, and prints the exit status and stderr of each
 WITHOUT_TORCH = """
 import json, sys
 from contextlib import redirect_stderr
@@ -29,7 +29,7 @@ from streamseg import cli
 class Terminal(StringIO):
     def isatty(self):
         return True
-told = []
+errors = []
 for arguments in json.loads(sys.argv[1]):
     terminal = arguments[0] == "on a terminal"
     sys.argv[1:] = arguments[terminal:]
@@ -39,13 +39,13 @@ for arguments in json.loads(sys.argv[1]):
             status = 0
         except SystemExit as stop:
             status = stop.code
-    told.append((status, stream.getvalue()))
-print(json.dumps(told))
+    errors.append((status, stream.getvalue()))
+print(json.dumps(errors))
 """
 
 
-def told_without_torch(folder, *commands):
-    """Exit status and words of each command line, in a process that can import no heavy library."""
+def run_without_torch(folder, *commands):
+    """Return exit status and stderr of each command line, in a process that cannot import heavy libraries."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, json.dumps([list(map(str, command)) for command in commands])],
         cwd=folder,
@@ -57,7 +57,7 @@ def told_without_torch(folder, *commands):
     return json.loads(done.stdout)
 
 
-def test_wrong_names_are_told_without_waiting_for_torch(tmp_path):
+def test_wrong_names_are_reported_without_importing_torch(tmp_path):
     for name in ("photo.jpg", "weights.safetensors", "file"):
         (tmp_path / name).touch()
     (tmp_path / "list.txt").write_text("gone.jpg\n")
@@ -72,35 +72,38 @@ def test_wrong_names_are_told_without_waiting_for_torch(tmp_path):
         ("segment", "/dev/video77"): "No camera at /dev/video77",
         ("segment", "gopher://host/x"): "gopher://host/x is no address that can be read",
         ("segment", "photo.jpg", "--weights", "w.onnx"): "No weights at w.onnx: check the path.",
-        ("segment", "photo.jpg", "data/out.xyz"): "data/out.xyz names no kind of picture",
+        ("segment", "photo.jpg", "data/out.xyz"): "data/out.xyz does not have the suffix of a picture",
         ("segment", "photo.jpg", "nothere/out.png"): "No folder nothere to write out.png into: create it first.",
         ("segment", "photo.jpg", "--json", "nothere/x.json"): "No folder nothere to write x.json into",
         ("segment", "photo.jpg", "--deadline", "-1"): "deadline is -1.0; expected a number above 0.",
-        ("train", "folder-18", *data, "--out", "run"): "No folder data in nothere: expected there classes.txt",
+        ("train", "folder-18", *data, "--out", "run"): "No folder data in nothere: expected classes.txt",
         ("train", "folder-18", "--data", "data", "--out", "run", "--initial", "w"): "No weights at w: check the path.",
         ("train", "folder-18", "--data", "data", "--out", "run", "--batch", "0"): "batch is 0; expected 1 or more.",
-        ("evaluate", "--dataset", "camvid", *data): "No camvid data in nothere: expected there SPLIT/",
+        ("evaluate", "--dataset", "camvid", *data): "No camvid data in nothere: expected SPLIT/",
         ("evaluate", "--dataset", "kitti", "--data", "data"): "dataset is 'kitti'; choose one of: 'cityscapes',",
         ("evaluate", "w.pt2", "--dataset", "camvid", "--data", "data"): "No weights at w.pt2: check the path.",
-        ("check", "folder", *data): "No folder data in nothere: expected there classes.txt",
-        ("check", "folder", "--data", "data", "--sheet", "a.gif"): "a.gif names no kind of picture",
-        ("pack", "folder", "out", *data): "No folder data in nothere: expected there classes.txt",
+        ("check", "folder", *data): "No folder data in nothere: expected classes.txt",
+        ("check", "folder", "--data", "data", "--sheet", "a.gif"): "a.gif does not have the suffix of a picture",
+        ("pack", "folder", "out", *data): "No folder data in nothere: expected classes.txt",
         ("export", "w.safetensors", "model.onnx"): "No weights at w.safetensors: check the path.",
-        ("export", "model.tflite"): "model.tflite has no suffix for what is to be written; expected .onnx, .xml, .pt2.",
+        (
+            "export",
+            "model.tflite",
+        ): "model.tflite does not have an export suffix; expected .onnx, .xml, .pt2.",
         ("export", "nothere/model.onnx"): "No folder nothere to write model.onnx into: create it first.",
         ("serve", "w.safetensors"): "No weights at w.safetensors: check the path.",
         ("benchmark", "fanet19"): "'fanet19' is neither a file nor one of the networks fanet18, fanet34,",
         ("reproduce", "VII"): "table is 'VII'; choose one of:",
-        ("reproduce", "V", "--runs", "data", *data): "No camvid data in nothere: expected there SPLIT/",
+        ("reproduce", "V", "--runs", "data", *data): "No camvid data in nothere: expected SPLIT/",
         ("reproduce", "I", "--out", "file"): "file is a file: give a folder for the tables.",
     }
-    for command, (status, told) in zip(wrong, told_without_torch(tmp_path, *wrong), strict=True):
-        assert (status, told.count("\n")) == (2, 1), command
-        assert wrong[command] in told, command
+    for command, (status, errors) in zip(wrong, run_without_torch(tmp_path, *wrong), strict=True):
+        assert (status, errors.count("\n")) == (2, 1), command
+        assert wrong[command] in errors, command
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_a_terminal_is_told_that_the_program_loads_before_it_does(tmp_path, quiet):
+def test_a_terminal_shows_that_the_program_is_loading(tmp_path, quiet):
     for name in ("photo.jpg", "weights.safetensors"):
         (tmp_path / name).touch()
     (tmp_path / "data").mkdir()
@@ -117,23 +120,23 @@ def test_a_terminal_is_told_that_the_program_loads_before_it_does(tmp_path, quie
         ("reproduce", "I"),
     ]
     commands = [("on a terminal", *verb, *(["--quiet"] if quiet else [])) for verb in verbs]
-    for command, (status, told) in zip(commands, told_without_torch(tmp_path, *commands), strict=True):
-        said, _, rest = told.partition("\r\x1b[K")  # which takes the line away
-        assert (status, said) == (2, "" if quiet else "Loading …"), command
+    for command, (status, errors) in zip(commands, run_without_torch(tmp_path, *commands), strict=True):
+        shown, _, rest = errors.partition("\r\x1b[K")  # erases the line
+        assert (status, shown) == (2, "" if quiet else "Loading …"), command
         assert "import of torch" in rest, command
-    for status, told in told_without_torch(tmp_path, *(command[1:] for command in commands)):
+    for status, errors in run_without_torch(tmp_path, *(command[1:] for command in commands)):
         assert status == 2
-        assert "Loading" not in told  # a file gets no line that is taken away
+        assert "Loading" not in errors  # no such line in a file
 
 
-def test_what_is_known_without_torch_is_what_there_is():
+def test_the_names_known_without_torch_are_complete():
     assert tuple(datasets.DATASETS) == options.DATASETS
     assert {*FANETS, *BASELINES} == {*options.NETWORKS}
     assert tuple(VIDEO_FORMATS) == checks.VIDEO_SUFFIXES
     assert {recipe.config.dataset for recipe in config.RECIPES.values()} <= {*options.DATASETS}
 
 
-def test_weights_must_be_a_file_that_may_be_read(tmp_path, monkeypatch):
+def test_weights_must_be_a_readable_file(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="is a folder or a device: give a file of weights."):
         checks.check_readable(tmp_path)
 
@@ -142,5 +145,5 @@ def test_weights_must_be_a_file_that_may_be_read(tmp_path, monkeypatch):
 
     (tmp_path / "weights").touch()
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(PermissionError, match="may not be read: change its permissions."):
+    with pytest.raises(PermissionError, match="cannot be read: change its permissions."):
         checks.check_readable(tmp_path / "weights")

@@ -32,7 +32,7 @@ def test_a_class_set_has_its_known_names_and_colours(classes, count, first, last
         (streamseg.ADE20K, "f8d53c12034fb25e"),
     ],
 )
-def test_no_name_and_no_colour_changes_unnoticed(classes, digits):
+def test_names_and_colours_have_not_changed(classes, digits):
     table = repr(list(zip(classes.names, classes.colours, strict=True)))
     assert hashlib.sha256(table.encode()).hexdigest()[:16] == digits
 
@@ -44,7 +44,7 @@ def test_lists_become_tuples():
 
 def test_coco_stuff_is_its_182_ids_without_the_eleven_never_annotated():
     unused = set(streamseg.COCO_STUFF_182.names) - set(streamseg.COCO_STUFF.names)
-    # by COCO-Stuff's own numbers, which begin at 1
+    # by COCO-Stuff's ids, which start at 1
     assert {streamseg.COCO_STUFF_182.names.index(name) + 1 for name in unused} == {
         *(12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91)
     }
@@ -52,7 +52,7 @@ def test_coco_stuff_is_its_182_ids_without_the_eleven_never_annotated():
     assert streamseg.COCO_STUFF_182.names.index("road") + 1 == 149
 
 
-def test_colours_tell_classes_apart():
+def test_colours_are_unique():
     for classes in (streamseg.CITYSCAPES, streamseg.CAMVID, streamseg.COCO_STUFF_182):
         assert len(set(classes.colours)) == len(classes)
 
@@ -64,13 +64,13 @@ def test_colours_tell_classes_apart():
         (tuple(map(str, range(256))), ((0, 0, 0),) * 256, "256 classes; expected 1 to 255"),
         (("a", "b"), ((0, 0, 0),), "2 class names but 1 colours"),
         (("a", "a"), ((0, 0, 0),) * 2, "Two classes are called 'a'"),
-        (("a", " "), ((0, 0, 0),) * 2, "' ' is no class name"),
-        (("a", "b\n"), ((0, 0, 0),) * 2, "is no class name"),
-        (("a",), ((0, 0, 256),), "is no colour"),
-        (("a",), ((0, 0),), "is no colour"),
-        (("a",), ((0.5, 0, 0),), "is no colour"),
-        (("a",), (5,), "5 is no colour"),
-        (("a",), ("abc",), "'abc' is no colour"),
+        (("a", " "), ((0, 0, 0),) * 2, "' ' is not a class name"),
+        (("a", "b\n"), ((0, 0, 0),) * 2, "is not a class name"),
+        (("a",), ((0, 0, 256),), "is not a colour"),
+        (("a",), ((0, 0),), "is not a colour"),
+        (("a",), ((0.5, 0, 0),), "is not a colour"),
+        (("a",), (5,), "5 is not a colour"),
+        (("a",), ("abc",), "'abc' is not a colour"),
         ("abc", ((0, 0, 0),) * 3, "are not lists"),
         (("a",), "a", "are not lists"),
         (None, None, "are not lists"),

@@ -1,11 +1,12 @@
-"""A share of the damaged files of fuzz_files.py, which `python tests/fuzz_files.py --files 2000` makes more of."""
+"""Some damaged files of every kind; `python tests/fuzz_files.py --files 2000` checks more."""
 
 import random
 
 import fuzz_files
 import pytest
 from exports import exported as exported
-from fuzz_files import KINDS, WAYS, Child, Kind, attempt, damage, fuzz, is_wrong, make_originals, plan
+from fuzz_files import WAYS, Child, attempt, damage, fuzz, is_wrong, plan
+from fuzz_kinds import KINDS, Kind, make_originals
 
 pytest.importorskip("av", reason="PyAV is not installed: pip install 'streamseg[video]'")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'streamseg[distributed]'")
@@ -19,12 +20,12 @@ def originals(exported, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_damaged_file_of_any_kind_is_told_or_read_as_it_was(originals):
+def test_a_damaged_file_of_any_kind_is_read_or_refused_in_a_sentence(originals):
     outcomes = list(fuzz(150, 1, originals))
     assert [found for found in outcomes if is_wrong(found[0], found[2])] == []
     assert {name for name, *_ in outcomes} == {*KINDS}
-    # most damage is noticed: otherwise the files are not read at all
-    assert sum(outcome == "told" for _, _, outcome, _, _ in outcomes) > 75
+    # most damage is noticed; otherwise the files were not read at all
+    assert sum(outcome == "refused" for _, _, outcome, _, _ in outcomes) > 75
 
 
 def raising(error):
@@ -34,18 +35,18 @@ def raising(error):
     return Kind("a.png", read)
 
 
-def test_what_must_not_come_of_a_file_is_seen(tmp_path, monkeypatch):
+def test_failures_are_recognised(tmp_path, monkeypatch):
     path = tmp_path / "a.png"
     assert attempt(raising(KeyError("a.png.")), path, "")[0] == "traceback"
-    assert attempt(raising(ValueError("Expecting value: line 1")), path, "")[0] == "badly told"
-    assert attempt(raising(ValueError("a.png is no picture:\nline 1.")), path, "")[0] == "badly told"
-    assert attempt(raising(ValueError("a.png is no picture.")), path, "")[0] == "told"
+    assert attempt(raising(ValueError("Expecting value: line 1")), path, "")[0] == "bad message"
+    assert attempt(raising(ValueError("a.png is no picture:\nline 1.")), path, "")[0] == "bad message"
+    assert attempt(raising(ValueError("a.png is no picture.")), path, "")[0] == "refused"
     assert attempt(Kind("a.png", lambda path: 3), path, "3")[0] == "same"
-    assert attempt(Kind("a.png", lambda path: 3), path, "4")[0] == "other"
-    assert is_wrong("weights", "other")
-    assert not is_wrong("JPEG", "other")
-    assert all(is_wrong("JPEG", outcome) for outcome in ("traceback", "badly told", "crash", "hang"))
-    monkeypatch.setattr(fuzz_files, "WATCHDOG", 0.0)
+    assert attempt(Kind("a.png", lambda path: 3), path, "4")[0] == "different"
+    assert is_wrong("weights", "different")
+    assert not is_wrong("JPEG", "different")
+    assert all(is_wrong("JPEG", outcome) for outcome in ("traceback", "bad message", "crash", "hang"))
+    monkeypatch.setattr(fuzz_files, "TIMEOUT", 0.0)
     child = Child(tmp_path)
     assert child.ask("JPEG", 1)[0] == "hang"
     child.process.kill()

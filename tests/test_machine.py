@@ -1,4 +1,4 @@
-"""Cores and memory, as containers and other systems give them."""
+"""Cores and memory in containers and on other systems."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from streamseg.cli import options
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A machine of 16 cores, whose control groups a test writes."""
+    """A machine with 16 cores, whose control groups a test writes."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     return tmp_path
@@ -38,7 +38,7 @@ V1 = "4:memory:/docker/abc\n1:cpu,cpuacct:/docker/abc\n"
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 2),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "10000 100000\n"}, 1),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "6400000 100000\n"}, 16),
-        # a limit of a group outside holds for those within
+        # the limit of an outer group applies to inner groups
         (
             {
                 "proc/self/cgroup": "0::/jobs/one\n",
@@ -47,7 +47,7 @@ V1 = "4:memory:/docker/abc\n1:cpu,cpuacct:/docker/abc\n"
             },
             3,
         ),
-        # version 1, whose path in a container is the host's, or is there
+        # version 1, whose path in a container is that of the host, or exists
         (
             {
                 "proc/self/cgroup": V1,
@@ -74,12 +74,12 @@ V1 = "4:memory:/docker/abc\n1:cpu,cpuacct:/docker/abc\n"
         ),
     ],
 )
-def test_a_quota_of_a_container_limits_the_cores(root, files, cores):
+def test_the_quota_of_a_container_limits_the_cores(root, files, cores):
     write(root, files)
     assert machine.available_cores(root) == cores
 
 
-def test_cores_are_those_that_the_process_may_run_on(root, monkeypatch):
+def test_cpu_affinity_limits_the_cores(root, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
     assert machine.available_cores(root) == 2
     write(root, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "800000 100000\n"})
@@ -93,13 +93,13 @@ def test_a_system_without_affinity_counts_its_cores(root, monkeypatch):
     assert machine.available_cores(root) == 1
 
 
-def test_the_command_line_gives_torch_no_more_threads_than_cores(monkeypatch):
+def test_the_command_line_limits_torch_s_threads_to_the_cores(monkeypatch):
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
         monkeypatch.setattr(options, "available_cores", lambda: 8)
         options.pick_device("cpu")
-        assert torch.get_num_threads() == 3  # what was chosen by hand stays
+        assert torch.get_num_threads() == 3  # a smaller number chosen by hand is kept
         monkeypatch.setattr(options, "available_cores", lambda: 2)
         options.pick_device("cpu")
         assert torch.get_num_threads() == 2
@@ -107,7 +107,7 @@ def test_the_command_line_gives_torch_no_more_threads_than_cores(monkeypatch):
         torch.set_num_threads(before)
 
 
-def test_free_memory_is_what_the_machine_or_the_container_has_left(root):
+def test_free_memory_is_that_of_the_machine_or_the_container(root):
     assert machine.free_memory(root) == 0  # not Linux
     write(root, {"proc/meminfo": "MemTotal:  99 kB\nMemAvailable:   1000 kB\nHugePages_Free: 0\n"})
     assert machine.free_memory(root) == 1000 * 1024

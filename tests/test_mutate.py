@@ -1,4 +1,4 @@
-"""The program that makes wrong edits makes edits that are wrong, and only in its copy."""
+"""mutate.py makes edits that change the program, and only in its copy of the project."""
 
 import ast
 
@@ -27,7 +27,7 @@ def f(a: int, b=2.0, *, flag=True) -> "tuple[7]":
 
 @pytest.fixture
 def edited(tmp_path, monkeypatch):
-    """Each edit of the source: its kind, and the program that it makes."""
+    """Kind and resulting program of each edit of SOURCE."""
     monkeypatch.setattr(mutate, "ROOT", tmp_path)
     (tmp_path / "a.py").write_text(SOURCE)
     return [(edit.what, edit.apply(SOURCE)) for edit in mutate.find_edits(mutate.Path("a.py"))]
@@ -58,7 +58,7 @@ def test_an_edit_changes_one_thing(edited, what, old, new):
     assert (what, SOURCE.replace(old, new)) in edited
 
 
-def test_every_edit_is_another_program_and_leaves_texts_and_types_alone(edited):
+def test_every_edit_gives_a_different_program_with_the_same_texts_and_types(edited):
     programs = [program for _, program in edited]
     assert len({*programs}) == len(programs)
     for program in programs:
@@ -67,7 +67,7 @@ def test_every_edit_is_another_program_and_leaves_texts_and_types_alone(edited):
             assert text in program
 
 
-def test_the_places_of_the_listed_edits_are_still_there():
+def test_the_listed_edits_still_fit_the_code():
     edits = mutate.read_edits(mutate.ROOT / "tests" / "wrong_edits.toml")
     assert len(edits) >= 22
     for edit in edits:
@@ -78,8 +78,7 @@ def test_the_places_of_the_listed_edits_are_still_there():
 
 
 @pytest.mark.slow
-def test_an_edit_that_no_test_sees_survives_and_the_project_stays_as_it_is(tmp_path, monkeypatch):
-    """In a project of a few lines."""
+def test_an_edit_that_no_test_notices_survives_and_the_project_is_unchanged(tmp_path, monkeypatch):
     (tmp_path / "streamseg").mkdir()
     (tmp_path / "tests").mkdir()
     (tmp_path / "streamseg" / "__init__.py").touch()

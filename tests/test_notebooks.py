@@ -1,4 +1,4 @@
-"""The notebooks run from their first cell to their last, as a reader runs them, and show pictures."""
+"""The notebooks run from the first cell to the last and show pictures."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
-# what Jupyter does: cells one after the other in one namespace, and the last expression of each is shown
+# as Jupyter does: run all cells in one namespace, and show the last expression of each
 RUN = """
 import ast, json, sys
 
@@ -43,8 +43,7 @@ def test_a_notebook_runs_and_shows_pictures(notebook, tmp_path):
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_kept_without_its_output(notebook):
-    """As nbformat 4.5 wants it: every cell has a name of its own."""
+def test_a_notebook_is_stored_without_output_and_with_unique_cell_ids(notebook):
     kept = json.loads(notebook.read_text())
     assert (kept["nbformat"], kept["nbformat_minor"]) == (4, 5)
     assert len({cell["id"] for cell in kept["cells"]}) == len(kept["cells"])

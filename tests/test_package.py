@@ -1,4 +1,4 @@
-"""The package's own order: who may import whom, and which names are public."""
+"""The structure of the package: which folder may import which, and which names are public."""
 
 import ast
 from pathlib import Path
@@ -10,7 +10,7 @@ import streamseg
 PACKAGE = Path(streamseg.__file__).parent
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
 
-# a folder, or a module beside the folders, imports from its own line and from those above
+# a folder, or a module beside the folders, may import from itself and from the lines above it
 LAYERS = """
 checks classes machine
 io
@@ -24,7 +24,7 @@ cli
 __main__
 """
 
-# where third-party packages live
+# the only place that imports a third-party package
 DOORS = {
     "PIL": "io.images",
     "av": "io.pyav io.video_reading io.video_writing",
@@ -49,7 +49,7 @@ DOORS = {
 
 
 def imports(path):
-    """Every module that a file imports, in functions too."""
+    """Yield every module that a file imports, also inside functions."""
     for node in ast.walk(ast.parse((PACKAGE / path).read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -74,14 +74,12 @@ def test_imports_point_one_way(path):
 @pytest.mark.parametrize("path", [path for path in MODULES if path.parts[0] not in ("cli", "__main__.py")], ids=str)
 def test_every_module_has_a_test(path):
     if path.parts[:2] in (("models", "baselines"), ("engine", "kernels"), ("serve", "page")):
-        path = path.parent.with_suffix(".py")  # of one folder there is one test
-    elif path.parts[0] == "serve" and path.stem in ("app", "browser", "gate", "server"):
-        path = Path("serve", "serve.py")
+        path = path.parent.with_suffix(".py")  # one test file for the whole folder
     assert (Path(__file__).parent / path.parent / f"test_{path.name}").exists()
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
-def test_the_baselines_are_built_from_the_shared_parts_alone(path):
+def test_the_baselines_import_only_the_shared_building_blocks(path):
     if path.parts[:2] == ("models", "baselines"):
         parts = ("checks", "models.attention", "models.encoder", "models.layers", "models.baselines")
         ours = (name for name in imports(path) if name.startswith("streamseg."))
@@ -89,7 +87,7 @@ def test_the_baselines_are_built_from_the_shared_parts_alone(path):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
-def test_third_party_packages_live_behind_one_door(path):
+def test_third_party_packages_are_imported_in_one_place(path):
     module = ".".join(path.with_suffix("").parts)
     for name in imports(path):
         doors = DOORS.get(name.partition(".")[0], module).split()
@@ -106,6 +104,6 @@ def test_the_public_names_exist_and_are_the_same_for_type_checkers():
     assert set(dir(streamseg)) == set(typed)
 
 
-def test_a_name_that_does_not_exist_says_so():
+def test_a_missing_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'fanet19'"):
         _ = streamseg.fanet19

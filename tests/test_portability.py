@@ -1,4 +1,4 @@
-"""The package on other systems than Linux, with other libraries than ours, from other folders than its own."""
+"""The package on other systems than Linux, without optional libraries, and in an editable install."""
 
 import ast
 import subprocess
@@ -16,10 +16,10 @@ from streamseg.io import stores
 PACKAGE = Path(streamseg.__file__).parent
 ROOT = PACKAGE.parent
 
-# what Python has on some systems alone
+# modules of Python that only Unix has
 UNIX = ("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty")
 
-# imports every module of the package where those, and the libraries that are extras, are missing
+# a program that imports every module of the package while these modules and all optional libraries are missing
 ELSEWHERE = """
 import importlib, pkgutil, sys
 class Refuse:
@@ -39,7 +39,7 @@ print(streamseg.train.runlog.peak_memory.__name__)
 
 
 @pytest.mark.slow
-def test_no_module_needs_what_only_unix_has_or_what_is_an_extra():
+def test_every_module_can_be_imported_without_unix_modules_and_optional_libraries():
     missing = (
         *UNIX,
         "av",
@@ -60,7 +60,7 @@ def test_no_module_needs_what_only_unix_has_or_what_is_an_extra():
 
 
 @pytest.mark.parametrize("module", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_file_is_read_or_written_in_an_encoding_of_the_machine(module):
+def test_every_text_file_is_read_and_written_with_an_explicit_encoding(module):
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
@@ -70,7 +70,7 @@ def test_no_file_is_read_or_written_in_an_encoding_of_the_machine(module):
             assert "encoding" in [keyword.arg for keyword in node.keywords], f"{module}:{node.lineno}"
 
 
-def test_data_on_a_disk_need_no_fsspec_and_an_address_says_what_to_install(tmp_path, monkeypatch):
+def test_local_files_need_no_fsspec_and_remote_ones_say_what_to_install(tmp_path, monkeypatch):
     for name in {"fsspec", *(name for name in sys.modules if name.startswith("fsspec."))}:
         monkeypatch.setitem(sys.modules, name, None)
     stores.write_text(f"{tmp_path}/new/text", "straße")
@@ -84,7 +84,7 @@ def test_data_on_a_disk_need_no_fsspec_and_an_address_says_what_to_install(tmp_p
             use("s3://bucket/x")
 
 
-def test_every_library_that_is_imported_is_declared():
+def test_every_imported_library_is_declared_in_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = sum(project["optional-dependencies"].values(), project["dependencies"])
     names = {word.split(">")[0].split("<")[0].split("[")[0].replace("-", "_").lower() for word in declared}
@@ -98,10 +98,10 @@ def test_every_library_that_is_imported_is_declared():
                 assert package.lower() in names or package in comes_with, f"{file} imports {package}"
 
 
-# what the command line says of an error
+# STREAMSEG_DEBUG
 
 
-def test_an_error_is_a_sentence_or_for_a_bug_report_all_that_led_to_it(tmp_path, monkeypatch, capsys):
+def test_an_error_is_one_sentence_unless_debugging_is_on(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STREAMSEG_DEBUG", raising=False)
     assert "Nothing at nothere.jpg" in complaint(monkeypatch, capsys, "segment", "nothere.jpg")
@@ -112,7 +112,7 @@ def test_an_error_is_a_sentence_or_for_a_bug_report_all_that_led_to_it(tmp_path,
         run(monkeypatch, "segment", "nothere.jpg")
 
 
-def test_full_memory_is_raised_for_a_bug_report_too(tmp_path, monkeypatch):
+def test_out_of_memory_is_raised_when_debugging_is_on(tmp_path, monkeypatch):
     monkeypatch.setenv("STREAMSEG_DEBUG", "1")
 
     def full(*_, **__):
@@ -123,13 +123,13 @@ def test_full_memory_is_raised_for_a_bug_report_too(tmp_path, monkeypatch):
         run(monkeypatch, "train", "folder-18", "--data", tmp_path, "--out", tmp_path / "run", "--device", "cpu")
 
 
-# the package where it is installed from its repository
+# editable installs
 
 
-def test_an_editable_install_is_a_path_which_comes_before_the_folder_of_the_clone():
-    """A package of another folder than its name needs an import hook, which comes after all folders.
+def test_an_editable_install_is_a_path_and_needs_no_import_hook():
+    """Import hooks come after all folders on the path.
 
-    Who starts Python beside the clone would import the clone's folder as a package without content.
+    With a hook, Python started beside the clone would import the clone's folder as an empty namespace package.
     """
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     assert settings["package-dir"] == {"": "."}

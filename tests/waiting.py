@@ -1,15 +1,15 @@
-"""Waiting for what comes by itself, on a machine that may have much else to do."""
+"""Wait for a condition, on a machine that may be busy."""
 
 import time
 from collections.abc import Callable
 
 PATIENCE = 120.0
-"""Seconds after which a test gives up what should come at once."""
+"""Seconds after which a test fails if what it waits for has not happened."""
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait for something that comes by itself; an AssertionError if it never does."""
+    """Wait until a condition is true; AssertionError if it never is."""
     end = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < end, "It never came."
+        assert time.monotonic() < end, f"Not true within {PATIENCE:.0f} s."
         time.sleep(0.005)

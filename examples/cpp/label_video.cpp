@@ -1,10 +1,10 @@
-// Label a video by an ONNX file that was exported with --video, through ONNX Runtime alone: raw frames on standard
-// input, RGB, 8 bits; raw labels on standard output, a byte a pixel.
+// Label a video with an ONNX file that was exported with --video, using only ONNX Runtime: raw frames on standard
+// input, RGB, 8 bits; raw labels on standard output, one byte per pixel.
 //
 //     streamseg export model.onnx --video --size 360x640
 //     ffmpeg -i in.mp4 -vf scale=640:360 -f rawvideo -pix_fmt rgb24 - | ./label_video model.onnx 360 640 2 > labels.raw
 //
-// The last number is the window: how many frames the network looks at, the present one among them.
+// The last number is the window: the number of frames that the network uses, including the current one.
 
 #include <onnxruntime_cxx_api.h>
 
@@ -19,7 +19,7 @@
 #include <vector>
 
 using Matrix = std::vector<float>;           // (D, C), row by row
-using Context = std::array<Matrix, 4>;       // what a frame leaves to later ones, of Res-1 … Res-4
+using Context = std::array<Matrix, 4>;       // passed to later frames, of Res-1 … Res-4
 
 int run(const std::string& path, int64_t height, int64_t width, size_t window) {
   Ort::Env environment(ORT_LOGGING_LEVEL_WARNING, "label_video");
@@ -37,7 +37,7 @@ int run(const std::string& path, int64_t height, int64_t width, size_t window) {
       shapes[static_cast<size_t>(names[i][4] - '1')] =
           session.GetInputTypeInfo(i).GetTensorTypeAndShapeInfo().GetShape();
   }
-  if (names.size() < 5) throw std::runtime_error(path + " carries no state: export it with --video.");
+  if (names.size() < 5) throw std::runtime_error(path + " has no state: export it with --video.");
   std::vector<const char*> inputs;
   for (const std::string& name : names) inputs.push_back(name.c_str());
   const std::array<const char*, 5> outputs = {"labels", "context1", "context2", "context3", "context4"};
@@ -45,7 +45,7 @@ int run(const std::string& path, int64_t height, int64_t width, size_t window) {
   const std::array<int64_t, 4> frame_shape = {1, height, width, 3};
   const std::array<int64_t, 1> weight_shape = {1};
   std::vector<uint8_t> frame(static_cast<size_t>(height * width * 3));
-  std::deque<Context> state;  // of the earlier frames in the window, oldest first: all that is kept of a stream
+  std::deque<Context> state;  // contexts of the earlier frames in the window, oldest first
 
   while (std::cin.read(reinterpret_cast<char*>(frame.data()), static_cast<std::streamsize>(frame.size()))) {
     Context past;
@@ -56,32 +56,32 @@ int run(const std::string& path, int64_t height, int64_t width, size_t window) {
         for (size_t i = 0; i < past[stage].size(); ++i) past[stage][i] += context[stage][i];
     }
 
-    std::vector<Ort::Value> given;
+    std::vector<Ort::Value> feeds;
     for (const std::string& name : names) {
       if (name == "frame") {
-        given.push_back(Ort::Value::CreateTensor<uint8_t>(memory, frame.data(), frame.size(), frame_shape.data(),
+        feeds.push_back(Ort::Value::CreateTensor<uint8_t>(memory, frame.data(), frame.size(), frame_shape.data(),
                                                           frame_shape.size()));
       } else if (name == "weight") {
-        given.push_back(Ort::Value::CreateTensor<float>(memory, &weight, 1, weight_shape.data(), weight_shape.size()));
+        feeds.push_back(Ort::Value::CreateTensor<float>(memory, &weight, 1, weight_shape.data(), weight_shape.size()));
       } else {
         const size_t stage = static_cast<size_t>(name[4] - '1');
-        given.push_back(Ort::Value::CreateTensor<float>(memory, past[stage].data(), past[stage].size(),
+        feeds.push_back(Ort::Value::CreateTensor<float>(memory, past[stage].data(), past[stage].size(),
                                                         shapes[stage].data(), shapes[stage].size()));
       }
     }
-    std::vector<Ort::Value> found = session.Run(Ort::RunOptions{nullptr}, inputs.data(), given.data(), given.size(),
-                                                outputs.data(), outputs.size());
+    std::vector<Ort::Value> results = session.Run(Ort::RunOptions{nullptr}, inputs.data(), feeds.data(), feeds.size(),
+                                                  outputs.data(), outputs.size());
 
-    std::cout.write(reinterpret_cast<const char*>(found[0].GetTensorMutableData<uint8_t>()), height * width);
+    std::cout.write(reinterpret_cast<const char*>(results[0].GetTensorMutableData<uint8_t>()), height * width);
     Context own;
     for (size_t stage = 0; stage < 4; ++stage) {
-      const float* values = found[stage + 1].GetTensorMutableData<float>();
+      const float* values = results[stage + 1].GetTensorMutableData<float>();
       own[stage].assign(values, values + past[stage].size());
     }
     state.push_back(own);
     while (!state.empty() && state.size() >= window) state.pop_front();
   }
-  if (std::cin.gcount() > 0) throw std::runtime_error("the last frame is cut short: is it of that height and width?");
+  if (std::cin.gcount() > 0) throw std::runtime_error("the last frame is incomplete: check HEIGHT and WIDTH.");
   std::cout.flush();
   return std::cout.good() ? 0 : 1;
 }
@@ -94,7 +94,7 @@ int main(int count, char** arguments) {
   try {
     const int height = std::atoi(arguments[2]), width = std::atoi(arguments[3]), window = std::atoi(arguments[4]);
     if (height < 1 || width < 1 || window < 1)
-      throw std::runtime_error("HEIGHT, WIDTH and WINDOW are numbers from 1 on.");
+      throw std::runtime_error("HEIGHT, WIDTH and WINDOW must be numbers of 1 or more.");
     return run(arguments[1], height, width, static_cast<size_t>(window));
   } catch (const std::exception& error) {
     std::cerr << "label_video: " << error.what() << "\n";

@@ -75,8 +75,6 @@ def evaluate(
         streamseg evaluate --dataset camvid --data CamVid --precision int8 --json -
         streamseg evaluate --dataset camvid --data CamVid --window 1 --plots plots
     """
-    from itertools import zip_longest
-
     check_data(dataset, data)
     check_weights(weights)
     check_figures(json)
@@ -87,6 +85,7 @@ def evaluate(
         from streamseg.data.shards import open_dataset
         from streamseg.engine import runtime
         from streamseg.evaluate import images as evaluation, plot, video
+        from streamseg.evaluate.engines import open_evaluation_engine
 
     policy = pick_policy(window, half_life, steady)
     if steady and not policy:
@@ -101,20 +100,13 @@ def evaluate(
     place = pick_device(device or runtime.default_device(weights))
     frames = open_dataset(dataset, data.absolute() if ray and data.exists() else data, split)
     frames = replace(frames, pairs=tuple(pair for pair in frames.pairs if pair.image.name.startswith(only)))
-    model, classes, _ = runtime.open_weights(weights, place, trust=trust)
-    for number, (ours, theirs) in enumerate(zip_longest(classes.names, frames.classes.names, fillvalue="not there")):
-        if ours != theirs:
-            raise ValueError(
-                f"The network was trained for other classes than those of {data}: class {number} is {ours} in the one "
-                f"and {theirs} in the other."
-            )
-    if isinstance(model, runtime.ExportedEngine):
-        check_exported(model, policy, precision=precision, steady=steady)
-    engine = evaluation.make_evaluation_engine(model, place, frames, precision=precision, scales=scales, flip=flip)
+    engine = open_evaluation_engine(weights, place, frames, precision=precision, scales=scales, flip=flip, trust=trust)
+    if isinstance(engine, runtime.ExportedEngine):
+        check_exported(engine, policy, precision=precision, steady=steady)
     threads = torch.get_num_threads()
     if policy:
         found = video.evaluate_video(engine, frames, policy, threads=threads, progress=progress)
-        table, told = video.format_video_evaluation(found), video.video_to_json(found)
+        table, told = video.format_video_evaluation(found), video.video_evaluation_to_json(found)
     else:
         if ray:
             result = evaluation.evaluate_on_cluster(
@@ -130,7 +122,7 @@ def evaluate(
             )
         else:
             result = evaluation.evaluate(engine, frames, threads=threads, progress=progress)
-        table, told = evaluation.format_evaluation(result), evaluation.to_json(result)
+        table, told = evaluation.format_evaluation(result), evaluation.evaluation_to_json(result)
     print(table, file=words)
     write_figures(json, told, words)
     if plots:
@@ -202,7 +194,7 @@ def reproduce(
     words, progress = open_messages(quiet, json), pick_progress(quiet)
     place = pick_device(device)
     threads = torch.get_num_threads()
-    judge = None
+    evaluator = None
     if runs and data:
         try:
             frames = DATASETS[dataset](data, split)
@@ -210,17 +202,19 @@ def reproduce(
             source = paper.DOWNLOADS.get(dataset)
             raise FileNotFoundError(f"{error} It is {source}." if source else str(error)) from None
         frames = replace(frames, pairs=tuple(pair for pair in frames.pairs if pair.image.name.startswith(only)))
-        judge = reproduction.RunEvaluator(reproduction.find_runs(runs), frames, place, threads)
+        evaluator = reproduction.RunEvaluator(reproduction.find_runs(runs), frames, place, threads)
     timed = speed == "yes" or (not speed and place.type == "cuda")
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else f"{threads} cores of {platform.machine()}"
     notes = [f"Here: {name}, torch {torch.__version__}; the paper: a Titan X."] if timed else []
     figures = []
     for part in [part for name, parts in paper.TABLES.items() if table in (name, "all") for part in parts]:
-        results = reproduction.reproduce(part, place, timed=timed, compiled=compiled, judge=judge, progress=progress)
-        judged = [judge.describe()] if judge and any("miou" in result.found for result in results) else []
-        told = part, results, [*notes, *judged]
+        results = reproduction.reproduce(
+            part, place, timed=timed, compiled=compiled, evaluator=evaluator, progress=progress
+        )
+        accuracy = [evaluator.note()] if evaluator and any("miou" in result.found for result in results) else []
+        told = part, results, [*notes, *accuracy]
         print(reproduction.format_table(*told), file=words)
-        figures.append(reproduction.to_json(*told))
+        figures.append(reproduction.table_to_json(*told))
         if out:
             print("  ".join(map(str, reproduction.write_table(out, *told))), end="\n\n", file=words)
     write_figures(json, figures, words)
@@ -294,7 +288,7 @@ def benchmark(
     for number, name in enumerate(models):
         progress(number, len(models))
         found.append(
-            costs.measure(name, seen, batch, place, precision, compiled=compiled, seconds=seconds, trust=trust)
+            costs.measure_cost(name, seen, batch, place, precision, compiled=compiled, seconds=seconds, trust=trust)
         )
     if not quiet:
         clear_line()

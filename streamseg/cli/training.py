@@ -57,12 +57,12 @@ def check(
     with loading(quiet):
         import streamseg.evaluate.check as doctor
 
-        report = doctor.check(dataset, data)
-    print(doctor.format_report(report), file=words)
+        report = doctor.check_dataset(dataset, data)
+    print(doctor.format_dataset_report(report), file=words)
     if sheet and report.samples:
         doctor.write_contact_sheet(sheet, report)
         print(sheet, file=words)
-    write_figures(json, doctor.to_json(report), words)
+    write_figures(json, doctor.dataset_report_to_json(report), words)
     if report.errors:
         sys.exit(1)
 
@@ -171,8 +171,10 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
             tensorboard=run.tensorboard,
             compiled=device.type == "cuda" and kernels.VERSION != "none",  # torch.compile needs Triton there
             threads=torch.get_num_threads(),
-            words=open_messages(run.quiet, STANDARD_OUTPUT),
+            messages=open_messages(run.quiet, STANDARD_OUTPUT),
         )
+    except training.TrainingStopped as stop:
+        sys.exit(128 + stop.signal)
     except RuntimeError as error:
         if debugging() or not out_of_memory(error):
             raise

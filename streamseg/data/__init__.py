@@ -1,1 +1,1 @@
-"""Data sets of labelled pictures and videos."""
+"""Data sets of labelled images and videos: layouts, label files, shards and augmentation."""

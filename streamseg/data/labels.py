@@ -1,4 +1,4 @@
-"""Label files: whatever ids or colours they hold becomes labels, uint8, (H, W), 255 = ignore."""
+"""Read label files: their ids or colours become labels, uint8, (H, W), 255 = ignore."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -12,35 +12,36 @@ from streamseg.io.images import lookup_labels, read_colour_codes, read_label_ids
 
 
 class UnknownIdsError(ValueError):
-    """A label file holds ids that stand for no class: all its ids, and the foreign ones among them."""
+    """A label file holds ids that are no class."""
 
-    def __init__(self, path: Path, ids: list[int], foreign: list[int], expected: list[int]) -> None:
+    def __init__(self, path: Path, ids: list[int], unknown: list[int], expected: list[int]) -> None:
         super().__init__(
-            f"{path} holds ids that stand for no class: {format_ranges(foreign)}; expected {format_ranges(expected)}: "
-            "streamseg check says the likely cause."
+            f"{path} holds ids that are not in the class list: {format_ranges(unknown)}; expected "
+            f"{format_ranges(expected)}. Run streamseg check for the likely cause."
         )
         self.ids = ids
-        self.foreign = foreign
+        self.unknown = unknown
 
 
 def read_translated(path: Path, label_of: dict[int, int]) -> Tensor:
-    """Labels of a file of ids, by the label of each id."""
+    """Read the labels of a file of ids; label_of has the label of each id."""
     return translate(read_label_ids(path), label_of, path)
 
 
 def read_mat(path: Path, label_of: dict[int, int]) -> Tensor:
-    """Labels of a MATLAB file of COCO-Stuff 10k, whose variable S holds ids."""
+    """Read the labels of a MATLAB file of COCO-Stuff 10k, whose variable S holds ids."""
     try:
         from scipy.io import loadmat  # type: ignore
     except ImportError:
         raise ModuleNotFoundError(
-            "The labels of COCO-Stuff 10k are MATLAB files, and scipy, which reads them, is not installed: "
-            "pip install 'streamseg[train]'"
+            "The labels of COCO-Stuff 10k are MATLAB files, which need scipy: pip install 'streamseg[train]'"
         ) from None
     try:
         ids = torch.from_numpy(loadmat(path, variable_names=["S"])["S"].astype("int32"))
-    except Exception as error:  # a damaged file can fail anywhere in the reader
-        raise ValueError(f"{path} is no whole MATLAB file with ids in S ({error}): get a whole copy of it.") from error
+    except Exception as error:  # a damaged file can raise anything
+        raise ValueError(
+            f"{path} is not a MATLAB file with ids in S, or is damaged ({error}): download it again."
+        ) from error
     return translate(ids, label_of, path)
 
 
@@ -53,18 +54,18 @@ CAMVID_COLOURS = [
     *[(7, "404080"), (8, "400080"), (8, "4080c0")],  # Fence, Car, SUVPickupTruck
     *[(8, "c080c0"), (9, "404000"), (10, "0080c0"), (10, "c000c0")],  # Truck_Bus, Pedestrian, Bicyclist, Motorcycle…
 ]
-"""The label of each colour of the original label files; all other colours are void."""
+"""Label and colour of the classes in the original label files; all other colours are ignored."""
 
 
 def read_camvid_colours(path: Path) -> Tensor:
-    """Labels of an original CamVid label file."""
+    """Read the labels of an original CamVid label file."""
     labels, _ = lookup_labels(read_colour_codes(path), camvid_table())
     return labels
 
 
 @cache
 def camvid_table() -> Tensor:
-    """The label of each of the 16.8 million colours."""
+    """Return the label of each of the 16.8 million colours."""
     table = torch.full((0x1000000,), IGNORE, dtype=torch.uint8)
     for label, code in CAMVID_COLOURS:
         table[int(code, 16)] = label
@@ -72,18 +73,18 @@ def camvid_table() -> Tensor:
 
 
 def translate(ids: Tensor, label_of: dict[int, int], path: Path) -> Tensor:
-    """Labels of ids, by the label of each; the path, which they were read from, is for the complaint."""
-    # the last entry is for all ids beyond
+    """Return the labels of ids; the path is only for the error."""
+    # the last entry is for all larger ids
     table = torch.full((max(label_of) + 2,), -1, dtype=torch.int16)
     table[list(label_of)] = torch.tensor(list(label_of.values()), dtype=torch.int16)
-    labels, foreign = lookup_labels(ids, table)
-    if foreign:
-        raise UnknownIdsError(path, ids.unique().tolist(), foreign, list(label_of))
+    labels, unknown = lookup_labels(ids, table)
+    if unknown:
+        raise UnknownIdsError(path, ids.unique().tolist(), unknown, list(label_of))
     return labels
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
-    """Numbers in words: "0–10, 255"."""
+    """Format numbers as ranges: "0–10, 255"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:

@@ -1,12 +1,12 @@
-"""Data sets packed into tar files: few large ones instead of many small ones, on a disk or in a store.
+"""Data sets packed into shards: a few large tar files instead of many small files, on a disk or in an object store.
 
-A folder of shards holds, for each split, SPLIT-00000.tar, … and SPLIT.json, which says where in them each frame is:
+A folder of shards holds, for each split, SPLIT-00000.tar, … and the index SPLIT.json with the position of each frame:
 
-    00000007/NAME.image.jpg     the picture, as its file was
+    00000007/NAME.image.jpg     the picture, a copy of its file
     00000007/NAME.labels.png    its labels: each pixel the number of its class, 255 for none
 
-Any reader of tar files, or of WebDataset's, can read them from start to end. Here a frame is fetched from the middle of
-its shard by itself, so that training sees the same frames in the same order as from the files that were packed.
+Any reader of tar files or of WebDataset can read them from start to end. Here each frame is read by itself from the
+middle of its shard, so that training gets the same frames in the same order as from the original files.
 """
 
 import io
@@ -32,31 +32,31 @@ from streamseg.io.stores import read_range, read_text
 from streamseg.io.web import restore_address
 
 MEGABYTES = 256
-"""The size of a shard, which its last frame may exceed."""
+"""Size of a shard; its last frame may exceed it."""
 
 
 class ByteRange(NamedTuple):
-    """Where a file lies in a shard."""
+    """Position of a file in a shard."""
 
     start: int
     size: int
     crc32: int | None = None
-    """Of its bytes; older shards have none."""
+    """Checksum of the bytes; older shards have none."""
 
 
 class PackedFrame(NamedTuple):
-    """Where a frame and its labels lie."""
+    """Position of a frame and its labels."""
 
     shard: str
     stem: str
     suffix: str
-    """Of the picture's name."""
+    """Suffix of the picture's name."""
     image: ByteRange
     labels: ByteRange
 
 
 def open_dataset(name: str, data: Path, split: str) -> Dataset:
-    """One split of a data set, from its own files, or from shards of them on a disk or a store."""
+    """Open one split of a data set, from its files, or from shards on a disk or in an object store."""
     index = read_text(f"{restore_address(data)}/{split}.json")
     if index is None:
         return DATASETS[name](data, split)
@@ -72,10 +72,10 @@ def open_dataset(name: str, data: Path, split: str) -> Dataset:
             spans |= {pair.image: to_byte_range(image), pair.labels: to_byte_range(labels)}
             pairs.append(pair)
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{data / split}.json is no index of shards: pack the data set again.") from error
+        raise ValueError(f"{data / split}.json is not an index of shards: pack the data set again.") from error
     if dataset != name:
         raise ValueError(
-            f"{restore_address(data)} holds shards of {dataset}, and not of {name}: choose a recipe for {dataset}."
+            f"{restore_address(data)} holds shards of {dataset}, not of {name}: choose a recipe for {dataset}."
         )
     return Dataset(
         name,
@@ -89,31 +89,31 @@ def open_dataset(name: str, data: Path, split: str) -> Dataset:
 
 
 def to_byte_range(numbers: list[int]) -> ByteRange:
-    """A place in a shard, as an index has it."""
+    """Return a position in a shard from the numbers of an index."""
     span = ByteRange(*numbers)
     if not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError(f"{numbers} is no place in a shard.")
+        raise ValueError(f"{numbers} is not a position in a shard.")
     return span
 
 
 def read_image(spans: Mapping[Path, ByteRange], path: Path) -> Tensor:
-    """The frame of a picture in a shard."""
+    """Read a frame from a shard."""
     return read_downloaded(fetch(spans, path), restore_address(path))[0]
 
 
 def read_labels(spans: Mapping[Path, ByteRange], classes: int, path: Path) -> Tensor:
-    """The labels of a file in a shard."""
+    """Read labels from a shard."""
     label_of = {label: label for label in (*range(classes), IGNORE)}
     return translate(read_downloaded_label_ids(fetch(spans, path), restore_address(path)), label_of, path)
 
 
 def size_of(spans: Mapping[Path, ByteRange], path: Path) -> int:
-    """The bytes of a file in a shard."""
+    """Return the size of a file in a shard."""
     return spans[path].size
 
 
 def fetch(spans: Mapping[Path, ByteRange], path: Path) -> io.BytesIO:
-    """A file in a shard, whose path is the shard's, a number and a name."""
+    """Read a file from a shard; its path is that of the shard, a number and a name."""
     shard, span = restore_address(path.parents[1]), spans[path]
     data = read_range(shard, span.start, span.size)
     if span.crc32 not in (None, zlib.crc32(data)):
@@ -131,10 +131,10 @@ def pack(
     threads: int = 2,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, int]:
-    """Pack splits of a data set, or all that it has, into shards; returns how many frames each has.
+    """Pack splits of a data set, by default all, into shards; returns the number of frames of each.
 
     Args:
-        progress: Called after each frame with the number of frames done and of all.
+        progress: Called after each frame with the number of frames done and the total.
     """
     datasets = [DATASETS[name](data, split) for split in splits or list_splits(name, data)]
     for dataset in datasets:
@@ -157,31 +157,31 @@ def pack(
     return {dataset.split: len(dataset) for dataset in datasets}
 
 
-def pack_split(dataset: Dataset, out: Path, most: float, threads: int) -> Iterator[PackedFrame]:
-    """Write the shards of a split, each whole or not at all, and tell where its frames are."""
+def pack_split(dataset: Dataset, out: Path, max_bytes: float, threads: int) -> Iterator[PackedFrame]:
+    """Write the shards of a split and yield the positions of its frames; an unfinished shard leaves no file."""
     encoded = in_parallel(partial(encode, dataset), range(len(dataset)), threads)
     tar, count = None, 0
     with ExitStack() as files:
         for number, (pair, (image, labels)) in enumerate(zip(dataset.pairs, encoded, strict=True)):
-            if tar is None or tar.offset >= most:
+            if tar is None or tar.offset >= max_bytes:
                 files.close()
                 shard, count = f"{dataset.split}-{count:05}.tar", count + 1
                 temporary = files.enter_context(written_whole(out / shard))
                 tar = files.enter_context(tarfile.open(temporary, "w"))
-            # WebDataset takes what follows the first dot for the kind of a file
+            # WebDataset takes everything after the first dot as the suffix
             stem, suffix = pair.image.stem.replace(".", "_"), pair.image.suffix.lower()
-            place = f"{number:08}/{stem}"
+            path = f"{number:08}/{stem}"
             yield PackedFrame(
                 shard,
                 stem,
                 suffix,
-                append(tar, f"{place}.image{suffix}", image),
-                append(tar, f"{place}.labels.png", labels),
+                append(tar, f"{path}.image{suffix}", image),
+                append(tar, f"{path}.labels.png", labels),
             )
 
 
 def encode(dataset: Dataset, i: int) -> tuple[bytes, bytes]:
-    """The files of a frame and of its labels, after a look whether they can be read."""
+    """Return the contents of a frame's file and of its label file, after checking that both can be read."""
     _, labels = dataset[i]
     file = io.BytesIO()
     write_labels(file, labels, dataset.classes)
@@ -189,7 +189,7 @@ def encode(dataset: Dataset, i: int) -> tuple[bytes, bytes]:
 
 
 def append(tar: tarfile.TarFile, name: str, data: bytes) -> ByteRange:
-    """Add a file to a shard."""
+    """Add a file to a shard, and return its position."""
     entry = tarfile.TarInfo(name)
     entry.size = len(data)
     tar.addfile(entry, io.BytesIO(data))

@@ -1,1 +1,1 @@
-"""Exported files, and archives of videos."""
+"""Export to other runtimes, and archives of videos on a Ray cluster."""

@@ -1,11 +1,11 @@
-"""Archives: many videos, each a stream of its own, labelled by the workers of a Ray cluster.
+"""Archives: many videos, each a separate stream, labelled by the workers of a Ray cluster.
 
-Under OUT each video gets a folder of its own name, in the folders that it lies in itself:
+Under OUT each video has a folder with its path and name:
 
     DIR/day1/a.mp4  ──▶  OUT/day1/a.mp4/labels.mkv, frames.parquet, overlay.mp4, …
 
-A folder appears whole or not at all: one that has its frames.parquet is finished, and is passed over when a job is
-started again. Videos and OUT may be on a disk or at any address that fsspec knows, such as s3://bucket/folder.
+A folder is written completely or not at all. Videos whose folder has a frames.parquet are finished, and are skipped
+when the same command runs again. Videos and OUT may be on a disk or at an fsspec address, such as s3://bucket/folder.
 """
 
 import hashlib
@@ -46,15 +46,15 @@ from streamseg.stream.settings import DrawStyle, LabelSettings
 from streamseg.stream.state import Policy
 
 STATISTICS, SETTINGS, REPORT, PROBLEM = "frames.parquet", "archive.json", "report.json", "problem.txt"
-"""The files of an archive beside its videos: of each video, of all, of a job, and of a video that is damaged."""
+"""Files of an archive: statistics of a video, settings of the archive, report of a job, problem of a damaged video."""
 
 
 @dataclass(frozen=True)
 class ArchiveSettings:
-    """What becomes of each video, and how; plain values, which travel to other machines."""
+    """How to label each video, and what to write; plain values, which are sent to the workers."""
 
     weights: Path | None
-    """A file under the same name on every machine; None for the weights that ship."""
+    """A file with the same path on every machine; None for the bundled weights."""
     window: Policy
     precision: str = ""
     cut: float | None = None
@@ -71,99 +71,99 @@ class ArchiveVideo:
     """A video of an archive."""
 
     address: str
-    place: str
-    """Of its results, within OUT."""
+    folder: str
+    """The folder of its results, relative to OUT."""
     size: int
     """In bytes."""
 
 
 @dataclass
 class Report:
-    """How a job stands."""
+    """The progress of a job."""
 
     videos: int
     finished_before: int
     finished: int = 0
     frames: int = 0
-    """Of those that this job finished."""
+    """Of the videos that this job finished."""
     seconds: float = 0.0
     share: float = 1.0
     """How much of this job is done, by the bytes of its videos."""
     problems: dict[str, str] = field(default_factory=dict)
-    """A sentence for each video that is damaged or could not be read, by its place."""
+    """A sentence for each video that is damaged or could not be read, by its folder."""
 
 
 class ArchiveWorker:
     """Labels videos, one after the other."""
 
-    def __init__(self, orders: ArchiveSettings, out: str, device: str):
-        self.orders, self.out = orders, out
-        self.labeller = open_labeller(orders, torch.device(device))
+    def __init__(self, settings: ArchiveSettings, out: str, device: str):
+        self.settings, self.out = settings, out
+        self.label_settings = load_label_settings(settings, torch.device(device))
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """What came of a video: its place and frames, a problem that it has, and one that must stop the whole job."""
-        labeller, orders = self.labeller, self.orders
-        if orders.precision == "int8":  # it learns from a video's first frames, and not from those of the video before
-            labeller = open_labeller(orders, labeller.device)
-        result = {"place": row["place"], "frames": 0, "problem": "", "stop": ""}
+        """Label a video; return its folder and frames, its problem, and a problem that must stop the whole job."""
+        settings, label_settings = self.settings, self.label_settings
+        if settings.precision == "int8":  # calibrated with the first frames of each video: a new engine for each
+            label_settings = load_label_settings(settings, label_settings.device)
+        result = {"folder": row["folder"], "frames": 0, "problem": "", "stop": ""}
         try:
-            return result | segment_video(row["address"], self.out, row["place"], labeller, orders)
-        except OSError as error:  # what cannot be written now cannot be written for the other videos either
+            return result | segment_video(row["address"], self.out, row["folder"], settings, label_settings)
+        except OSError as error:  # the results of other videos could not be written either
             return result | {"stop": str(error)}
         except (ValueError, MemoryError) as error:
             return result | {"problem": str(error) or "There is not enough memory for frames of this size."}
 
 
-def open_labeller(orders: ArchiveSettings, device: torch.device) -> LabelSettings:
-    """The network of a job, on a device."""
-    engine, classes, _ = open_engine(orders.weights, device, orders.precision, trust=orders.trust)
-    return LabelSettings(engine, classes, orders.window, orders.cut, orders.size, confident=orders.confidence)
+def load_label_settings(settings: ArchiveSettings, device: torch.device) -> LabelSettings:
+    """Load the network of a job onto a device, and return it with the options for labelling."""
+    engine, classes, _ = open_engine(settings.weights, device, settings.precision, trust=settings.trust)
+    return LabelSettings(engine, classes, settings.window, settings.cut, settings.size, confident=settings.confidence)
 
 
 def segment_archive(
     names: Sequence[str],
     out: str,
-    orders: ArchiveSettings,
+    settings: ArchiveSettings,
     address: str,
     *,
     gpus: bool = True,
     progress: Callable[[Report], None] = lambda report: None,
 ) -> Report:
-    """Label every video that names stand for and that is not finished yet; see the top of this file.
+    """Label all videos that are not finished yet, and write the results under OUT; see the top of this file.
 
     Args:
         names: Videos, folders, patterns such as 'DIR/**/*.mp4', and lists (.txt) of these, all on one disk or store.
-        address: That of a Ray cluster; see cluster.connected.
-        gpus: Whether GPUs are used, if there are any.
-        progress: Told of each video that is done.
+        address: The address of a Ray cluster; see cluster.ray_cluster.
+        gpus: Whether to use GPUs, if there are any.
+        progress: Called after each video.
     """
     cluster.require_ray()
     out = out.rstrip("/") if is_address(out) else str(absolute(out))
-    root, recordings = find_recordings(names, out)
-    open_archive(out, describe_archive(orders, root))
+    root, videos = find_videos(names, out)
+    open_archive(out, settings_as_json(settings, root))
     finished, problems = find_finished(out)
-    begun, left = time.monotonic(), {one.place: one for one in recordings if one.place not in finished}
-    report = Report(len(recordings), len(recordings) - len(left))
-    report.problems = {one.place: problems[one.place] for one in recordings if one.place in problems}
+    begin, left = time.monotonic(), {video.folder: video for video in videos if video.folder not in finished}
+    report = Report(len(videos), len(videos) - len(left))
+    report.problems = {video.folder: problems[video.folder] for video in videos if video.folder in problems}
     if left:
-        # the largest first: at the end none is left that all others wait for
-        whole = max(1, sum(one.size for one in left.values()))
+        total = max(1, sum(video.size for video in left.values()))
         report.share = 0.0
-        rows = [asdict(one) for one in sorted(left.values(), key=lambda one: -one.size)]
+        # largest first, so that no worker is left with a large video at the end
+        rows = [asdict(video) for video in sorted(left.values(), key=lambda video: -video.size)]
         with cluster.ray_cluster(address):
-            for row in cluster.map_on_cluster(ArchiveWorker, (orders, out), rows, gpus=gpus):
+            for row in cluster.map_on_cluster(ArchiveWorker, (settings, out), rows, gpus=gpus):
                 if row["stop"]:
-                    raise OSError(f"{row['stop']} What is finished stays: the same command goes on from there.")
-                report.share += left.pop(row["place"]).size / whole
+                    raise OSError(f"{row['stop']} Finished videos are kept: run the same command again to continue.")
+                report.share += left.pop(row["folder"]).size / total
                 if row["problem"]:
-                    report.problems[row["place"]] = row["problem"]
+                    report.problems[row["folder"]] = row["problem"]
                 report.finished += row["frames"] > 0
                 report.frames += row["frames"]
-                report.seconds = time.monotonic() - begun
+                report.seconds = time.monotonic() - begin
                 progress(report)
-        for place in left:
-            report.problems[place] = (
-                f"{place} was not finished: its worker failed, or died {cluster.MAX_ATTEMPTS} times."
+        for folder in left:
+            report.problems[folder] = (
+                f"{folder} was not finished: its worker failed or died {cluster.MAX_ATTEMPTS} times."
             )
         remove_unfinished(out)
         write_text(f"{out}/{REPORT}", json.dumps(asdict(report), indent=2) + "\n")
@@ -171,43 +171,43 @@ def segment_archive(
 
 
 def format_report(report: Report) -> str:
-    """How a job stands, in a line."""
+    """Return the progress of a job as a line."""
     done = report.finished_before + report.finished
-    told = f"{done}/{report.videos} videos  {report.frames:,} frames"
+    line = f"{done}/{report.videos} videos  {report.frames:,} frames"
     if report.frames:
-        told += f"  {report.frames / report.seconds:.1f} frames/s"
+        line += f"  {report.frames / report.seconds:.1f} frames/s"
     if 0 < report.share < 0.999:
         left = round(report.seconds / report.share * (1 - report.share))
-        told += f"  {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
-    return told + (f"  {len(report.problems)} with problems" if report.problems else "")
+        line += f"  {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
+    return line + (f"  {len(report.problems)} with problems" if report.problems else "")
 
 
 def segment_video(
-    address: str, out: str, place: str, labeller: LabelSettings, orders: ArchiveSettings
+    address: str, out: str, folder: str, settings: ArchiveSettings, label_settings: LabelSettings
 ) -> dict[str, Any]:
-    """Label a video, unless it is finished already: how many frames, and what is wrong with it.
+    """Label a video, unless it is finished already; return the number of its frames, and its problem if it has one.
 
-    An OSError says that results could not be written, a ValueError that there are none.
+    Raises an OSError if results cannot be written, and a ValueError if no frame can be read.
     """
-    target = f"{out}/{place}"
-    if frames := count_frames(target):  # its worker died just afterwards
+    target = f"{out}/{folder}"
+    if frames := count_frames(target):  # its worker died just after finishing it
         return {"frames": frames}
     records = io.StringIO()
-    with local_copy(address) as path, write_folder(target, last=STATISTICS) as folder:
-        results = OutputFiles(
-            folder / "overlay.mp4" if orders.overlay else None,
-            folder / "labels.mkv" if orders.labels else None,
-            folder / "confidence.mkv" if orders.confidence else None,
+    with local_copy(address) as path, write_folder(target, last=STATISTICS) as results:
+        outputs = OutputFiles(
+            results / "overlay.mp4" if settings.overlay else None,
+            results / "labels.mkv" if settings.labels else None,
+            results / "confidence.mkv" if settings.confidence else None,
         )
-        source = VideoFile(PurePosixPath(place).stem, str(path))
-        outcome = Pipeline([(source, results)], labeller, orders.style, Meter(), records=records).run()
-        problem = " ".join(outcome.problems).replace(str(path), redact(address))
-        if not outcome.frames:
-            raise ValueError(problem or f"Not one frame of {redact(address)} can be read.")
+        source = VideoFile(PurePosixPath(folder).stem, str(path))
+        run = Pipeline([(source, outputs)], label_settings, settings.style, Meter(), records=records).run()
+        problem = " ".join(run.problems).replace(str(path), redact(address))
+        if not run.frames:
+            raise ValueError(problem or f"No frame of {redact(address)} could be read.")
         if problem:
-            (folder / PROBLEM).write_text(problem + "\n", encoding="utf-8")
-        write_statistics(folder / STATISTICS, map(json.loads, records.getvalue().splitlines()), labeller.classes)
-    return {"frames": outcome.frames, "problem": problem}
+            (results / PROBLEM).write_text(problem + "\n", encoding="utf-8")
+        write_statistics(results / STATISTICS, map(json.loads, records.getvalue().splitlines()), label_settings.classes)
+    return {"frames": run.frames, "problem": problem}
 
 
 def write_statistics(path: Path, records: Iterator[dict[str, Any]], classes: Classes) -> None:
@@ -227,7 +227,7 @@ def write_statistics(path: Path, records: Iterator[dict[str, Any]], classes: Cla
 
 
 def count_frames(target: str) -> int:
-    """How many frames a finished folder holds; 0 for one that is not there."""
+    """Return the number of frames in a finished folder; 0 if there is none."""
     from pyarrow import parquet
 
     store, path = open_store(target)
@@ -236,30 +236,28 @@ def count_frames(target: str) -> int:
     try:
         with store.open(f"{path}/{STATISTICS}") as file:
             return parquet.ParquetFile(file).metadata.num_rows
-    except (ValueError, OSError):  # pyarrow's errors are of these kinds
-        raise ValueError(
-            f"{redact(target)}/{STATISTICS} is damaged: remove it, and the video is labelled again."
-        ) from None
+    except (ValueError, OSError):  # the base classes of pyarrow's errors
+        raise ValueError(f"{redact(target)}/{STATISTICS} is damaged: remove it to label the video again.") from None
 
 
-def find_recordings(names: Sequence[str], out: str) -> tuple[str, list[ArchiveVideo]]:
-    """The videos that names stand for, but for those in OUT, and the folder or address that all of them lie in.
+def find_videos(names: Sequence[str], out: str) -> tuple[str, list[ArchiveVideo]]:
+    """Return the folder or address that contains all videos, and the videos that names stand for, except those in OUT.
 
-    What a video's place is follows from the names alone: others that are added later change nothing about it.
+    The folder of a video follows from the names alone: videos that are added later do not change it.
     """
     found: dict[str, int] = {}
     roots, stores = [], set()
-    given = [entry for name in names for entry in (list_entries(name) if is_list(name) else [name])]
-    for name in given:
-        store, path = open_store(name)
+    entries = [entry for name in names for entry in (list_entries(name) if is_list(name) else [name])]
+    for entry in entries:
+        store, path = open_store(entry)
         stores.add(store)
         matching = list_files(store, path, VIDEO_SUFFIXES)
         if not matching:
-            raise FileNotFoundError(f"No video at {redact(name)}: looked for {' '.join(VIDEO_SUFFIXES)}.")
+            raise FileNotFoundError(f"No video at {redact(entry)}: looked for {' '.join(VIDEO_SUFFIXES)}.")
         found |= matching
         roots.append(folder_of_pattern(store, path))
     if len(stores) > 1:
-        raise ValueError("The videos lie on different disks or stores: give those of one at a time.")
+        raise ValueError("The videos are on different disks or stores: give those of one at a time.")
     _, results = open_store(out)
     root = os.path.commonpath(roots)
     return root, [
@@ -274,36 +272,36 @@ def find_recordings(names: Sequence[str], out: str) -> tuple[str, list[ArchiveVi
 
 
 def list_entries(name: str) -> list[str]:
-    """The names in a list."""
+    """Return the names in a list file."""
     return [entry for entry, _ in read_list(Path(name))]
 
 
-def describe_archive(orders: ArchiveSettings, root: str) -> dict[str, Any]:
-    """What must be the same whenever a job goes on."""
-    weights = (orders.weights or checkpoint.BUNDLED).read_bytes()
-    settings = {**asdict(orders), "window": repr(orders.window), "weights": hashlib.sha256(weights).hexdigest()}
-    del settings["trust"]
-    return {"videos": root, **json.loads(json.dumps(settings))}
+def settings_as_json(settings: ArchiveSettings, root: str) -> dict[str, Any]:
+    """Return the settings that must be the same whenever an archive is continued."""
+    weights = (settings.weights or checkpoint.BUNDLED).read_bytes()
+    values = {**asdict(settings), "window": repr(settings.window), "weights": hashlib.sha256(weights).hexdigest()}
+    del values["trust"]
+    return {"videos": root, **json.loads(json.dumps(values))}
 
 
 def open_archive(out: str, settings: dict[str, Any]) -> None:
-    """Begin an archive, or go on with one of the same settings; any other folder is left alone."""
+    """Create an archive, or check that it was created with the same settings; other folders are not touched."""
     store, path = open_store(out)
     if store.exists(f"{path}/{SETTINGS}"):
-        theirs = read_settings(f"{out}/{SETTINGS}")
-        if changed := [name for name in settings if settings[name] != theirs.get(name)]:
+        before = read_settings(f"{out}/{SETTINGS}")
+        if changed := [name for name in settings if settings[name] != before.get(name)]:
             raise ValueError(
-                f"The archive in {redact(out)} was begun with other {', '.join(changed)}: give the same ones to go on, "
-                "or another folder to write to."
+                f"The archive in {redact(out)} was created with different settings ({', '.join(changed)}): give the "
+                "same ones to continue it, or another folder to write to."
             )
         return
     if store.exists(path) and not (store.isdir(path) and not store.ls(path)):
-        raise ValueError(f"{redact(out)} is there already, and no archive: give a new folder to write to.")
+        raise ValueError(f"{redact(out)} exists and is not an archive: give a new folder to write to.")
     write_text(f"{out}/{SETTINGS}", json.dumps(settings, indent=2) + "\n")
 
 
 def read_settings(address: str) -> dict[str, Any]:
-    """The settings that an archive was begun with."""
+    """Return the settings that an archive was created with."""
     try:
         return dict(json.loads(read_text(address) or ""))
     except (ValueError, TypeError, RecursionError):
@@ -311,18 +309,18 @@ def read_settings(address: str) -> dict[str, Any]:
 
 
 def find_finished(out: str) -> tuple[set[str], dict[str, str]]:
-    """The places of the finished videos of an archive, and what is wrong with those that are damaged."""
+    """Return the folders of the finished videos of an archive, and the problems of those that are damaged."""
     store, path = open_store(out)
     files = [PurePosixPath(file).relative_to(path) for file in store.find(path)]
     finished = {str(file.parent) for file in files if file.name == STATISTICS}
     damaged = [str(file.parent) for file in files if file.name == PROBLEM and str(file.parent) in finished]
     return finished, {
-        place: store.cat_file(f"{path}/{place}/{PROBLEM}").decode(errors="replace").strip() for place in damaged
+        folder: store.cat_file(f"{path}/{folder}/{PROBLEM}").decode(errors="replace").strip() for folder in damaged
     }
 
 
 def remove_unfinished(out: str) -> None:
-    """Remove what killed workers left on a disk."""
+    """Remove unfinished folders of killed workers from a disk."""
     store, path = open_store(out)
     if is_on_disk(store):
         for folder in list(Path(path).rglob(f"{UNFINISHED}*")):

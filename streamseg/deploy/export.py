@@ -1,6 +1,6 @@
-"""A network as a file for other runtimes, which is run and compared with the network before it is left behind.
+"""Export of a network to a file for another runtime; the file is run and compared with the network before it is kept.
 
-The interface of every file is that of Deployed: bytes in, bytes out, and the state of a stream beside them.
+All files have the interface of ExportModule: uint8 in, uint8 out, and the state of a stream beside them.
 
 Shapes: K classes, H height, W width, D key channels, C channels of a stage.
 """
@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from streamseg.checks import EXPORT_SUFFIXES as KINDS, pick_export_format
+from streamseg.checks import EXPORT_SUFFIXES, pick_export_format
 from streamseg.classes import Classes
-from streamseg.deploy.onnx_int8 import names_of_int8, round_network
+from streamseg.deploy.onnx_int8 import quantise_onnx
 from streamseg.engine.engine import resize_frames
+from streamseg.engine.inputs import check_model
 from streamseg.engine.runtime import (
     ENTRY,
     MAX_EXPORT_SIDE,
@@ -31,10 +32,8 @@ from streamseg.engine.runtime import (
     ExportedEngine,
     Manifest,
     open_exported,
-    open_onnx,
     require_packages,
 )
-from streamseg.engine.tiles import check_model
 from streamseg.evaluate import metrics
 from streamseg.io.checksums import write_checksum
 from streamseg.io.files import check_writable, written_whole
@@ -44,41 +43,38 @@ from streamseg.models.fanet import FANet
 from streamseg.stream.label_frames import check_size, label_frame, label_frames
 
 OPSET = 18
-"""The oldest set of ONNX's operators that torch exports to: as many programs as possible read it."""
+"""The oldest ONNX opset that torch exports to, for as many runtimes as possible."""
 
-SAME = 0.999
-"""The share of labels that must be the network's own."""
-SAME_INT8 = 0.8
-"""The mean IoU with the network's labels that an int8 file must have, in which every class counts alike."""
+MIN_SAME_LABELS = 0.999
+"""The share of pixels on which an fp32 file and the network must have the same label."""
+MIN_INT8_MIOU = 0.8
+"""The mean IoU of an int8 file with the network's labels as ground truth, in which every class counts alike."""
 
-PICTURES = 64
-"""The most pictures that a file is compared on, or calibrated with and compared on."""
+MAX_PICTURES = 64
+"""The most pictures to compare on, or to calibrate with and compare on."""
 SIZES = ((360, 480), (512, 1024), (720, 960), (397, 531))
-"""Heights and widths that a file for any size is compared at, one after the other."""
-CLIP = 50
-"""Frames of the clip that the state of a stream is carried over, as a camera gives them that pans over a picture."""
+"""Heights and widths at which a file for any size is compared, in turn."""
+CLIP_FRAMES = 50
+"""Frames of the clip over which a file with state is compared: a camera that pans over a picture."""
 CLIP_SIZE = (360, 640)
-"""Of a file for any size."""
-
-BYTES = ("Conv", "Relu")
-"""The operators that work on bytes in an int8 file, some of them; sums, attention and resizes stay in fp32."""
+"""Height and width of that clip for a file for any size."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far a file's labels are the network's own, from 0 to 1."""
+    """How far the labels of a file and of the network agree, from 0 to 1."""
 
     pictures: int
     pixels: float
-    """The share of the pixels that have the same label."""
+    """The share of pixels with the same label."""
     miou: float
-    """The mean IoU, with the network's labels as the truth."""
+    """The mean IoU, with the network's labels as ground truth."""
     clip: float | None
-    """The share of the pixels over a clip, with the state carried from frame to frame; None for a file without."""
+    """The share of pixels with the same label over a clip, with the state carried along; None for a file without."""
 
 
 class ExportModule(nn.Module):
-    """A FANet as it is exported, from bytes to bytes."""
+    """The network as it is exported: uint8 frames in, uint8 labels out."""
 
     def __init__(self, network: FANet, confident: bool):
         super().__init__()
@@ -94,27 +90,27 @@ class ExportModule(nn.Module):
         past4: Tensor | None = None,
         weight: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Labels (1, H, W); then confidence, if wanted; then the contexts of Res-1 … Res-4, if there is a past.
+        """Return labels (1, H, W); then, if asked for, confidence; then, with a past, the contexts of Res-1 … Res-4.
 
         Args:
-            frame: RGB (1, H, W, 3), uint8, as cameras and canvases give it.
-            past1: With the next three the sum of the contexts of the earlier frames in the window, (1, D, C); zeros for
-                the first frame.
-            weight: How many frames that sum is of, (1,), for a network that averages.
+            frame: RGB (1, H, W, 3), uint8, the layout of cameras and canvases.
+            past1: With past2 to past4, the sum of the contexts of the earlier frames in the window, (1, D, C); zeros
+                for the first frame.
+            weight: The number of frames in that sum, (1,), for a network that averages.
         """
-        # floats at once, and bytes at the very end: TensorRT takes bytes only where they enter and leave
+        # float from the first operator to the last: TensorRT takes uint8 only as an input or output
         image = frame.to(self.network.mean.dtype).permute(0, 3, 1, 2)
         past = [part for part in (past1, past2, past3, past4) if part is not None]
         logits, context = self.network.step(image, past or None, 1.0 if weight is None else weight.view(1, 1, 1))
-        answers = [to_uint8(logits.argmax(dim=1))]
+        outputs = [cast_uint8(logits.argmax(dim=1))]
         if self.confident:
-            # the softmax of the highest alone
+            # the softmax of the highest logit only
             others = (logits - logits.amax(dim=1, keepdim=True)).exp().sum(dim=1)
-            answers.append(to_uint8((255 / others).round()))
-        return (*answers, *(context if past else ()))
+            outputs.append(cast_uint8((255 / others).round()))
+        return (*outputs, *(context if past else ()))
 
 
-def to_uint8(values: Tensor) -> Tensor:
+def cast_uint8(values: Tensor) -> Tensor:
     return values.float().to(torch.uint8)
 
 
@@ -132,42 +128,29 @@ def export_model(
     window: int = 1,
     source: str = "",
 ) -> Agreement:
-    """Write a network as a file for another runtime; one that disagrees with the network is not left behind.
+    """Write a network to a file for another runtime; a file that disagrees with the network is not kept.
 
     Args:
-        path: Its suffix says the kind: .onnx, .xml (OpenVINO, with its weights beside it as .bin), .pt2 (torch.export).
-        to: The kind by its name, as in KINDS; aotinductor has the suffix .pt2 too, and runs where the model is.
+        path: Its suffix selects the kind: .onnx, .xml (OpenVINO, with a .bin file beside it), .pt2 (torch.export).
+        to: The kind by name, as in EXPORT_SUFFIXES; aotinductor has the suffix .pt2 too, and runs on the model's device.
         size: Height and width of the frames; None for any.
-        confidence: Whether it gives the probability of each label too.
-        video: Whether it carries the state of a stream.
-        int8: Whether most of it computes in bytes, whose ranges are those that the pictures need.
-        pictures: A folder, a video, … to compare on, and for int8 to calibrate with; without it, the samples.
-        window: How many frames of a video the network was trained to look at.
+        confidence: Whether the file also outputs the probability of each label.
+        video: Whether the file takes and returns the state of a stream.
+        int8: Whether most of it computes in int8, calibrated with the pictures.
+        pictures: A folder, a video, … to compare on, and for int8 to calibrate with; by default the samples.
+        window: The number of frames that the network was trained with.
         source: Where the weights came from, in words.
     """
     path = Path(path)
     kind = pick_export_format(path, to)
-    check_model(model)
     check_writable(path)
-    if len(classes) != model.classes:
-        raise ValueError(f"The network tells {model.classes} classes apart, but {len(classes)} are named.")
-    if model.mean.dtype != torch.float32:
-        raise ValueError(
-            f"The network computes in {model.mean.dtype}; it is exported in fp32: call model.float() first."
-        )
+    check_exportable(model, classes, kind, video=video)
     if size is not None:
         check_size(size)
     if int8 and (kind != "onnx" or pictures is None):
         raise ValueError("int8 is for ONNX, and is calibrated with pictures like those to come: give some.")
-    if video and not all(attend.context_shape[0] for attend in model.attentions):
-        kept = type(model.attend1).__name__
-        raise ValueError(f"A network of {kept} leaves nothing to later frames: export it without --video.")
-    if kind in ("onnx", "openvino") and model.mean.device.type != "cpu":
-        raise ValueError("The network is on a GPU, but is exported from the CPU: call model.cpu() first.")
     check_libraries(kind)
-    frames = list(resize_to_export(read_pictures(pictures), size))
-    if not frames:
-        raise ValueError(f"{pictures} holds no pictures to compare on: give some.")
+    frames = read_comparison_frames(pictures, size)
     manifest = Manifest(
         classes=classes,
         size=size,
@@ -180,105 +163,117 @@ def export_model(
         device=model.mean.device.type if kind == "aotinductor" else "",
     )
     with quiet_exporters(), TemporaryDirectory() as folder:
-        made = Path(folder) / f"model{KINDS[kind]}"
+        temporary = Path(folder) / f"model{EXPORT_SUFFIXES[kind]}"
         program = trace(model, manifest)
         if int8:
-            # every other picture, so that the others say how it does on pictures that it has not seen
-            write_int8(program, manifest, made, frames[::2])
+            # calibrated with every other picture, and compared on the rest
+            write_int8(program, manifest, temporary, frames[::2])
             frames = frames[1::2] or frames
         else:
-            WRITERS[kind](program, manifest, made)
-        agreement = compare(model, open_exported(made, model.mean.device, trust=True), frames)
-        for file in sorted(made.parent.glob("model.*")):  # OpenVINO's weights first, so that no .xml is without
-            with written_whole(path if file == made else path.with_suffix(file.suffix)) as temporary:
-                shutil.copyfile(file, temporary)
+            WRITERS[kind](program, manifest, temporary)
+        agreement = compare_labels(model, open_exported(temporary, model.mean.device, trust=True), frames)
+        for file in sorted(temporary.parent.glob("model.*")):  # OpenVINO's .bin before the .xml that needs it
+            with written_whole(path if file == temporary else path.with_suffix(file.suffix)) as unfinished:
+                shutil.copyfile(file, unfinished)
     return agreement
 
 
+def check_exportable(model: FANet, classes: Classes, kind: str, *, video: bool) -> None:
+    """Raise a ValueError if a network cannot be exported to a kind of file."""
+    check_model(model)
+    if len(classes) != model.classes:
+        raise ValueError(f"The network has {model.classes} classes, but {len(classes)} names were given.")
+    if model.mean.dtype != torch.float32:
+        raise ValueError(f"The network is in {model.mean.dtype}; expected fp32: call model.float() first.")
+    if video and not all(attend.context_shape[0] for attend in model.attentions):
+        attention = type(model.attend1).__name__
+        raise ValueError(f"A network with {attention} has no context for later frames: export it without --video.")
+    if kind in ("onnx", "openvino") and model.mean.device.type != "cpu":
+        raise ValueError(f"The network is on {model.mean.device}; expected the CPU: call model.cpu() first.")
+
+
 def check_libraries(kind: str) -> None:
-    """Raise an ImportError that says what to install, if a kind of file needs a library that is missing."""
+    """Raise an ImportError that names the package to install, if a kind of file needs one that is missing."""
     if kind in ("onnx", "openvino"):
         require_packages("ONNX files", "onnx", "onnxscript", "onnxruntime")
     if kind == "openvino":
         require_packages("OpenVINO files", "openvino")
     if kind == "aotinductor" and not any(map(shutil.which, ("g++", "clang++"))):
-        raise ImportError("AOTInductor needs a C++ compiler, and there is none: install g++.")
+        raise ImportError("AOTInductor needs a C++ compiler, and none was found: install g++.")
 
 
 def trace(model: FANet, manifest: Manifest) -> ExportedProgram:
-    """A network as a graph of torch's operators, with the inputs and outputs of a manifest."""
-    place = model.mean.device
+    """Return a network as a graph of torch operators, with the inputs and outputs of a manifest."""
+    device = model.mean.device
     height, width = manifest.size or (192, 320)
-    frame = torch.zeros(1, height, width, 3, dtype=torch.uint8, device=place)
+    frame = torch.zeros(1, height, width, 3, dtype=torch.uint8, device=device)
     shapes = [shape for name, shape in manifest.inputs.items() if name != "frame"]
-    carried = [torch.zeros([side or 1 for side in shape], device=place) for shape in shapes]
+    state = [torch.zeros([side or 1 for side in shape], device=device) for shape in shapes]
     graph = ExportModule(model, manifest.confidence).eval()
     with torch.no_grad():
-        program = torch.export.export(graph, (frame, *carried), dynamic_shapes=free_sides(manifest), strict=False)
+        program = torch.export.export(graph, (frame, *state), dynamic_shapes=dynamic_sides(manifest), strict=False)
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # names of files of this machine
+        node.meta.pop("stack_trace", None)  # contains paths of this machine
     return program
 
 
-def free_sides(manifest: Manifest) -> dict | None:
-    """Which sides of what goes into Deployed may have any length; None if all are fixed."""
+def dynamic_sides(manifest: Manifest) -> dict | None:
+    """Return the sides of each input of ExportModule that may have any length; None if all are fixed."""
     if manifest.size:
         return None
-    sides = {
-        1: Dim("height", min=MIN_EXPORT_SIDE, max=MAX_EXPORT_SIDE),
-        2: Dim("width", min=MIN_EXPORT_SIDE, max=MAX_EXPORT_SIDE),
-    }
+    limits = {"min": MIN_EXPORT_SIDE, "max": MAX_EXPORT_SIDE}
+    sides = {1: Dim("height", **limits), 2: Dim("width", **limits)}
     return {name: sides if name == "frame" else None for name in manifest.inputs}
 
 
 def write_onnx(program: ExportedProgram, manifest: Manifest, path: Path) -> None:
-    """Write a graph as ONNX, in one file."""
-    found = torch.onnx.export(
+    """Write a graph as one ONNX file."""
+    exported = torch.onnx.export(
         program,
         (),
         input_names=[*manifest.inputs],
         output_names=[*manifest.outputs],
-        dynamic_shapes=free_sides(manifest),  # for their names
+        dynamic_shapes=dynamic_sides(manifest),  # for their names
         opset_version=OPSET,
         dynamo=True,
         external_data=False,
         verbose=False,
     )
-    if found is None:
-        raise RuntimeError("torch.onnx.export gave nothing.")
-    for node in found.model.graph:
-        node.metadata_props.clear()  # how torch came to it
-    found.model.metadata_props[ENTRY] = manifest.to_json()
-    found.save(path, external_data=False)
+    if exported is None:
+        raise RuntimeError("torch.onnx.export returned nothing.")
+    for node in exported.model.graph:
+        node.metadata_props.clear()  # stack traces of torch
+    exported.model.metadata_props[ENTRY] = manifest.to_json()
+    exported.save(path, external_data=False)
     write_checksum(path)
 
 
 def write_openvino(program: ExportedProgram, manifest: Manifest, path: Path) -> None:
-    """Write a graph as OpenVINO IR, by way of ONNX, in two files: .xml, and .bin beside it."""
+    """Write a graph as OpenVINO IR, through ONNX: an .xml file and a .bin file."""
     import openvino
 
-    plain = path.with_name("plain.onnx")
-    write_onnx(program, manifest, plain)
-    # not openvino.convert_model, which reports its use to its makers
-    network = openvino.Core().read_model(plain)
+    onnx = path.with_name("fp32.onnx")
+    write_onnx(program, manifest, onnx)
+    # not openvino.convert_model, which sends telemetry
+    network = openvino.Core().read_model(onnx)
     network.set_rt_info(manifest.to_json(), [ENTRY])
-    network.set_rt_info("", ["framework", ENTRY])  # the ONNX file's own, with the checksum of that file
+    network.set_rt_info("", ["framework", ENTRY])  # the manifest of the ONNX file, with its checksum
     openvino.save_model(network, path, compress_to_fp16=False)
     write_checksum(path, path.with_suffix(".bin"))
 
 
 def write_torch(program: ExportedProgram, manifest: Manifest, path: Path) -> None:
-    """Write a graph as torch.export's .pt2."""
+    """Write a graph as a .pt2 file of torch.export."""
     torch.export.save(program, path, extra_files={f"{ENTRY}.json": manifest.to_plain_json()})
 
 
 def write_compiled(program: ExportedProgram, manifest: Manifest, path: Path) -> None:
-    """Compile a graph for the device that it is on, into an AOTInductor package (.pt2)."""
+    """Compile a graph for its device into an AOTInductor package (.pt2)."""
     try:
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
     except RuntimeError as error:
         raise ValueError(
-            f"AOTInductor could not compile the network ({short_error(error)}): see that the C++ compiler works."
+            f"AOTInductor could not compile the network ({short_error(error)}): check that the C++ compiler works."
         ) from error
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(f"{path.stem}/extra/{ENTRY}.json", manifest.to_plain_json())
@@ -288,93 +283,50 @@ WRITERS = {"onnx": write_onnx, "openvino": write_openvino, "torch": write_torch,
 
 
 def write_int8(program: ExportedProgram, manifest: Manifest, path: Path, frames: Sequence[Tensor]) -> None:
-    """Write a graph as ONNX with most operators on bytes, whose ranges are those that frames (3, H, W) need."""
-    import onnx
-    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
-
-    plain = path.with_name("plain.onnx")
-    write_onnx(program, replace(manifest, precision="fp32"), plain)
-    network, file = onnx.load(plain), open_onnx(plain, torch.device("cpu"))
-    round_network(network, iter(Calibration(file, frames).get_next, None))
-    quantize_static(
-        network,
-        path,
-        Calibration(file, frames),
-        quant_format=QuantFormat.QDQ,
-        op_types_to_quantize=[*BYTES],
-        nodes_to_quantize=names_of_int8(network),
-        per_channel=True,
-        reduce_range=True,  # 7-bit weights: right on processors without VNNI as well
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-    )
-    written = onnx.load(path)
-    onnx.helper.set_model_props(written, {ENTRY: manifest.to_json()})
-    onnx.save(written, path)
-    write_checksum(path)
+    """Write a graph as an ONNX file that computes mostly in int8, calibrated with frames (3, H, W)."""
+    fp32 = path.with_name("fp32.onnx")
+    write_onnx(program, replace(manifest, precision="fp32"), fp32)
+    quantise_onnx(fp32, path, manifest, frames)
 
 
-class Calibration:
-    """Hands out what a file is calibrated with, as onnxruntime asks for it."""
-
-    def __init__(self, file: ExportedEngine, frames: Sequence[Tensor]):
-        self.left = calibration(file, frames)
-
-    def get_next(self) -> dict | None:
-        given = next(self.left, None)
-        return given and {name: tensor.numpy() for name, tensor in given.items()}
-
-
-def calibration(file: ExportedEngine, frames: Sequence[Tensor]) -> Iterator[dict[str, Tensor]]:
-    """What goes into a file for each frame; for video also with a window full of it before it, which counts most."""
-    for frame in frames:
-        given = file.name_inputs(frame, torch.zeros(file.context_shape), 0.0)
-        yield given
-        if file.manifest.state:
-            found = file.run(given)
-            before = max(1, file.manifest.window - 1)
-            own = torch.cat([found[f"context{stage}"] for stage in (1, 2, 3, 4)], dim=2)[0]
-            yield file.name_inputs(frame, before * own, float(before))
-
-
-def compare(model: FANet, file: ExportedEngine, frames: Sequence[Tensor]) -> Agreement:
-    """How far the labels of a file are the network's own; a ValueError if they are not as much as they should be."""
+def compare_labels(model: FANet, exported: ExportedEngine, frames: Sequence[Tensor]) -> Agreement:
+    """Compare the labels of a file with the network's; raise a ValueError if they differ more than they may."""
     confusion = torch.zeros(model.classes, model.classes, dtype=torch.int64)
     for frame in frames:
         truth, _ = label_frame(model, frame)
-        predicted, _ = label_frame(file, frame)
+        predicted, _ = label_frame(exported, frame)
         confusion += metrics.confusion_matrix(truth, predicted, model.classes)
-    found = Agreement(
+    agreement = Agreement(
         pictures=len(frames),
         pixels=metrics.pixel_accuracy(confusion),
         miou=metrics.miou(confusion),
-        clip=compare_clip(model, file, frames[0]) if file.manifest.state else None,
+        clip=compare_clip(model, exported, frames[0]) if exported.manifest.state else None,
     )
-    shares = (found.pixels, 1.0 if found.clip is None else found.clip)
-    if file.manifest.precision == "int8" and found.miou < SAME_INT8:
+    if exported.manifest.precision == "int8" and agreement.miou < MIN_INT8_MIOU:
         raise ValueError(
-            f"In int8 the mean IoU with the network's own labels is {found.miou:.1%}, and {SAME_INT8:.0%} is expected; "
-            "the file is not kept: calibrate with more pictures, like those to come."
+            f"The int8 file has a mean IoU of {agreement.miou:.1%} with the network's labels; expected "
+            f"{MIN_INT8_MIOU:.0%} or more. It was not kept: calibrate with more pictures, like those to come."
         )
-    if file.manifest.precision == "fp32" and min(shares) < SAME:
+    same = min(agreement.pixels, 1.0 if agreement.clip is None else agreement.clip)
+    if exported.manifest.precision == "fp32" and same < MIN_SAME_LABELS:
         raise ValueError(
-            f"Only {min(shares):.2%} of the labels in the file are the network's own, and {SAME:.1%} are expected; "
-            "the file is not kept: please report it, with the versions that pip list shows."
+            f"Only {same:.2%} of the file's labels are the network's; expected {MIN_SAME_LABELS:.1%}. It was not kept: "
+            "please report this, with the output of pip list."
         )
-    return found
+    return agreement
 
 
-def compare_clip(model: FANet, file: ExportedEngine, picture: Tensor) -> float:
-    """The share of the same labels over a clip, in which network and file each carry a state of their own."""
-    size, window = file.manifest.size or CLIP_SIZE, max(2, file.manifest.window)
+def compare_clip(model: FANet, exported: ExportedEngine, picture: Tensor) -> float:
+    """Return the share of equal labels over a clip, in which network and file each carry their own state."""
+    size, window = exported.manifest.size or CLIP_SIZE, max(2, exported.manifest.window)
     truth = label_frames(model, pan(picture, size), window)
-    predicted = label_frames(file, pan(picture, size), window)
+    predicted = label_frames(exported, pan(picture, size), window)
     same = [(a == b).double().mean().item() for (_, a), (_, b) in zip(truth, predicted, strict=True)]
     return sum(same) / len(same)
 
 
-def pan(picture: Tensor, size: tuple[int, int], frames: int = CLIP) -> Iterator[Tensor]:
-    """Frames (3, H, W) of a camera that moves over a picture from the left to the right."""
+def pan(picture: Tensor, size: tuple[int, int], frames: int = CLIP_FRAMES) -> Iterator[Tensor]:
+    """Yield the frames (3, H, W) of a camera that pans over a picture from left to right."""
     height, width = size
     (wide,) = resize_frames(picture[None], (height, width + width // 2))
     for i in range(frames):
@@ -382,29 +334,27 @@ def pan(picture: Tensor, size: tuple[int, int], frames: int = CLIP) -> Iterator[
         yield wide[:, :, left : left + width].contiguous()
 
 
-def read_pictures(pictures: str | Path | None) -> Iterator[Tensor]:
-    """The frames to compare on: those of a folder, a video, …; or the samples."""
-    pictures = pictures or samples_folder()
-    if pictures is None:
-        raise FileNotFoundError("The samples to compare on are missing: give pictures of your own.")
-    return islice(read_frames(pictures), PICTURES)
+def read_comparison_frames(pictures: str | Path | None, size: tuple[int, int] | None) -> list[Tensor]:
+    """Read the frames to compare on, at the size of the file or, if it takes any, at SIZES in turn."""
+    source = pictures or samples_folder()
+    if source is None:
+        raise FileNotFoundError("The sample pictures are missing: give pictures to compare on.")
+    pairs = zip(islice(read_frames(source), MAX_PICTURES), cycle([size] if size else SIZES), strict=False)
+    frames = [resize_frames(frame[None], frame_size)[0] for frame, frame_size in pairs]
+    if not frames:
+        raise ValueError(f"{source} has no pictures to compare on: give some.")
+    return frames
 
 
 def samples_folder() -> Path | None:
-    """The samples: in the package or, where it is not installed but worked on, beside it."""
+    """Return the folder of the sample pictures: in the package or, in a checkout, beside it."""
     package = Path(__file__).parents[1]
-    return next((place for place in (package / "samples", package.parent / "samples") if place.is_dir()), None)
-
-
-def resize_to_export(frames: Iterator[Tensor], size: tuple[int, int] | None) -> Iterator[Tensor]:
-    """Frames (3, H, W) at the size that a file takes; where it takes any, at several."""
-    for frame, place in zip(frames, cycle([size] if size else SIZES), strict=False):
-        yield resize_frames(frame[None], place)[0]
+    return next((folder for folder in (package / "samples", package.parent / "samples") if folder.is_dir()), None)
 
 
 @contextmanager
 def quiet_exporters() -> Iterator[None]:
-    """Keep exporters from telling of what is no concern of the user's; errors come through."""
+    """Silence the warnings and log lines of the exporters, but not their errors."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -416,9 +366,11 @@ def quiet_exporters() -> Iterator[None]:
 
 
 def format_agreement(path: Path, agreement: Agreement) -> str:
-    """What was written, and how far it agrees with the network, for the terminal."""
-    told = (
-        f"{path}: {100 * agreement.pixels:.3f} % of the labels are the network's own on {agreement.pictures} pictures "
+    """Return a line for the terminal: what was written, and how far it agrees with the network."""
+    line = (
+        f"{path}: {100 * agreement.pixels:.3f} % of the labels are the network's on {agreement.pictures} pictures "
         f"(mean IoU {100 * agreement.miou:.2f} %)"
     )
-    return told if agreement.clip is None else f"{told}, {100 * agreement.clip:.3f} % over a clip of {CLIP} frames"
+    if agreement.clip is not None:
+        line += f", {100 * agreement.clip:.3f} % over a clip of {CLIP_FRAMES} frames"
+    return line

@@ -1,7 +1,7 @@
-"""Convolutions as the fast path runs them: with all that can be folded into them, in floats or in bytes."""
+"""The convolutions of the fast engine: fused with bias, shortcut and ReLU, in floats or in int8."""
 
 import math
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -12,12 +12,12 @@ from streamseg.engine import kernels
 from streamseg.engine.rounding import InputStatistics, round_weights
 from streamseg.engine.scratch import PackedWeights, Scratch
 
-LARGE = 5e9
-"""From so many products on, a convolution is cuDNN's."""
+CUDNN_MACS = 5e9
+"""Multiplications from which on cuDNN is faster than the Triton kernel."""
 
 
 class Int8Map(NamedTuple):
-    """A map that is nowhere below zero: bytes times a scale."""
+    """A quantised map without negative values: bytes times a scale."""
 
     values: Tensor
     scale: float
@@ -27,18 +27,18 @@ Map = Tensor | Int8Map
 
 
 def to_float(x: Map) -> Tensor:
-    """A map's numbers."""
+    """Return a map in floats."""
     return x.values.float().mul_(x.scale) if isinstance(x, Int8Map) else x
 
 
 def quantise(x: Tensor, scale: float) -> Int8Map:
-    """A map as bytes of a scale; what is below zero or beyond the largest byte becomes that."""
+    """Quantise a map to bytes of a scale, clamped to 0–255."""
     return Int8Map((x * (1 / scale)).round_().clamp_(0, 255).to(torch.uint8), scale)
 
 
 @cache
 def has_fused_convolutions() -> bool:
-    """Whether this torch has oneDNN's convolutions with what follows them, which are no part of its documented API."""
+    """Return whether this torch has oneDNN's fused convolutions, which are not part of its documented API."""
     if not torch.backends.mkldnn.is_available():
         return False
     ops, conv = torch.ops.mkldnn, ([1, 1], [1, 1], [1, 1], 1)
@@ -56,7 +56,7 @@ def has_fused_convolutions() -> bool:
 
 @cache
 def has_int8() -> bool:
-    """Whether this torch has oneDNN's convolutions of bytes, which are no part of its documented API."""
+    """Return whether this torch has oneDNN's int8 convolutions, which are not part of its documented API."""
     ops, conv = torch.ops.onednn, ([1, 1], [0, 0], [1, 1], 1)
     with torch.device("cpu"):
         x, weight = torch.ones(1, 4, 3, 3, dtype=torch.uint8), torch.ones(4, 4, 1, 1, dtype=torch.int8)
@@ -64,165 +64,175 @@ def has_int8() -> bool:
         out: tuple[object, ...] = (1.0, 0, torch.float32, "relu", [], "")
         try:
             packed = ops.qconv_prepack(weight, scales, 1.0, 0, *conv, [1, 4, 3, 3])
-            found = ops.qconv2d_pointwise(x, 1.0, 0, packed, scales, zeros, None, *conv, *out)
+            y = ops.qconv2d_pointwise(x, 1.0, 0, packed, scales, zeros, None, *conv, *out)
         except Exception:  # an operator that is gone, or that takes other arguments, can fail in any way
             return False
-        return torch.allclose(found, torch.full((1, 4, 3, 3), 4.0))
+        return torch.allclose(y, torch.full((1, 4, 3, 3), 4.0))
 
 
 class FusedConv:
-    """A convolution whose ReLU and shortcut are done with it, in one step of oneDNN's, where that is there."""
+    """A convolution with its shortcut and ReLU, in one operator of oneDNN if torch has it."""
 
     def __init__(self, weight: Tensor, bias: Tensor, stride: int = 1, padding: int = 0):
         self.weight, self.bias = weight, bias
         self.stride, self.padding = [stride, stride], [padding, padding]
         self.packed = PackedWeights()
-        """The weights as oneDNN wants them for inputs of a shape."""
+        """The weights in the layout that oneDNN uses for inputs of a shape."""
 
-    def plain(self, x: Map) -> Tensor:
-        """Without a ReLU."""
+    def linear(self, x: Map) -> Tensor:
+        """Return the convolution without ReLU."""
         return self.fused(to_float(x), "none")
 
     def relu(self, x: Map) -> Map:
         return self.fused(to_float(x), "relu")
 
     def relu_into(self, x: Map, out: Tensor) -> None:
-        """The ReLU, into some channels of a wider map."""
+        """Write the convolution with ReLU into some channels of a wider map."""
         out.copy_(to_float(self.relu(x)))
 
     def add_relu(self, x: Map, shortcut: Map) -> Map:
-        """The ReLU of a sum with a shortcut."""
+        """Return the ReLU of the convolution plus a shortcut."""
         return self.fused(to_float(x), "relu", to_float(shortcut))
 
-    def fused(self, x: Tensor, after: str, shortcut: Tensor | None = None) -> Tensor:
+    def fused(self, x: Tensor, activation: str, shortcut: Tensor | None = None) -> Tensor:
         if not has_fused_convolutions():
             y = F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
             y = y if shortcut is None else y.add_(shortcut)
-            return y.relu_() if after == "relu" else y
+            return y.relu_() if activation == "relu" else y
         conv, ops = (self.padding, self.stride, [1, 1], 1), torch.ops.mkldnn
         weight = self.packed.get(x.shape, lambda: ops._reorder_convolution_weight(self.weight, *conv, list(x.shape)))
         if shortcut is None:
-            return ops._convolution_pointwise(x, weight, self.bias, *conv, after, [], "")
-        return ops._convolution_pointwise.binary(x, shortcut, weight, self.bias, *conv, "add", 1.0, after, [], "")
+            return ops._convolution_pointwise(x, weight, self.bias, *conv, activation, [], "")
+        return ops._convolution_pointwise.binary(x, shortcut, weight, self.bias, *conv, "add", 1.0, activation, [], "")
 
 
 class GpuConv(FusedConv):
-    """A convolution on a GPU: by our own kernel or, where that is faster, by cuDNN."""
+    """A convolution on a GPU: by the Triton kernel or, where that is faster, by cuDNN."""
 
     def __init__(self, weight: Tensor, bias: Tensor, stride: int = 1, padding: int = 0):
         super().__init__(weight, bias, stride, padding)
-        self.turns = torch.zeros(kernels.TILES, dtype=torch.int32, device=weight.device)
+        self.counters = torch.zeros(kernels.MAX_TILES, dtype=torch.int32, device=weight.device)
 
-    def plain(self, x: Map) -> Tensor:
+    def linear(self, x: Map) -> Tensor:
         x = to_float(x)
-        if self.weight.shape[2:] == (1, 1) and self.stride == [1, 1]:  # a product of matrices
+        if self.weight.shape[2:] == (1, 1) and self.stride == [1, 1]:  # a matrix product
             return F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
-        if self.is_ours(x):
-            return self.into(x, self.place(x), relu=False)
+        if self.uses_triton(x):
+            return self.run_triton(x, self.allocate_output(x), relu=False)
         return F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
 
     def relu(self, x: Map) -> Map:
         x = to_float(x)
-        if self.is_ours(x):
-            return self.into(x, self.place(x))
+        if self.uses_triton(x):
+            return self.run_triton(x, self.allocate_output(x))
         return torch.cudnn_convolution_relu(x, self.weight, self.bias, self.stride, self.padding, [1, 1], 1)
 
     def relu_into(self, x: Map, out: Tensor) -> None:
         x = to_float(x)
-        if self.is_ours(x):
-            self.into(x, out)
+        if self.uses_triton(x):
+            self.run_triton(x, out)
         else:
             super().relu_into(x, out)
 
     def add_relu(self, x: Map, shortcut: Map) -> Map:
         x, shortcut = to_float(x), to_float(shortcut)
-        if self.is_ours(x):
-            return self.into(x, torch.empty_like(shortcut), shortcut)
+        if self.uses_triton(x):
+            return self.run_triton(x, torch.empty_like(shortcut), shortcut)
         conv = (self.bias, self.stride, self.padding, [1, 1], 1)
         return torch.cudnn_convolution_add_relu(x, self.weight, shortcut, 1.0, *conv)
 
-    def is_ours(self, x: Tensor) -> bool:
-        """Whether our own kernel does it: cuDNN is faster with large ones alone."""
-        work = x[:, 0].numel() // self.stride[0] ** 2 * self.weight.numel()
-        return kernels.use_triton(x) and work < LARGE
+    def uses_triton(self, x: Tensor) -> bool:
+        """Return whether the Triton kernel runs this convolution; cuDNN is faster for large ones."""
+        macs = x[:, 0].numel() // self.stride[0] ** 2 * self.weight.numel()
+        return kernels.use_triton(x) and macs < CUDNN_MACS
 
-    def into(self, x: Tensor, out: Tensor, shortcut: Tensor | None = None, relu: bool = True) -> Tensor:
-        """By our own kernel, into a place."""
-        how = partial(kernels.convolve, stride=self.stride[0], padding=self.padding[0], shortcut=shortcut, relu=relu)
-        how(x, self.weight, self.bias, self.turns, out)
+    def run_triton(self, x: Tensor, out: Tensor, shortcut: Tensor | None = None, relu: bool = True) -> Tensor:
+        """Run the Triton kernel and return `out`, which it fills."""
+        kernels.convolve(
+            x,
+            self.weight,
+            self.bias,
+            self.counters,
+            out,
+            stride=self.stride[0],
+            padding=self.padding[0],
+            shortcut=shortcut,
+            relu=relu,
+        )
         return out
 
-    def place(self, x: Tensor) -> Tensor:
-        """Where what it makes of a map goes."""
+    def allocate_output(self, x: Tensor) -> Tensor:
+        """Allocate the output of the convolution of a map."""
         side, stride, padding = self.weight.shape[2], self.stride[0], self.padding[0]
-        tall, wide = ((length + 2 * padding - side) // stride + 1 for length in x.shape[2:])
-        return torch.empty(len(x), tall, wide, len(self.weight), dtype=x.dtype, device=x.device).permute(0, 3, 1, 2)
+        height, width = ((length + 2 * padding - side) // stride + 1 for length in x.shape[2:])
+        return torch.empty(len(x), height, width, len(self.weight), dtype=x.dtype, device=x.device).permute(0, 3, 1, 2)
 
 
 class WinogradConv(FusedConv):
-    """A 3x3 convolution of stride 1 that multiplies a quarter as often: by Winograd's F(4x4, 3x3), of fp32 on the CPU.
+    """A 3x3 convolution of stride 1 on the CPU in fp32 by Winograd's F(4x4, 3x3): a quarter of the multiplications.
 
-    Squares of 6x6 inputs and the weights are transformed, so that 36 products take the place of 144, and transformed
-    back to squares of 4x4 outputs.
+    Squares of 6x6 inputs and the weights are transformed, so that 36 multiplications replace 144, and the products are
+    transformed back to squares of 4x4 outputs.
     """
 
     def __init__(self, original: FusedConv):
         super().__init__(original.weight, original.bias, 1, 1)
-        weight = FOR_WEIGHTS @ (self.weight.double().permute(1, 0, 2, 3) @ FOR_WEIGHTS.T)
+        weight = WEIGHT_TRANSFORM @ (self.weight.double().permute(1, 0, 2, 3) @ WEIGHT_TRANSFORM.T)
         self.transformed = weight.permute(2, 3, 0, 1).flatten(0, 1).float().contiguous()
         self.scratch = Scratch()
 
     def relu(self, x: Map) -> Map:
         x = to_float(x)
         _, inputs, height, width = x.shape
-        outputs, tall, wide = len(self.weight), -(-height // 4), -(-width // 4)
-        squares = min(tall, max(1, SQUARES // wide)) * wide  # so many at a time
+        outputs, rows, columns = len(self.weight), -(-height // 4), -(-width // 4)  # of squares
+        rows_at_once = min(rows, max(1, MAX_SQUARES // columns))
 
-        def make() -> list[Tensor]:
+        def allocate() -> list[Tensor]:
+            squares = rows_at_once * columns
             sizes = (36 * squares * inputs,) * 2 + (36 * squares * outputs, 24 * squares * outputs)
-            padded = torch.zeros(4 * tall + 2, 4 * wide + 2, inputs, device="cpu")
+            padded = torch.zeros(4 * rows + 2, 4 * columns + 2, inputs, device="cpu")
             return [padded, *(torch.empty(size, device="cpu") for size in sizes)]
 
-        with self.scratch.borrow(x.shape, make) as places:  # new memory would take longer than the products
-            found = self.convolve_all(x, squares // wide, places)
-        found = found[:, :height, :width].contiguous()
-        return found.add_(self.bias).relu_().permute(0, 3, 1, 2)
+        with self.scratch.borrow(x.shape, allocate) as buffers:  # allocation would take longer than the products
+            y = self.convolve_map(x, rows_at_once, buffers)
+        y = y[:, :height, :width].contiguous()
+        return y.add_(self.bias).relu_().permute(0, 3, 1, 2)
 
-    def convolve_all(self, x: Tensor, step: int, places: list[Tensor]) -> Tensor:
-        """Whole squares of outputs (B, H, W, N) of a map, so many rows of squares at a time."""
+    def convolve_map(self, x: Tensor, rows_at_once: int, buffers: list[Tensor]) -> Tensor:
+        """Return the outputs (B, H, W, N) of a map, in whole squares, a few rows of squares at a time."""
         batch, inputs, height, width = x.shape
-        outputs, tall, wide = len(self.weight), -(-height // 4), -(-width // 4)
-        padded, *scratch = places
-        found = torch.empty(batch, 4 * tall, 4 * wide, outputs, device=x.device)
+        outputs, rows, columns = len(self.weight), -(-height // 4), -(-width // 4)  # of squares
+        padded, *scratch = buffers
+        y = torch.empty(batch, 4 * rows, 4 * columns, outputs, device=x.device)
         row, column, _ = padded.stride()
         for i in range(batch):
             padded[1 : height + 1, 1 : width + 1] = x[i].permute(1, 2, 0)
-            for first in range(0, tall, step):
-                rows = min(step, tall - first)
-                shape = (6, 6, rows, wide, inputs)
-                seen = padded.as_strided(shape, (row, column, 4 * row, 4 * column, 1), 4 * first * row)
-                part = found[i].view(tall, 4, wide, 4, outputs)[first : first + rows]
-                part.copy_(self.convolve(seen, scratch).permute(2, 0, 3, 1, 4))
-        return found
+            for first in range(0, rows, rows_at_once):
+                count = min(rows_at_once, rows - first)
+                shape = (6, 6, count, columns, inputs)
+                squares = padded.as_strided(shape, (row, column, 4 * row, 4 * column, 1), 4 * first * row)
+                part = y[i].view(rows, 4, columns, 4, outputs)[first : first + count]
+                part.copy_(self.convolve_squares(squares, scratch).permute(2, 0, 3, 1, 4))
+        return y
 
-    def convolve(self, squares: Tensor, scratch: list[Tensor]) -> Tensor:
-        """Squares of outputs (4, 4, n, m, N) of squares of inputs (6, 6, n, m, C)."""
-        _, _, rows, wide, inputs = squares.shape
-        number, outputs = rows * wide, len(self.weight)
+    def convolve_squares(self, squares: Tensor, scratch: list[Tensor]) -> Tensor:
+        """Return squares of outputs (4, 4, n, m, N) of squares of inputs (6, 6, n, m, C)."""
+        _, _, rows, columns, inputs = squares.shape
+        count, outputs = rows * columns, len(self.weight)
 
-        def place(which: int, *shape: int) -> Tensor:
-            return scratch[which][: math.prod(shape)].view(shape)
+        def buffer(i: int, *shape: int) -> Tensor:
+            return scratch[i][: math.prod(shape)].view(shape)
 
-        seen = place(0, *squares.shape).copy_(squares)
-        down = torch.mm(FOR_INPUTS, seen.view(6, -1), out=place(1, 6, 6 * number * inputs))
-        across = torch.matmul(FOR_INPUTS, down.view(6, 6, -1), out=place(0, 6, 6, number * inputs))
-        products = torch.bmm(across.view(36, number, inputs), self.transformed, out=place(2, 36, number, outputs))
-        down = torch.mm(FOR_OUTPUTS, products.view(6, -1), out=place(3, 4, 6 * number * outputs))
-        across = torch.matmul(FOR_OUTPUTS, down.view(4, 6, -1), out=place(2, 4, 4, number * outputs))
-        return across.view(4, 4, rows, wide, outputs)
+        x = buffer(0, *squares.shape).copy_(squares)
+        down = torch.mm(INPUT_TRANSFORM, x.view(6, -1), out=buffer(1, 6, 6 * count * inputs))
+        across = torch.matmul(INPUT_TRANSFORM, down.view(6, 6, -1), out=buffer(0, 6, 6, count * inputs))
+        products = torch.bmm(across.view(36, count, inputs), self.transformed, out=buffer(2, 36, count, outputs))
+        down = torch.mm(OUTPUT_TRANSFORM, products.view(6, -1), out=buffer(3, 4, 6 * count * outputs))
+        across = torch.matmul(OUTPUT_TRANSFORM, down.view(4, 6, -1), out=buffer(2, 4, 4, count * outputs))
+        return across.view(4, 4, rows, columns, outputs)
 
 
-FOR_INPUTS = torch.tensor(
+INPUT_TRANSFORM = torch.tensor(
     [
         [4.0, 0, -5, 0, 1, 0],
         [0, -4, -4, 1, 1, 0],
@@ -231,9 +241,9 @@ FOR_INPUTS = torch.tensor(
         [0, 2, -1, -2, 1, 0],
         [0, 4, 0, -5, 0, 1],
     ],
-    device="cpu",  # this module may be imported under another default
+    device="cpu",  # this module may be imported while another default device is set
 )
-FOR_WEIGHTS = torch.tensor(
+WEIGHT_TRANSFORM = torch.tensor(
     [
         [1 / 4, 0, 0],
         [-1 / 6, -1 / 6, -1 / 6],
@@ -245,76 +255,76 @@ FOR_WEIGHTS = torch.tensor(
     dtype=torch.float64,
     device="cpu",
 )
-FOR_OUTPUTS = torch.tensor(
+OUTPUT_TRANSFORM = torch.tensor(
     [[1.0, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]], device="cpu"
 )
 
-SQUARES = 512
-"""How many squares Winograd's convolution takes at a time, so that they stay near the processor."""
+MAX_SQUARES = 512
+"""Number of squares that Winograd's convolution takes at a time, so that they stay in the cache."""
 
 
 class RangeObserver(FusedConv):
-    """A convolution that notes the largest numbers that it takes and gives, and the statistics of its inputs."""
+    """A convolution that records the maxima of its inputs and outputs, and statistics of its inputs."""
 
     def __init__(self, original: FusedConv):
         super().__init__(original.weight, original.bias, original.stride[0], original.padding[0])
-        self.taken = self.given = 0.0
+        self.max_input = self.max_output = 0.0
         self.inputs = InputStatistics(original.weight, original.stride[0], original.padding[0])
 
-    def plain(self, x: Map) -> Tensor:
-        return to_float(self.note(x, super().plain(x)))
+    def linear(self, x: Map) -> Tensor:
+        return to_float(self.observe(x, super().linear(x)))
 
     def relu(self, x: Map) -> Map:
-        return self.note(x, super().relu(x))
+        return self.observe(x, super().relu(x))
 
     def add_relu(self, x: Map, shortcut: Map) -> Map:
-        return self.note(x, super().add_relu(x, shortcut))
+        return self.observe(x, super().add_relu(x, shortcut))
 
-    def note(self, taken: Map, given: Map) -> Map:
-        self.taken = max(self.taken, to_float(taken).max().item())
-        self.given = max(self.given, to_float(given).max().item())
-        self.inputs.add(to_float(taken))
-        return given
+    def observe(self, x: Map, y: Map) -> Map:
+        self.max_input = max(self.max_input, to_float(x).max().item())
+        self.max_output = max(self.max_output, to_float(y).max().item())
+        self.inputs.add(to_float(x))
+        return y
 
 
 class Int8Conv(FusedConv):
-    """A convolution of bytes: 7-bit weights with a scale for each output, sums in int32 (oneDNN)."""
+    """An int8 convolution: 7-bit weights with a scale for each output, accumulated in int32 (oneDNN)."""
 
-    def __init__(self, original: FusedConv, taken: float, given: float | None):
+    def __init__(self, original: FusedConv, max_input: float, max_output: float | None):
         """
         Args:
-            original: One that is Measured has its weights rounded as its inputs need it.
-            taken: The largest number that it takes, where those are no bytes yet.
-            given: The largest number that it gives; None for results that are no bytes.
+            original: The weights of a RangeObserver are rounded with the statistics of its inputs.
+            max_input: The largest input, for inputs in floats.
+            max_output: The largest output; None for outputs in floats.
         """
         super().__init__(original.weight, original.bias, original.stride[0], original.padding[0])
         inputs = original.inputs if isinstance(original, RangeObserver) else None
         self.weight, self.scales, correction = round_weights(original.weight, inputs)
         self.bias = original.bias + correction
         self.zeros = torch.zeros(len(self.weight), dtype=torch.int64)
-        self.taken = max(taken, 1e-6) / 255
-        self.given = None if given is None else max(given, 1e-6) / 255
+        self.input_scale = max(max_input, 1e-6) / 255
+        self.output_scale = None if max_output is None else max(max_output, 1e-6) / 255
 
-    def plain(self, x: Map) -> Tensor:
-        return self.run(x, self.bias, "none", None)
+    def linear(self, x: Map) -> Tensor:
+        return self.run(x, "none", None)
 
     def relu(self, x: Map) -> Map:
-        found = self.run(x, self.bias, "relu", self.given)
-        return found if self.given is None else Int8Map(found, self.given)
+        y = self.run(x, "relu", self.output_scale)
+        return y if self.output_scale is None else Int8Map(y, self.output_scale)
 
     def add_relu(self, x: Map, shortcut: Map) -> Map:
-        found = self.run(x, self.bias, "none", None).add_(to_float(shortcut)).relu_()
-        return found if self.given is None else quantise(found, self.given)
+        y = self.run(x, "none", None).add_(to_float(shortcut)).relu_()
+        return y if self.output_scale is None else quantise(y, self.output_scale)
 
-    def run(self, x: Map, bias: Tensor | None, after: str, scale: float | None) -> Tensor:
-        """Bytes of a scale, or floats without one."""
-        values, taken = x if isinstance(x, Int8Map) else quantise(x, self.taken)
+    def run(self, x: Map, activation: str, output_scale: float | None) -> Tensor:
+        """Return the convolution in bytes of a scale, or in floats without one."""
+        values, scale = x if isinstance(x, Int8Map) else quantise(x, self.input_scale)
         conv = (self.stride, self.padding, [1, 1], 1)
         prepack, shape = torch.ops.onednn.qconv_prepack, values.shape
         packed = self.packed.get(
-            (shape, taken), lambda: prepack(self.weight, self.scales, taken, 0, *conv, list(shape))
+            (shape, scale), lambda: prepack(self.weight, self.scales, scale, 0, *conv, list(shape))
         )
-        out = (1.0, 0, torch.float32) if scale is None else (scale, 0, torch.uint8)
+        out = (1.0, 0, torch.float32) if output_scale is None else (output_scale, 0, torch.uint8)
         return torch.ops.onednn.qconv2d_pointwise(
-            values, taken, 0, packed, self.scales, self.zeros, bias, *conv, *out, after, [], ""
+            values, scale, 0, packed, self.scales, self.zeros, self.bias, *conv, *out, activation, [], ""
         )

@@ -1,10 +1,10 @@
-"""The fast path: a FANet in fewer and larger steps, for whatever takes a network to label frames.
+"""The fast engine: a FANet with folded convolutions, in fewer and larger steps.
 
-On a GPU the folded network runs in half precision, with kernels.py between its convolutions, as one CUDA graph for each
-size of frames: nothing is allocated, and the host waits for nothing. On the CPU it runs in fp32, or with most of its
-convolutions in bytes (int8).
+On a GPU the folded network runs in half precision, with the Triton kernels of engine/kernels between its convolutions,
+as one CUDA graph for each size of frames: nothing is allocated, and the host never waits. On the CPU it runs in fp32,
+or with most of its convolutions in int8.
 
-Shapes: B batch, H x W the frame, D key channels, C channels of Res-1 … Res-4 side by side.
+Shapes: B batch, H x W the frame, D key channels, C channels of Res-1 … Res-4 concatenated.
 """
 
 import copy
@@ -29,280 +29,283 @@ from streamseg.engine.engine import (
     apply_hysteresis,
     make_frame_batch,
     predict_from_scores,
-    step_engine,
     to_engine,
     to_frames,
     to_uint8,
 )
 from streamseg.engine.folded import Folded, FoldedInt8
+from streamseg.engine.inputs import check_model, to_checked_frame
 from streamseg.engine.scratch import DeviceLock
 from streamseg.engine.sizes import SizeCounter
-from streamseg.engine.tiles import check_model, to_checked_frame
 from streamseg.io.images import Picture
 from streamseg.models.attention import FastAttention
 from streamseg.models.checkpoint import Network
+from streamseg.models.encoder import ResNet
 from streamseg.models.fanet import FANet
 
 LOG = logging.getLogger("streamseg")
 
 MAX_GRAPHS = 8
-"""How many sizes of frames are kept ready at a time."""
+"""Maximum number of frame sizes whose buffers are kept at a time."""
 
 CALIBRATION_FRAMES = 8
-"""How many frames are seen in fp32 to learn the ranges of bytes, where none were given for it."""
+"""Number of frames that run in fp32 to calibrate int8, if no calibration frames are given."""
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.uint8}
-"""What numbers are computed with, by their names."""
+"""Precisions by their names on the command line."""
 
-CAPTURE = threading.Lock()
-"""Of graphs: torch captures all of them in one queue of the GPU's, and so one at a time."""
+CAPTURE_LOCK = threading.Lock()
+"""Held while a graph is captured: torch captures all graphs on one CUDA stream, so one at a time."""
 
 Size = tuple[torch.Size, bool]
-"""The shape that frames are given in, and whether confidence is wanted."""
+"""Shape of the frames as given, and whether to compute confidence."""
 
 
 @dataclass(eq=False)
 class GraphBuffers:
-    """What a size of frames needs on a GPU: places for what goes in and comes out, and the graph between them."""
+    """The buffers of one size of frames on a GPU, and the CUDA graph that reads and writes them."""
 
-    given: Tensor
-    """The frames' place in the shape that they are given in, (3, H, W) or (B, 3, H, W)."""
+    input: Tensor
+    """The frames in the shape in which they are given, (3, H, W) or (B, 3, H, W)."""
     frame: Tensor
-    """The same as (B, 3, H, W)."""
+    """A view of the input as (B, 3, H, W)."""
     past: Tensor
     scale: Tensor
     context: Tensor
     unfolded: Tensor
     labels: Tensor
-    answer: Tensor
-    """The labels' place in the shape that fits the frames'."""
+    output: Tensor
+    """A view of the labels in the shape that corresponds to the input."""
     confidence: Tensor | None
-    alone: tuple[float, ...]
-    """The weights of frames without a past."""
+    no_weights: tuple[float, ...]
+    """The weights of frames without a past: zeros."""
     weights: tuple[float, ...]
-    """Those that `scale` was made from."""
+    """The weights from which `scale` was computed."""
     scores: Tensor | None = None
     graph: "torch.cuda.CUDAGraph | None" = None
     has_past: bool = False
 
 
-class FastEngine:
-    """A FANet's fast form: a function from frames to labels, and an engine for streams.
+class FastEngine(Engine):
+    """The fast form of a FANet.
 
-    `labels = fast(frame)`: of a frame (3, H, W) or frames (B, 3, H, W), bytes on the network's device.
-
-    It holds weights of its own: what becomes of the network afterwards does not change it. Any number of threads may
-    call it, and copies of it, by copy.deepcopy or pickle, share nothing with it.
+    It has its own weights: later changes to the network do not affect it. Copies made with copy.deepcopy or pickle
+    share nothing with it.
     """
 
     def __init__(self, model: FANet, precision: torch.dtype, calibration: Sequence[Picture] = ()):
-        self.device, self.classes, self.averages = model.mean.device, model.classes, model.averages
+        self.classes, self.averages = model.classes, model.averages
         self.widths = tuple(attend.context_shape[1] for attend in model.attentions)
         self.context_shape = (model.key_channels, sum(self.widths))
-        self.ready: dict[Size, GraphBuffers] = {}
+        self.buffers: dict[Size, GraphBuffers] = {}
         self.sizes: SizeCounter[Size] = SizeCounter(MAX_GRAPHS)
         self.capture_when_idle = False
-        """Whether graphs are made by capture_next alone, and not while frames wait for their labels."""
-        in_bytes = precision == torch.uint8
-        frames = [to_checked_frame(frame)[None] for frame in calibration] if in_bytes else []
-        with torch.inference_mode(False):  # or nothing that is made here could be changed outside of it
-            self.folded = Folded(model, torch.float32 if in_bytes else precision)
+        """Whether only capture_next captures graphs, so that no frame waits for it."""
+        is_int8 = precision == torch.uint8
+        frames = [to_checked_frame(frame)[None] for frame in calibration] if is_int8 else []
+        with torch.inference_mode(False):  # tensors made in inference mode could not be changed outside of it
+            self.folded = Folded(model, torch.float32 if is_int8 else precision)
             if frames:
                 self.folded = FoldedInt8(self.folded, frames)
-        self.calibrating, self.seen = in_bytes and not frames, list[Tensor]()
-        self.turn = DeviceLock(self.device)
+        self.calibrating, self.calibration = is_int8 and not frames, list[Tensor]()
+        self.lock = DeviceLock(model.mean.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.lock.device
 
     def __getstate__(self) -> dict[str, object]:
-        return vars(self) | {"ready": {}, "sizes": SizeCounter(MAX_GRAPHS)}  # a copy prepares for sizes by itself
+        return vars(self) | {"buffers": {}, "sizes": SizeCounter(MAX_GRAPHS)}  # a copy makes its own
 
     def __copy__(self) -> "FastEngine":
         return copy.deepcopy(self)
 
     def __call__(self, frame: Picture) -> Tensor:
-        """Labels (H, W) or (B, H, W), uint8."""
         if self.device.type != "cuda":
-            return step_engine(self, frame)[0]
-        with self.turn:
-            return self.see(frame, None, 1.0).answer.clone()
+            return super().__call__(frame)
+        with self.lock:
+            return self.run_frame(frame, None, 1.0).output.clone()
 
     def step(self, frame: Picture, past: Tensor | None = None, weight: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Labels of the next frame of a video, and the context (B, D, C) that it leaves to later frames.
-
-        Args:
-            past: The sum of the contexts of the earlier frames in the window (B, D, C); None for the first.
-            weight: How many frames that sum is of, for a network that averages.
-        """
         if self.device.type != "cuda":
-            return step_engine(self, frame, past, weight)
-        with self.turn:
-            ready = self.see(frame, past, weight)
-            return ready.answer.clone(), ready.context.clone()
+            return super().step(frame, past, weight)
+        with self.lock:
+            buffers = self.run_frame(frame, past, weight)
+            return buffers.output.clone(), buffers.context.clone()
 
     def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
         batch = batch._replace(images=to_uint8(batch.images))
         if self.device.type == "cuda":
-            with self.turn:
+            with self.lock:
                 return self.predict_on_gpu(batch)
-        # a new thread computes with as many threads as torch was told to only once it has been asked
+        # a new thread adopts torch's number of threads only when asked for it
         torch.get_num_threads()
         context = torch.empty(len(batch.images), *self.context_shape, device=self.device)
         past = torch.zeros_like(context) if batch.past is None else batch.past
-        scores = self.folded.scores(batch.images, past, self.scale_of(batch.weights), context)
+        scores = self.folded.scores(batch.images, past, self.make_scale(batch.weights), context)
         if self.calibrating:
-            self.learn(batch.images)
+            self.calibrate(batch.images)
         return predict_from_scores(scores, batch), context
 
-    def learn(self, images: Tensor) -> None:
-        """Keep frames to learn the ranges of bytes from, and go over to bytes when there are enough."""
-        with self.turn, torch.inference_mode(False):
-            if not self.calibrating:  # another thread has brought the last one
+    def calibrate(self, images: Tensor) -> None:
+        """Collect frames for the calibration of int8, and switch to int8 when there are enough."""
+        with self.lock, torch.inference_mode(False):
+            if not self.calibrating:  # another thread has added the last frame
                 return
-            self.seen.append(images.clone())  # the caller may put the next frame into its place
-            if sum(map(len, self.seen)) >= CALIBRATION_FRAMES:
-                self.folded = FoldedInt8(self.folded, self.seen)
-                self.calibrating, self.seen = False, []
+            self.calibration.append(images.clone())  # the caller may overwrite the frame
+            if sum(map(len, self.calibration)) >= CALIBRATION_FRAMES:
+                self.folded = FoldedInt8(self.folded, self.calibration)
+                self.calibrating, self.calibration = False, []
 
-    def scale_of(self, weights: Sequence[float]) -> Tensor:
+    def make_scale(self, weights: Sequence[float]) -> Tensor:
+        """Return the factor for the sum of context and past of each frame."""
         return torch.tensor([1 / (1 + weight) if self.averages else 1.0 for weight in weights], device="cpu")
 
-    # on a GPU; whoever calls these has the turn
+    # on a GPU; the caller holds the lock
 
-    def see(self, frame: Picture, past: Tensor | None, weight: float) -> GraphBuffers:
-        """See frames; what is found is in the places of their size until the next call."""
-        # what follows is waited for, so the host does as little as it can
+    def run_frame(self, frame: Picture, past: Tensor | None, weight: float) -> GraphBuffers:
+        """Run frames and return their buffers, which are valid until the next call."""
+        # the GPU is idle until the graph is launched, so the host does as little as possible before that
         if isinstance(frame, Tensor):
             key = (frame.shape, False)
-            ready = self.ready.get(key)
-            known = past is None or (ready is not None and past.shape == ready.past.shape)
-            if ready and ready.graph and known and frame.dtype == torch.uint8 and frame.device == ready.given.device:
-                self.sizes.note(key)
-                ready.given.copy_(frame, non_blocking=True)
-                self.remind(ready, past, ready.alone if past is None else (weight,) * len(ready.frame))
-                ready.graph.replay()
-                return ready
-        frames, one = to_frames(frame, self.device)
-        return self.replay(
-            make_frame_batch(self, frames, past, weight), frames.shape[1:] if one else frames.shape, True
-        )
+            buffers = self.buffers.get(key)
+            past_fits = past is None or (buffers is not None and past.shape == buffers.past.shape)
+            if (
+                buffers
+                and buffers.graph
+                and past_fits
+                and frame.dtype == torch.uint8
+                and frame.device == buffers.input.device
+            ):
+                self.sizes.add(key)
+                buffers.input.copy_(frame, non_blocking=True)
+                self.set_past(buffers, past, buffers.no_weights if past is None else (weight,) * len(buffers.frame))
+                buffers.graph.replay()
+                return buffers
+        frames, is_single = to_frames(frame, self.device)
+        batch = make_frame_batch(self, frames, past, weight)
+        return self.run_batch(batch, frames.shape[1:] if is_single else frames.shape, capture_first=True)
 
     def predict_on_gpu(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
-        """See look; steady labels, and those of another size than the frames', are made from the scores once more."""
-        ready = self.replay(batch, batch.images.shape)
-        assert ready.scores is not None
-        scores, coarse = apply_hysteresis(ready.scores, batch)
+        """Return predictions and contexts; with hysteresis or another label size, labels are computed from scores."""
+        buffers = self.run_batch(batch, batch.images.shape)
+        assert buffers.scores is not None
+        scores, low_res = apply_hysteresis(buffers.scores, batch)
         predictions: list[Prediction] = []
         for i, size in enumerate(batch.sizes):
             if size == tuple(batch.images.shape[2:]) and not batch.steady:
-                confidence = None if ready.confidence is None else ready.confidence[i].clone()
-                predictions.append(Prediction(ready.labels[i].clone(), confidence))
+                confidence = None if buffers.confidence is None else buffers.confidence[i].clone()
+                predictions.append(Prediction(buffers.labels[i].clone(), confidence))
                 continue
             labels = torch.empty(1, *size, dtype=torch.uint8, device=self.device)
             confidence = torch.empty_like(labels) if batch.with_confidence else None
             kernels.label(scores[i : i + 1], size, labels, confidence)
-            predictions.append(Prediction(labels[0], None if confidence is None else confidence[0], coarse[i]))
-        return predictions, ready.context.clone()
+            predictions.append(Prediction(labels[0], None if confidence is None else confidence[0], low_res[i]))
+        return predictions, buffers.context.clone()
 
-    def replay(self, batch: FrameBatch, shape: torch.Size, at_once: bool = False) -> GraphBuffers:
-        """See frames; what is found is in the places of their size.
+    def run_batch(self, batch: FrameBatch, shape: torch.Size, capture_first: bool = False) -> GraphBuffers:
+        """Run a batch, by its graph if there is one, and return its buffers.
 
         Args:
-            shape: That in which they were given.
-            at_once: Whether a graph is made for a size that comes for the first time; else, for the second. Neither
-                for a size that is rare among more sizes than are kept.
+            shape: Shape in which the frames were given.
+            capture_first: Capture the graph of a size the first time it comes, instead of the second time. Sizes that
+                are rare among more sizes than are kept get no graph.
         """
         key = (shape, batch.with_confidence)
-        self.sizes.note(key)
-        again = key in self.ready
-        ready = self.ready[key] if again else self.allocate(key)
-        kept = again or self.keep(key, ready)
-        ready.frame.copy_(batch.images, non_blocking=True)
-        self.remind(ready, batch.past, tuple(batch.weights))
-        if ready.graph is None and kept and (at_once or again) and not self.capture_when_idle:
-            self.capture(ready)
-        if ready.graph is None:
-            with CAPTURE:  # or what is captured in another thread might get this as well
-                self.run(ready)
+        self.sizes.add(key)
+        is_known = key in self.buffers
+        buffers = self.buffers[key] if is_known else self.allocate(key)
+        is_kept = is_known or self.keep_buffers(key, buffers)
+        buffers.frame.copy_(batch.images, non_blocking=True)
+        self.set_past(buffers, batch.past, tuple(batch.weights))
+        if buffers.graph is None and is_kept and (capture_first or is_known) and not self.capture_when_idle:
+            self.capture(buffers)
+        if buffers.graph is None:
+            with CAPTURE_LOCK:  # a capture in another thread could record these kernels
+                self.run(buffers)
         else:
-            ready.graph.replay()
-        return ready
+            buffers.graph.replay()
+        return buffers
 
-    def remind(self, ready: GraphBuffers, past: Tensor | None, weights: tuple[float, ...]) -> None:
-        """Put the past into its place."""
+    def set_past(self, buffers: GraphBuffers, past: Tensor | None, weights: tuple[float, ...]) -> None:
+        """Copy the past and the scale to their buffers."""
         if past is not None:
-            ready.past.copy_(past.detach())
-        elif ready.has_past:
-            ready.past.zero_()
-        ready.has_past = past is not None
-        if ready.weights != weights:  # mostly they are what they were, and nothing has to go to the GPU
-            ready.weights = weights
-            ready.scale.copy_(self.scale_of(weights))
+            buffers.past.copy_(past.detach())
+        elif buffers.has_past:
+            buffers.past.zero_()
+        buffers.has_past = past is not None
+        if buffers.weights != weights:  # they rarely change, which saves a copy to the GPU
+            buffers.weights = weights
+            buffers.scale.copy_(self.make_scale(weights))
 
     @torch.inference_mode(False)
     def allocate(self, key: Size) -> GraphBuffers:
-        """Places for a size of frames."""
-        shape, confident = key
+        """Allocate the buffers of a size of frames."""
+        shape, with_confidence = key
         batch, height, width = (shape[0] if len(shape) == 4 else 1), *shape[-2:]
         device, half = self.device, self.folded.stem.weight.dtype
         rows, columns = (height + 1) // 2 + 3, (width + 1) // 2 + 3
         given = torch.empty(shape, dtype=torch.uint8, device=device)
         labels = torch.empty(batch, height, width, dtype=torch.uint8, device=device)
         return GraphBuffers(
-            given=given,
+            input=given,
             frame=given.view(batch, 3, height, width),
             past=torch.zeros(batch, *self.context_shape, device=device),
             scale=torch.ones(batch, device=device),
             context=torch.empty(batch, *self.context_shape, device=device),
             unfolded=torch.zeros(batch, rows, columns, 16, dtype=half, device=device).permute(0, 3, 1, 2),
             labels=labels,
-            answer=labels if len(shape) == 4 else labels[0],
-            confidence=torch.empty_like(labels) if confident else None,
-            alone=(0.0,) * batch,
+            output=labels if len(shape) == 4 else labels[0],
+            confidence=torch.empty_like(labels) if with_confidence else None,
+            no_weights=(0.0,) * batch,
             weights=(0.0,) * batch,
         )
 
-    def keep(self, key: Size, ready: GraphBuffers) -> bool:
-        """Keep the places of a size, for those of a rarer one if need be; False for a size that is rare itself."""
-        if not self.sizes.admits(key, self.ready):
+    def keep_buffers(self, key: Size, buffers: GraphBuffers) -> bool:
+        """Keep the buffers of a size, in place of a rarer size if all places are taken; False for a rare size."""
+        if not self.sizes.admits(key, self.buffers):
             return False
-        if len(self.ready) >= MAX_GRAPHS:
-            self.turn.settle()  # they may still be in use, in another queue than the one that they were made in
-            del self.ready[self.sizes.rarest(self.ready)]
-        self.ready[key] = ready
+        if len(self.buffers) >= MAX_GRAPHS:
+            self.lock.synchronize()  # another CUDA stream may still use them
+            del self.buffers[self.sizes.rarest(self.buffers)]
+        self.buffers[key] = buffers
         return True
 
-    def capture(self, ready: GraphBuffers) -> None:
-        """Make the graph of a size."""
-        LOG.info("Preparing for frames of %d x %d, which takes half a minute the first time.", *ready.given.shape[-2:])
-        ready.graph = capture_graph(partial(self.run, ready), self.device)
+    def capture(self, buffers: GraphBuffers) -> None:
+        """Capture the graph of a size."""
+        LOG.info("Preparing for frames of %d x %d; the first time takes half a minute.", *buffers.input.shape[-2:])
+        buffers.graph = capture_graph(partial(self.run, buffers), self.device)
 
     def capture_next(self) -> bool:
-        """Make the graph of the size that comes most often of those without one; False if no other is left."""
-        with self.turn:
-            wanted = [key for key, ready in self.ready.items() if ready.graph is None and self.sizes.counts[key] > 1]
-            if wanted:
-                self.capture(self.ready[max(wanted, key=self.sizes.counts.__getitem__)])
-        return len(wanted) > 1
+        """Capture the graph of the most frequent size that has none; False if no other size is left."""
+        with self.lock:
+            missing = [key for key, it in self.buffers.items() if it.graph is None and self.sizes.counts[key] > 1]
+            if missing:
+                self.capture(self.buffers[max(missing, key=self.sizes.counts.__getitem__)])
+        return len(missing) > 1
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def run(self, ready: GraphBuffers) -> None:
-        """From a size's frame to its labels."""
-        size = (ready.labels.shape[1], ready.labels.shape[2])
-        ready.scores = self.folded.scores(ready.frame, ready.past, ready.scale, ready.context, ready.unfolded)
-        kernels.label(ready.scores, size, ready.labels, ready.confidence)
+    def run(self, buffers: GraphBuffers) -> None:
+        """Compute labels, confidence and context from the frame and the past in the buffers."""
+        size = (buffers.labels.shape[1], buffers.labels.shape[2])
+        buffers.scores = self.folded.scores(
+            buffers.frame, buffers.past, buffers.scale, buffers.context, buffers.unfolded
+        )
+        kernels.label(buffers.scores, size, buffers.labels, buffers.confidence)
 
 
 def capture_graph(run: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
-    """All that a function does on a GPU as one graph, which does it again, in the same places."""
-    with CAPTURE, torch.cuda.device(device), torch.backends.cudnn.flags(enabled=True, benchmark=True):
+    """Capture all GPU work of a function as one CUDA graph on the same buffers."""
+    with CAPTURE_LOCK, torch.cuda.device(device), torch.backends.cudnn.flags(enabled=True, benchmark=True):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(3):  # libraries choose their kernels, and Triton compiles ours
+            for _ in range(3):  # cuDNN selects its algorithms, and Triton compiles the kernels
                 run()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # other threads may talk to the GPU meanwhile
+        # other threads may use the GPU during the capture
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             run()
     return graph
@@ -311,27 +314,27 @@ def capture_graph(run: Callable[[], object], device: torch.device) -> torch.cuda
 def accelerate(
     model: FANet, precision: str | None = None, calibration: Sequence[Picture] = ()
 ) -> FastEngine | EagerEngine | ImageEngine:
-    """The fast form of a network, for whatever takes a network to label frames; the labels are the same.
+    """Return the fast form of a network, an engine that gives the same labels in less time.
 
-    It is called as a function, `labels = fast(frame)`, from any number of threads. It keeps the weights of now: call
-    accelerate again after they have changed.
+    Call it as a function, `labels = fast(frame)`, from any number of threads, or pass it to any function that takes a
+    network. It has a copy of the weights: call accelerate again after they have changed.
 
     Args:
-        precision: fp16 or bf16 on a GPU; fp32 or int8 on the CPU. Without one, fp16 and fp32.
-        calibration: Frames that tell int8 the ranges of its numbers; without any, the first ones that it sees do.
+        precision: fp16 (the default) or bf16 on a GPU; fp32 (the default) or int8 on the CPU.
+        calibration: Frames for the calibration of int8; without any, the first frames that it labels.
 
     Returns:
-        For a network that has no fast form, such as one of self-attention: the network itself, in its own precision or
-        in the one given, to be called in the same way.
+        For a network without a fast form, such as one with SelfAttention: an engine that runs the network itself, in
+        the given precision.
     """
     check_model(model)
     device = next(model.parameters()).device
-    known = fast_precisions(device)
+    supported = fast_precisions(device)
     if precision == "int8" and device.type != "cuda":
         check_int8(model)
-    check_choice("precision", known[0] if precision is None else precision, known)
-    if has_fast_form(model):
-        return FastEngine(model, PRECISIONS[precision or known[0]], calibration)
+    check_choice("precision", supported[0] if precision is None else precision, supported)
+    if not why_not_fast(model):
+        return FastEngine(model, PRECISIONS[precision or supported[0]], calibration)
     if precision and next(model.parameters()).dtype != PRECISIONS[precision]:
         model = copy.deepcopy(model).to(PRECISIONS[precision])
     engine = to_engine(model)
@@ -339,52 +342,54 @@ def accelerate(
     return engine
 
 
-def has_fast_form(model: nn.Module) -> bool:
-    """Whether there is a fast form of a network: of a FANet with fast attention and a first convolution of stride 2."""
+def why_not_fast(model: nn.Module) -> str:
+    """Return why a network has no fast form; empty if it has one."""
     if not isinstance(model, FANet):
-        return False
-    plain_stem = model.encoder.conv1.stride[0] == 2 and isinstance(model.encoder.pool[0], nn.Identity)
-    return plain_stem and all(type(attend) is FastAttention for attend in model.attentions)
+        return "the network is " + type(model).__name__
+    if type(model.encoder) is not ResNet:
+        return "this one has the encoder " + type(model.encoder).__name__
+    other = next((type(attend).__name__ for attend in model.attentions if type(attend) is not FastAttention), "")
+    if other:
+        return "this one has " + other
+    has_plain_stem = model.encoder.conv1.stride[0] == 2 and isinstance(model.encoder.pool[0], nn.Identity)
+    return "" if has_plain_stem else "this one has Conv-0 reduced"
 
 
 def check_int8(model: nn.Module) -> None:
     """Raise a ValueError if a network cannot run in int8 on this machine's CPU."""
-    if not has_fast_form(model):
-        given = "the network is " + type(model).__name__
-        if isinstance(model, FANet):
-            attention = type(model.attend1)
-            given = "this one has " + ("Conv-0 reduced" if attention is FastAttention else attention.__name__)
-        raise ValueError(f"int8 needs a FANet with fast attention, and {given}: choose fp32.")
+    reason = why_not_fast(model)
+    if reason:
+        raise ValueError(f"int8 needs a FANet with fast attention, and {reason}: choose fp32.")
     if not has_int8():
         raise ValueError(f"int8 needs convolutions that torch {torch.__version__} does not have here: choose fp32.")
 
 
 def fast_precisions(device: torch.device) -> tuple[str, ...]:
-    """What a network's fast form can compute in on a device, the best first."""
+    """Return the precisions of the fast form on a device, the default first."""
     if device.type == "cuda":
         return ("fp16", "bf16")
     return ("fp32", "int8") if has_int8() else ("fp32",)
 
 
 def pick_engine(model: Network | Engine, device: torch.device, precision: str = "", eager: bool = False) -> Engine:
-    """What labels frames best on a device, in a precision or in the best one; an engine comes back as it is.
+    """Return the fastest engine for a network on a device; an engine is returned unchanged.
 
     Args:
-        precision: fp32, fp16, bf16 or, on the CPU, int8.
-        eager: Keep the network itself, as tiles need it.
+        precision: fp32, fp16, bf16 or, on the CPU, int8; the default is fp16 on a GPU and fp32 on the CPU.
+        eager: Keep the network itself, which tiles need, instead of its fast form.
     """
     check_choice("precision", precision, ("", *PRECISIONS))
     if not isinstance(model, nn.Module):
         return model
-    network: Network = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
+    network: Network = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # missing in torch's stub
     if isinstance(network, FANet) and not eager:
         if not precision:
             return accelerate(network)
-        if has_fast_form(network) and precision in fast_precisions(device):
+        if not why_not_fast(network) and precision in fast_precisions(device):
             return accelerate(network, precision)
     if precision == "int8" and device.type != "cuda" and not eager:
         check_int8(network)
     precision = precision or ("fp16" if device.type == "cuda" else "fp32")
     if precision == "int8":
-        raise ValueError("int8 is for FANets on a CPU that torch's oneDNN knows, and not for tiles: choose fp32.")
+        raise ValueError("int8 works only on the CPU, for FANets, and without tiles: choose fp32.")
     return to_engine(network.to(PRECISIONS[precision]))

@@ -1,4 +1,4 @@
-"""Open weights as an engine: the one way from a file to what labels frames."""
+"""Open weights as an engine."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from streamseg.engine.runtime import ExportedEngine, open_weights
 
 
 class OpenedEngine(NamedTuple):
-    """An engine, and what its weights say about it."""
+    """An engine, and the metadata of its weights."""
 
     engine: Engine
     classes: Classes
@@ -28,7 +28,7 @@ def open_engine(
     Args:
         weights: A checkpoint, or an exported file (.onnx, .xml, .pt2); None for the bundled weights.
         precision: fp32, fp16, bf16 or int8; the default is fp16 on a GPU and fp32 on the CPU.
-        eager: Keep the network itself, as tiles need it, instead of its fast form.
+        eager: Keep the network itself, which tiles need, instead of its fast form.
         trust: Allow a .pt2 file, which is a program, to run.
     """
     model, classes, window = open_weights(weights, device, trust=trust)

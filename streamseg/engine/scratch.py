@@ -1,7 +1,7 @@
-"""Memory that is kept from call to call, for calls from any number of threads.
+"""Memory that is reused from call to call, from any number of threads.
 
-What is in it is never shared by two calls at once, is no part of a copy or of a pickle, and can be used inside and
-outside of torch.inference_mode().
+It is never used by two calls at once, is not part of copies and pickles, and works inside and outside of
+torch.inference_mode().
 """
 
 import threading
@@ -11,78 +11,78 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-PACKED = 4
-"""For how many shapes of inputs a convolution keeps its packed weights."""
+MAX_PACKED = 4
+"""Number of input shapes for which a convolution keeps its packed weights."""
 
 
 class Scratch:
-    """Scratch tensors by the shape that they are for, which a call borrows.
+    """Scratch tensors that a call borrows, by the shape of its input.
 
-    As many are kept as calls have needed at once: one, as long as calls come one after the other.
+    As many are kept as calls have run at the same time: one, as long as calls run one after the other.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.idle: list[tuple[torch.Size, list[Tensor]]] = []
-        self.borrowed = self.most = 0
+        self.borrowed = self.max_borrowed = 0
 
     def __reduce__(self) -> tuple[type["Scratch"], tuple[()]]:
         return Scratch, ()
 
     @contextmanager
-    def borrow(self, shape: torch.Size, make: Callable[[], list[Tensor]]) -> Iterator[list[Tensor]]:
-        """Tensors for this call alone; what they hold is what another call left there, or what `make` put there."""
+    def borrow(self, shape: torch.Size, allocate: Callable[[], list[Tensor]]) -> Iterator[list[Tensor]]:
+        """Lend tensors to this call only; they hold what an earlier call or `allocate` wrote."""
         with self.lock:
             self.borrowed += 1
-            self.most = max(self.most, self.borrowed)
-            place = next((i for i, (known, _) in enumerate(self.idle) if known == shape), None)
-            tensors = None if place is None else self.idle.pop(place)[1]
+            self.max_borrowed = max(self.max_borrowed, self.borrowed)
+            index = next((i for i, (known, _) in enumerate(self.idle) if known == shape), None)
+            tensors = None if index is None else self.idle.pop(index)[1]
         try:
             if tensors is None:
                 with torch.inference_mode(False):
-                    tensors = make()
+                    tensors = allocate()
             yield tensors
         finally:
             with self.lock:
                 self.borrowed -= 1
                 if tensors is not None:
                     self.idle.append((shape, tensors))
-                del self.idle[: max(0, len(self.idle) + self.borrowed - self.most)]
+                del self.idle[: max(0, len(self.idle) + self.borrowed - self.max_borrowed)]
 
 
 class PackedWeights:
-    """Weights in the layout that a library wants for inputs of a shape; made once, and never changed."""
+    """A cache of weights in the layout that a library uses for inputs of a shape."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.known: dict[Hashable, Tensor] = {}
+        self.cached: dict[Hashable, Tensor] = {}
 
     def __reduce__(self) -> tuple[type["PackedWeights"], tuple[()]]:
         return PackedWeights, ()
 
-    def get(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """The weights for a key: a shape, and whatever else they depend on."""
-        found = self.known.get(key)
-        if found is None:
+    def get(self, key: Hashable, pack: Callable[[], Tensor]) -> Tensor:
+        """Return the weights for a key: a shape, and whatever else the layout depends on."""
+        weights = self.cached.get(key)
+        if weights is None:
             with self.lock, torch.inference_mode(False):
-                found = self.known.get(key)
-                if found is None:
-                    found = self.known[key] = make()
-                    while len(self.known) > PACKED:
-                        del self.known[next(iter(self.known))]
-        return found
+                weights = self.cached.get(key)
+                if weights is None:
+                    weights = self.cached[key] = pack()
+                    while len(self.cached) > MAX_PACKED:
+                        del self.cached[next(iter(self.cached))]
+        return weights
 
 
 class DeviceLock:
-    """One call at a time, whatever threads the calls are in and, on a GPU, whatever queues (CUDA streams).
+    """A lock for one call at a time, across threads and, on a GPU, across CUDA streams.
 
-    A call that comes in another queue than the one before waits there for the end of that one; the host does not.
+    A call in another CUDA stream than the previous call waits on the GPU for that one to end; the host does not wait.
     """
 
     def __init__(self, device: torch.device):
         self.device, self.lock = device, threading.Lock()
         if device.type == "cuda":
-            # what has been made for the calls is made in this queue
+            # the stream in which everything that the calls use was made
             self.stream, self.done = torch.cuda.current_stream(device), torch.cuda.Event()
             self.done.record(self.stream)
 
@@ -108,7 +108,7 @@ class DeviceLock:
         finally:
             self.lock.release()
 
-    def settle(self) -> None:
-        """Wait until the GPU has done what calls before this one have asked for."""
+    def synchronize(self) -> None:
+        """Wait until the GPU has finished the previous calls."""
         if self.device.type == "cuda":
             self.done.synchronize()

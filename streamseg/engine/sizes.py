@@ -1,4 +1,4 @@
-"""Which sizes of frames are worth keeping ready: those that come often."""
+"""Which sizes of frames are worth keeping buffers and graphs for: the frequent ones."""
 
 from collections import Counter, deque
 from collections.abc import Collection, Hashable
@@ -7,26 +7,26 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 RECENT = 512
-"""How many of the last frames count."""
+"""Number of recent frames that are counted."""
 RATIO = 3
-"""How many times as often a size must come as the rarest of those that are kept, to take its place: where more sizes
-come than are kept, and all of them alike, none is prepared again and again."""
+"""How many times as frequent as the rarest kept size a new size must be to replace it. If more sizes come than are
+kept, all equally often, none is prepared again and again."""
 
 
 class SizeCounter(Generic[Key]):
-    """Counts the sizes of the last frames.
+    """Counts the sizes of recent frames.
 
     Args:
-        room: How many sizes are kept ready at a time.
+        capacity: Number of sizes that are kept at a time.
     """
 
-    def __init__(self, room: int):
-        self.room = room
+    def __init__(self, capacity: int):
+        self.capacity = capacity
         self.recent: deque[Key] = deque()
         self.counts: Counter[Key] = Counter()
 
-    def note(self, key: Key) -> None:
-        """A frame of a size has come."""
+    def add(self, key: Key) -> None:
+        """Count a frame of a size."""
         self.recent.append(key)
         self.counts[key] += 1
         if len(self.recent) > RECENT:
@@ -36,9 +36,9 @@ class SizeCounter(Generic[Key]):
                 del self.counts[oldest]
 
     def admits(self, key: Key, kept: Collection[Key]) -> bool:
-        """Whether a size is worth a place among those that are kept."""
-        return len(kept) < self.room or self.counts[key] > RATIO * self.counts[self.rarest(kept)] + 1
+        """Return whether a size should be kept, in addition to the kept ones or instead of the rarest."""
+        return len(kept) < self.capacity or self.counts[key] > RATIO * self.counts[self.rarest(kept)] + 1
 
     def rarest(self, kept: Collection[Key]) -> Key:
-        """The size that came least often; of several, the first."""
+        """Return the least frequent size; the first one if there are several."""
         return min(kept, key=self.counts.__getitem__)

@@ -1,1 +1,1 @@
-"""Accuracy, speed and steadiness, and the tables of the paper."""
+"""Evaluate networks: accuracy on images and video, speed, the paper's tables; and check data sets."""

@@ -1,62 +1,58 @@
-"""The accuracy of a network on the frames of a data set, one by one.
+"""Accuracy of a network on the single frames of a data set.
 
-Shapes: B batch, K classes, H height, W width.
+Shapes: K classes, H height, W width.
 """
 
 import math
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from streamseg.data.datasets import Dataset, read_pairs
-from streamseg.engine import runtime
-from streamseg.engine.engine import Engine, ImageEngine, to_engine
-from streamseg.engine.fast import CALIBRATION_FRAMES, FastEngine, accelerate
+from streamseg.engine.engine import Engine, to_engine
 from streamseg.evaluate import metrics, plot
+from streamseg.evaluate.engines import open_evaluation_engine
 from streamseg.models.checkpoint import Network
-from streamseg.models.fanet import FANet
 from streamseg.parallel import cluster, distributed
 from streamseg.stream.label_frames import label_frame
 
 WORST = 6
-"""How many of the worst frames an evaluation names."""
+"""Number of worst frames that an evaluation lists."""
 SHARD = 64
-"""How many frames a worker of a cluster measures at a time."""
+"""Frames per task of a cluster worker."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """How well a network does on a data set, in short; all shares are in percent."""
+    """The mIoU of a network on a data set; all values are in percent."""
 
     miou: float
-    """The mean of the IoUs, over the classes that occur or are predicted."""
+    """Mean IoU of the classes that occur or are predicted."""
     iou: dict[str, float | None]
-    """By class name; None where a class neither occurs nor is predicted."""
+    """By class name; None if a class neither occurs nor is predicted."""
 
 
 @dataclass(frozen=True)
 class Evaluation(Score):
-    """How well a network does on a data set, at length."""
+    """The accuracy of a network on a data set, in detail."""
 
     pixel_accuracy: float
     boundary_f1: float
-    """The mean over the classes that have a boundary; NaN if none has."""
+    """Mean over the classes that have a boundary; NaN if none has."""
     confusion: Tensor
-    """Pixels (K, K) by true class (row) and predicted class (column)."""
+    """Pixel counts (K, K) by true class (row) and predicted class (column)."""
     images: int
     worst: tuple[tuple[int, float], ...]
     """Index and mIoU of the worst frames, worst first."""
 
 
 class Tally:
-    """Adds up frame by frame what an evaluation is made of; the device need not wait."""
+    """Accumulates the counts of an evaluation, frame by frame, on the device."""
 
     def __init__(self, classes: int, device: torch.device):
         self.classes = classes
@@ -65,19 +61,21 @@ class Tally:
         self.mious: dict[int, Tensor] = {}
 
     def add(self, index: int, labels: Tensor, predicted: Tensor) -> None:
+        """Add the counts of one frame."""
         of_frame = metrics.confusion_matrix(labels, predicted, self.classes)
         self.confusion += of_frame
         self.boundary += metrics.boundary_counts(labels, predicted, self.classes)
-        # stays on the device: to read it now would make the device wait
+        # stays on the device: reading it here would make the host wait
         self.mious[index] = metrics.iou(of_frame).nanmean()
 
     def add_all(self, other: "Tally") -> None:
-        """Add what was found on other frames."""
+        """Add the counts of other frames."""
         self.confusion += other.confusion.to(self.confusion.device)
         self.boundary += other.boundary.to(self.boundary.device)
         self.mious |= {index: miou.cpu() for index, miou in other.mious.items()}
 
     def result(self, dataset: Dataset) -> Evaluation:
+        """Return the evaluation of all frames that were added."""
         confusion = self.confusion.cpu()
         shares = zip(torch.stack([*self.mious.values()]).tolist(), self.mious, strict=True)
         worst = sorted((share, index) for share, index in shares if not math.isnan(share))[:WORST]
@@ -98,15 +96,14 @@ def evaluate(
     threads: int = 2,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """Measure a network, or whatever else labels frames, on every frame of a data set, one by one, at full size.
+    """Evaluate a network or an engine on every frame of a data set, at full size.
 
     Args:
-        model: For several sizes, or mirrored frames, one that averages them.
-        threads: How many frames to decode at a time.
-        progress: Called after each frame with the number of frames done and of all.
+        threads: Number of threads that decode frames.
+        progress: Called after each frame with the number of frames done and the total.
     """
     engine = to_engine(model)
-    check_dataset(engine, dataset)
+    check_engine_fits(engine, dataset)
     return tally_frames(engine, dataset, range(len(dataset)), threads, progress).result(dataset)
 
 
@@ -117,7 +114,7 @@ def tally_frames(
     threads: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tally:
-    """What is found on some frames of a data set."""
+    """Evaluate some frames of a data set, and return their counts."""
     tally = Tally(len(dataset.classes), engine.device)
     for index, (labels, predicted) in zip(indices, predictions(engine, dataset, indices, threads), strict=True):
         tally.add(index, labels, predicted)
@@ -127,7 +124,7 @@ def tally_frames(
 
 
 class EvaluationWorker:
-    """Measures a network on frames of a data set, in a process of its own."""
+    """Evaluates frames of a data set in a process of a cluster."""
 
     def __init__(
         self,
@@ -140,12 +137,12 @@ class EvaluationWorker:
         device: str,
     ):
         self.dataset = dataset
-        place = torch.device(device)
-        model, _, _ = runtime.open_weights(weights, place, trust=trust)
-        self.engine = make_evaluation_engine(model, place, dataset, precision=precision, scales=scales, flip=flip)
+        self.engine = open_evaluation_engine(
+            weights, torch.device(device), dataset, precision=precision, scales=scales, flip=flip, trust=trust
+        )
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """What is found on the frames from a first one up to an end; or a problem."""
+        """Evaluate the frames of a row; returns pickled counts, or the error as text."""
         try:
             frames = range(row["first"], row["end"])
             tally = tally_frames(self.engine, self.dataset, frames, torch.get_num_threads())
@@ -166,37 +163,38 @@ def evaluate_on_cluster(
     gpus: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """Measure a network as evaluate does, on the machines of a Ray cluster; each must reach the data and the weights.
+    """Evaluate weights on a Ray cluster, whose machines must all have access to the data and the weights.
 
     Args:
-        address: That of the cluster; see cluster.connected.
-        gpus: Whether GPUs are used, if there are any.
+        address: Address of the cluster; see cluster.ray_cluster.
+        precision: As scales, flip and trust, see open_evaluation_engine.
+        gpus: Use GPUs, if there are any.
     """
     total = Tally(len(dataset.classes), torch.device("cpu"))
     firsts = range(0, len(dataset), SHARD)
     rows = [{"first": first, "end": min(first + SHARD, len(dataset))} for first in firsts]
     with cluster.ray_cluster(address):
-        given = (dataset, weights, precision, scales, flip, trust)
-        for row in cluster.map_on_cluster(EvaluationWorker, given, rows, gpus=gpus):
+        arguments = (dataset, weights, precision, scales, flip, trust)
+        for row in cluster.map_on_cluster(EvaluationWorker, arguments, rows, gpus=gpus):
             if row["problem"]:
                 raise ValueError(row["problem"])
             total.add_all(pickle.loads(row["tally"]))
             if progress is not None:
                 progress(len(total.mious), len(dataset))
     if len(total.mious) < len(dataset):
-        raise OSError(f"{len(dataset) - len(total.mious)} frames were not measured: their workers failed or died.")
+        raise OSError(f"{len(dataset) - len(total.mious)} frames were not evaluated: their workers failed.")
     total.mious = dict(sorted(total.mious.items()))
     return total.result(dataset)
 
 
 def validate(model: Network | Engine, dataset: Dataset, *, threads: int = 2, share: tuple[int, int] = (0, 1)) -> Score:
-    """Measure a network on every frame of a data set as evaluate does, but the mIoU alone, which is far faster.
+    """Compute only the mIoU on every frame of a data set, which is far faster than evaluate.
 
     Args:
-        share: Which of how many processes this is; each looks at its share of the frames, and all get the score.
+        share: Rank of this process, and number of processes; each evaluates its share of the frames.
     """
     engine, classes = to_engine(model), len(dataset.classes)
-    check_dataset(engine, dataset)
+    check_engine_fits(engine, dataset)
     mine = range(share[0], len(dataset), share[1])
     confusion = torch.zeros(classes, classes, dtype=torch.int64, device=engine.device)
     for labels, predicted in predictions(engine, dataset, mine, threads):
@@ -207,7 +205,7 @@ def validate(model: Network | Engine, dataset: Dataset, *, threads: int = 2, sha
 def predictions(
     engine: Engine, dataset: Dataset, indices: Sequence[int], threads: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """True and predicted labels (H, W) of frames of a data set, on the engine's device."""
+    """Yield true and predicted labels (H, W) of frames of a data set, on the engine's device."""
     for index, (frame, labels) in zip(indices, read_pairs(dataset, indices, threads), strict=True):
         try:
             predicted, _ = label_frame(engine, frame.to(engine.device), size=(frame.shape[1], frame.shape[2]))
@@ -216,23 +214,16 @@ def predictions(
         yield labels.to(engine.device), predicted
 
 
-def check_dataset(engine: Engine, dataset: Dataset) -> None:
-    """Raise a ValueError if a data set has other classes than a network, or no frames."""
+def check_engine_fits(engine: Engine, dataset: Dataset) -> None:
+    """Raise a ValueError if a data set has no frames, or another number of classes than an engine."""
     if engine.classes != len(dataset.classes):
-        raise ValueError(
-            f"The network tells {engine.classes} classes apart, but {dataset.name} has {len(dataset.classes)}."
-        )
+        raise ValueError(f"The network has {engine.classes} classes, but {dataset.name} has {len(dataset.classes)}.")
     if len(dataset) == 0:
-        raise ValueError(f"{dataset.name} {dataset.split} holds no frames to evaluate on.")
-
-
-def sample_frames(dataset: Dataset, count: int) -> list[Tensor]:
-    """Frames from all over a data set, as many or fewer."""
-    return [dataset[i][0] for i in range(0, len(dataset), max(1, -(-len(dataset) // count)))]
+        raise ValueError(f"{dataset.name} {dataset.split} has no frames to evaluate on.")
 
 
 def to_score(confusion: Tensor, dataset: Dataset) -> Score:
-    """The score that a confusion matrix (K, K) of all frames of a data set gives."""
+    """Return the score of a confusion matrix (K, K) of all frames of a data set."""
     if confusion.sum() == 0:
         raise ValueError(f"No pixel of {dataset.name} {dataset.split} has a class: there is nothing to evaluate on.")
     shares = zip(dataset.classes.names, metrics.iou(confusion).tolist(), strict=True)
@@ -240,89 +231,8 @@ def to_score(confusion: Tensor, dataset: Dataset) -> Score:
     return Score(100 * metrics.miou(confusion), iou)
 
 
-def make_evaluation_engine(
-    model: Network | runtime.ExportedEngine,
-    device: torch.device,
-    dataset: Dataset,
-    *,
-    precision: str = "",
-    scales: Sequence[float] = (1.0,),
-    flip: bool = False,
-) -> Engine:
-    """What labels frames of a data set by a network, on a device, or by an exported file.
-
-    Args:
-        precision: That of the network's fast form; empty for the network itself, in fp32.
-        scales: The sizes that it sees each frame at, in those of the frame.
-        flip: Whether it sees each frame mirrored as well.
-    """
-    averaged = flip or tuple(scales) != (1.0,)
-    if isinstance(model, runtime.ExportedEngine):
-        if averaged:
-            raise ValueError(f"{model.path} gives labels, and no shares to average: leave out --scales and --flip.")
-        return model
-    # torch's stub lacks it
-    network: Network = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if precision and averaged:
-        raise ValueError("--precision is for frames seen once, as they are: leave out --scales and --flip.")
-    if averaged:
-        return averaging(network, scales, flip)
-    return fast_form(network, precision, dataset) if precision else to_engine(network)
-
-
-def fast_form(model: Network, precision: str, dataset: Dataset) -> Engine:
-    """A network's fast form; the ranges of bytes are learned from frames all over a data set."""
-    if isinstance(model, FANet):
-        engine = accelerate(model, precision, sample_frames(dataset, CALIBRATION_FRAMES) if precision == "int8" else ())
-        if isinstance(engine, FastEngine):
-            return engine
-    raise ValueError(f"This {model.name} has no fast form: leave out --precision.")
-
-
-def averaging(model: Network, scales: Sequence[float] = (1.0,), flip: bool = False) -> Engine:
-    """What labels each frame by a network that sees it at several sizes and, if wanted, mirrored as well; see predict.
-
-    Args:
-        scales: The sizes, in those of the frame.
-        flip: Whether it sees each frame mirrored as well.
-    """
-    check_scales(scales)
-    return ImageEngine(model, partial(average_scores, model, scales=scales, flip=flip))
-
-
-def average_scores(model: nn.Module, frames: Tensor, scales: Sequence[float] = (1.0,), flip: bool = False) -> Tensor:
-    """Scores (B, K, H, W) of frames (B, 3, H, W), the highest being the class; at several sizes, the mean probability.
-
-    Of one size and no flip they are the network's own logits, so that the labels are exactly its own.
-    """
-    check_scales(scales)
-    if list(scales) == [1] and not flip:
-        return model(frames)
-    height, width = frames.shape[-2:]
-    total = torch.zeros((), device=frames.device)
-    for scale in scales:
-        size = (max(1, round(height * scale)), max(1, round(width * scale)))
-        view = frames if scale == 1 else F.interpolate(frames.float(), size, mode="bilinear", antialias=True)
-        share = probabilities(model(view), (height, width))
-        if flip:
-            share = (share + probabilities(model(view.flip(-1)).flip(-1), (height, width))) / 2
-        total = total + share
-    return total / len(scales)
-
-
-def check_scales(scales: Sequence[float]) -> None:
-    """Raise a ValueError if these are no sizes to see a frame at."""
-    if not scales or not all(math.isfinite(scale) and scale > 0 for scale in scales):
-        raise ValueError(f"The scales are {list(scales)}; expected one or more numbers above 0, such as 1.0.")
-
-
-def probabilities(logits: Tensor, size: tuple[int, int]) -> Tensor:
-    """The probability of each class, from logits resized to a height and width."""
-    return F.interpolate(logits.float(), size, mode="bilinear", align_corners=False).softmax(dim=1)
-
-
-def to_json(evaluation: Evaluation) -> dict:
-    """An evaluation as JSON can hold it: percent, and null for what does not exist."""
+def evaluation_to_json(evaluation: Evaluation) -> dict:
+    """Return an evaluation as JSON values: percent, and null for what does not exist."""
     return {
         "miou": evaluation.miou,
         "iou": evaluation.iou,
@@ -334,16 +244,16 @@ def to_json(evaluation: Evaluation) -> dict:
 
 
 def format_evaluation(evaluation: Evaluation) -> str:
-    """An evaluation as a table for the terminal: the IoU of each class with a bar, the mean IoU last."""
+    """Format an evaluation as a table for the terminal: the IoU of each class with a bar, then the mean IoU."""
     return format_shares(evaluation, {})
 
 
 def format_shares(evaluation: Evaluation, more: dict[str, float]) -> str:
-    """An evaluation as a table for the terminal, with more shares before the mean IoU."""
+    """Format an evaluation as a table for the terminal, with more percentages before the mean IoU."""
     summary = {
         "pixel accuracy": percent(evaluation.pixel_accuracy),
         "boundary F1": percent(evaluation.boundary_f1),
-        # these differ by little from network to network
+        # two digits: networks differ little in these
         **{name: percent(share, digits=2) for name, share in more.items()},
         "mean IoU": percent(evaluation.miou),
     }
@@ -358,11 +268,12 @@ def format_shares(evaluation: Evaluation, more: dict[str, float]) -> str:
 
 
 def percent(share: float, digits: int = 1) -> str:
+    """Format a percentage; NaN becomes a dash."""
     return "-" if math.isnan(share) else f"{share:.{digits}f}"
 
 
 def write_plots(folder: Path, evaluation: Evaluation, model: Network | Engine, dataset: Dataset) -> None:
-    """Draw an evaluation into a folder: confusion.png, and worst.png with the worst frames, predicted once more."""
+    """Write confusion.png, and worst.png with the worst frames, which are predicted again."""
 
     def predict_again(index: int) -> Tensor:
         frame, _ = dataset[index]
@@ -373,7 +284,7 @@ def write_plots(folder: Path, evaluation: Evaluation, model: Network | Engine, d
 
 
 def draw_plots(folder: Path, evaluation: Evaluation, dataset: Dataset, predict_again: Callable[[int], Tensor]) -> None:
-    """Draw an evaluation, with labels (H, W) of its worst frames by their index."""
+    """Write the plots of an evaluation; predict_again returns the labels (H, W) of a frame by its index."""
     folder.mkdir(parents=True, exist_ok=True)
     plot.confusion_plot(folder / "confusion.png", evaluation.confusion, dataset.classes.names)
     rows = []

@@ -1,7 +1,7 @@
-"""What the paper prints, as numbers: its tables row by row, and why some of the numbers cannot be right.
+"""The numbers of the paper: its tables row by row, and why some of the numbers cannot be right.
 
 P. Hu et al., "Real-time Semantic Segmentation with Fast Attention" (arXiv 2007.03815). Its "GFLOPs" are
-multiply-accumulates; its speeds are of one Titan X, with one image at a time. Standard library only.
+multiply-accumulates; its speeds were measured on one Titan X, one image at a time. Standard library only.
 """
 
 from dataclasses import dataclass, field
@@ -9,25 +9,25 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: what the paper prints in it, and what it is a row of."""
+    """A row of a table: the paper's numbers, and the network they belong to."""
 
     name: str
     printed: dict[str, float] = field(default_factory=dict)
-    """gflops, per_mpx, fps, miou_val, miou_test, avg_ms or max_ms; what is not there is not printed."""
+    """gflops, per_mpx, fps, miou_val, miou_test, avg_ms or max_ms, as far as the paper prints them."""
     network: str = "fanet18"
-    """The function that builds it; empty for what is not built here."""
+    """The function that builds the network; empty if we do not have it."""
     attention: str = "FastAttention"
     key_channels: int = 32
     reduction: str = "Res-1"
     reduce_by: str = "stride"
     window: int = 1
-    """How many frames it looks at."""
+    """Frames in the window."""
     size: tuple[int, int] = (1024, 2048)
-    """Height and width of its input."""
+    """Height and width of the network input."""
     channels: int = 0
-    """Of the input of a single attention module, where the row is not of a network."""
+    """Input channels of a single attention module, if the row is not of a network."""
     notes: dict[str, str] = field(default_factory=dict)
-    """Why what is printed cannot be right, or what it is of, by the names of the printed numbers."""
+    """Why a printed number cannot be right, or what it refers to, by its name."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +39,24 @@ class Table:
     rows: tuple[Row, ...]
     classes: int = 19
     dataset: str = ""
-    """Of a comparison of networks; empty where a trained network of any data set shows the same."""
+    """Data set of a comparison of networks; empty if a network trained on any data set will do."""
     notes: tuple[str, ...] = ()
 
 
-MACS = "GFLOPs in the paper are multiply-accumulates, so they stand beside GMACs."
+MACS = "GFLOPs in the paper are multiply-accumulates, so they are compared with GMACs."
 
 GAP = (
     "49 and 65 cannot both come from the published layers: the encoder of FANet-34 alone takes 19.3 GMACs more, and "
     "65 - 49 is 16."
 )
 
-TIMING_FANET = "The authors time FANet without batch norm, and without the last resize; here batch norm is there."
+TIMING_FANET = "The authors time FANet without batch norm and without the last resize; we time it with batch norm."
 
 TIMING = (
     "The authors' timing leaves batch norm out of FANet, SwiftNet, ERFNet, SegNet and ICNet and of parts of BiSeNet "
     "and ShelfNet; it stops FANet at 1/8 and SwiftNet at 1/4 of the image, but has BiSeNet, ShelfNet and ICNet resize "
-    "to its full size. Here batch norm is there for all; the network alone ends before its last resize, if it has one; "
-    "frame → labels is bytes in and full-size labels out for all."
+    "to its full size. We time all of them with batch norm; the network alone ends before its last resize, if it has "
+    "one; frame → labels is from uint8 frame to full-size labels for all."
 )
 
 CHANNELS = (32, 64, 128, 256, 512, 1024)
@@ -82,7 +82,7 @@ KEYS = Table(
         Row(f"c' = {keys}", {"miou_val": miou, "fps": fps}, key_channels=keys)
         for keys, miou, fps in ((8, 73.5, 74), (16, 74.6, 74), (32, 75.0, 72), (64, 75.0, 69), (128, 75.0, 65))
     ),
-    notes=("The paper's accuracy is of Cityscapes val.", TIMING_FANET),
+    notes=("The paper's accuracy is on Cityscapes val.", TIMING_FANET),
 )
 
 ATTENTIONS = Table(
@@ -108,7 +108,7 @@ ATTENTIONS = Table(
         Row("fast attention without L2", {"miou_val": 74.1, "fps": 72, "gflops": 49}, attention="DotAttention"),
         Row("fast attention", {"miou_val": 75.0, "fps": 72, "gflops": 49}, notes={"gflops": GAP}),
     ),
-    notes=("The paper's accuracy is of Cityscapes val.", MACS, TIMING_FANET),
+    notes=("The paper's accuracy is on Cityscapes val.", MACS, TIMING_FANET),
 )
 
 REDUCTIONS = Table(
@@ -125,8 +125,7 @@ REDUCTIONS = Table(
         Row("Res-1, max pooling", {"miou_val": 74.2}, reduce_by="max"),
     ),
     notes=(
-        "The paper draws these as a figure without numbers; those that are here stand in its text, and are of "
-        "Cityscapes val.",
+        "The paper draws these as a figure without numbers; the numbers here are from its text, on Cityscapes val.",
         TIMING_FANET,
     ),
 )
@@ -148,8 +147,8 @@ CITYSCAPES = Table(
             "erfnet",
             size=(512, 1024),
             notes={
-                "gflops": "The number of an input of 1024 x 2048; at the 512 x 1024 beside it there are 26.6.",
-                "per_mpx": "From the same slip: about 53 is right.",
+                "gflops": "The number for an input of 1024 x 2048; for the printed 512 x 1024 it is 26.6.",
+                "per_mpx": "From the same error: about 53 is right.",
             },
         ),
         Row(
@@ -163,7 +162,7 @@ CITYSCAPES = Table(
             "SwiftNetRN-18",
             {"miou_val": 75.4, "miou_test": 75.5, "fps": 40, "gflops": 106, "per_mpx": 53},
             "swiftnet18",
-            notes={"gflops": "Of the authors' copy with a 3x3 head; the published network has a 1x1 one."},
+            notes={"gflops": "For the authors' copy with a 3x3 head; the published network has a 1x1 head."},
         ),
         Row(
             "FANet-34",
@@ -229,7 +228,7 @@ COCO_STUFF = Table(
     ),
     classes=182,
     dataset="coco-stuff",
-    notes=("182 classes as in the paper, of which 171 were ever annotated; our data set has those.", TIMING),
+    notes=("182 classes as in the paper, of which 171 were annotated; our data set has those 171.", TIMING),
 )
 
 VIDEO = Table(
@@ -253,9 +252,9 @@ VIDEO = Table(
         Row("FANet-18, t = 2", {"miou_val": 75.5, "fps": 72, "avg_ms": 14, "max_ms": 14}, window=2),
     ),
     notes=(
-        "The paper's accuracy is of Cityscapes val.",
-        "The rivals' rows are of other encoders, and not all of the same GPU (DVSNet's is from its own paper, with a "
-        "GTX 1080 Ti); they are not built here.",
+        "The paper's accuracy is on Cityscapes val.",
+        "The other methods have other encoders, and not all were measured on the same GPU (DVSNet's numbers are from "
+        "its own paper, with a GTX 1080 Ti); we do not have them.",
         TIMING_FANET,
     ),
 )
@@ -269,7 +268,7 @@ TABLES: dict[str, tuple[Table, ...]] = {
     "V": (CAMVID, COCO_STUFF),
     "VI": (VIDEO,),
 }
-"""By the names that they have on the command line."""
+"""By their names on the command line."""
 
 DOWNLOADS = {
     "cityscapes": "leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip of https://www.cityscapes-dataset.com",
@@ -277,8 +276,8 @@ DOWNLOADS = {
     "coco-stuff": "cocostuff-10k-v1.1.zip, which https://github.com/nightrome/cocostuff10k links to",
     "ade20k": "ADEChallengeData2016.zip of http://sceneparsing.csail.mit.edu",
 }
-"""Where the data sets come from."""
+"""Where to download the data sets."""
 
 COMPARISONS = [part for parts in TABLES.values() for part in parts if part.dataset]
 NAMES = {row.network: row.name for part in COMPARISONS for row in part.rows if row.network}
-"""What the paper calls the networks that it compares, by the functions that build them."""
+"""The paper's names of the networks that it compares, by the functions that build them."""

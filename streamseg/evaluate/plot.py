@@ -1,4 +1,4 @@
-"""Plots: confusion, curves of a run, the worst frames, the paper's tables. The only place that knows matplotlib.
+"""Plots: confusion matrix, training curves, worst frames, the paper's tables. The only module that uses matplotlib.
 
 Shapes: K classes, H height, W width.
 """
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def confusion_plot(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
-    """Draw a confusion matrix (K, K), each row in percent of its true class; up to 20 classes with the numbers."""
+    """Plot a confusion matrix (K, K), each row in percent of its true class; with numbers for up to 20 classes."""
     confusion = confusion.cpu().double()
-    percent = 100 * confusion / confusion.sum(dim=1, keepdim=True)  # NaN, drawn grey: a class that does not occur
+    percent = 100 * confusion / confusion.sum(dim=1, keepdim=True)  # NaN, drawn grey, for a class that does not occur
     readable = len(names) <= 20
     # inches; a large matrix has no numbers in its cells
     cell = 0.46 if readable else 0.14
@@ -48,9 +48,9 @@ def confusion_plot(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
 
 
 def curves_plot(path: Path, series: dict[str, list[tuple[int, float]]]) -> None:
-    """Draw the curves of a training run, a panel for each name: (iteration, value) points."""
+    """Plot the curves of a training run, one panel per name: (iteration, value) points."""
     if not any(series.values()):
-        raise ValueError(f"There are no curves to draw into {path}: the run has logged nothing yet.")
+        raise ValueError(f"There are no curves to plot in {path}: the log is empty.")
     drawn = {name: points for name, points in series.items() if points}
     columns = min(3, len(drawn))
     rows = -(-len(drawn) // columns)
@@ -59,7 +59,7 @@ def curves_plot(path: Path, series: dict[str, list[tuple[int, float]]]) -> None:
     for place, (name, points) in enumerate(drawn.items(), start=1):
         axes = figure.add_subplot(rows, columns, place)
         iterations, values = zip(*points, strict=True)
-        # few points are seen as points
+        # markers, if there are few points
         axes.plot(iterations, values, linewidth=1.2, marker="o" if len(points) <= 40 else "", markersize=3)
         axes.set_title(name, fontsize=11, parse_math=False)
         axes.set_xlabel("iteration", fontsize=9)
@@ -68,8 +68,8 @@ def curves_plot(path: Path, series: dict[str, list[tuple[int, float]]]) -> None:
     save_figure(figure, path)
 
 
-def lines_plot(path: Path, series: dict[str, list[tuple[float, float]]], across: str, up: str) -> None:
-    """Draw lines through (x, y) points, both on a scale of powers; the paper's are crosses without a line."""
+def lines_plot(path: Path, series: dict[str, list[tuple[float, float]]], x_label: str, y_label: str) -> None:
+    """Plot lines through (x, y) points on logarithmic axes; the paper's points are crosses without a line."""
     figure = new_figure(6.4, 4.4)
     figure.set_layout_engine("constrained")
     axes = figure.add_subplot()
@@ -84,34 +84,34 @@ def lines_plot(path: Path, series: dict[str, list[tuple[float, float]]], across:
     axes.set_xticks(sorted({x for points in series.values() for x, _ in points}))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel(across)
-    axes.set_ylabel(up)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
     axes.grid(alpha=0.3)
     axes.legend()
     save_figure(figure, path)
 
 
-def scatter_plot(path: Path, panels: dict[str, list[tuple[str, float, float]]], up: str) -> None:
-    """Draw named points (name, x, y), a panel for each x axis that has any; FANets are red."""
-    drawn = {across: points for across, points in panels.items() if points}
+def scatter_plot(path: Path, panels: dict[str, list[tuple[str, float, float]]], y_label: str) -> None:
+    """Plot named points (name, x, y), one panel per x axis that has any; FANets are red."""
+    drawn = {x_label: points for x_label, points in panels.items() if points}
     if not drawn:
-        raise ValueError(f"There are no points to draw into {path}.")
+        raise ValueError(f"There are no points to plot in {path}.")
     figure = new_figure(5.2 * len(drawn), 4.4)
     figure.set_layout_engine("constrained")
-    for place, (across, points) in enumerate(drawn.items(), start=1):
+    for place, (x_label, points) in enumerate(drawn.items(), start=1):
         axes = figure.add_subplot(1, len(drawn), place)
         for name, x, y in points:
             axes.plot(x, y, "o", color=colour_of(name), markersize=7)
         axes.margins(x=0.3, y=0.12)
-        axes.set_xlabel(across, parse_math=False)
-        axes.set_ylabel(up, parse_math=False)
+        axes.set_xlabel(x_label, parse_math=False)
+        axes.set_ylabel(y_label, parse_math=False)
         axes.grid(alpha=0.3)
-    figure.draw_without_rendering()  # now it is known where each point will be
+    figure.draw_without_rendering()  # fixes the position of each point
     for axes, points in zip(figure.axes, drawn.values(), strict=True):
-        points = sorted(points, key=lambda point: -point[2])  # of two neighbours the higher one has its name above
-        spots = axes.transData.transform([(x, y) for _, x, y in points]) * 72 / figure.dpi
-        room = find_room([name for name, _, _ in points], spots.tolist(), axes.bbox.x1 * 72 / figure.dpi)
-        for (name, x, y), (right, below) in zip(points, room, strict=True):
+        points = sorted(points, key=lambda point: -point[2])  # of two neighbours, the higher one gets its name above
+        positions = axes.transData.transform([(x, y) for _, x, y in points]) * 72 / figure.dpi
+        sides = place_names([name for name, _, _ in points], positions.tolist(), axes.bbox.x1 * 72 / figure.dpi)
+        for (name, x, y), (right, below) in zip(points, sides, strict=True):
             axes.annotate(
                 name,
                 (x, y),
@@ -126,38 +126,41 @@ def scatter_plot(path: Path, panels: dict[str, list[tuple[str, float, float]]], 
 
 
 def colour_of(name: str) -> str:
+    """Return red for FANets, and blue for other networks."""
     return "tab:red" if name.lower().startswith("fanet") else "tab:blue"
 
 
-def find_room(names: Sequence[str], spots: Sequence[Sequence[float]], end: float) -> list[tuple[bool, bool]]:
-    """Where each name is written: right of its spot or left, below or above, the first place where nothing is."""
-    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in spots] + [(end, -math.inf, math.inf, math.inf)]
+def place_names(names: Sequence[str], points: Sequence[Sequence[float]], end: float) -> list[tuple[bool, bool]]:
+    """Return for each name whether it goes to the right of its point, and below it: the first free place."""
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in points] + [(end, -math.inf, math.inf, math.inf)]
     chosen = []
-    for name, (x, y) in zip(names, spots, strict=True):
-        width = 5 * len(name)  # about, in points of 9 high letters
-        under = any(abs(x - other) < 20 and 0 < high - y < 20 for other, high in spots)  # another, which is above
+    for name, (x, y) in zip(names, points, strict=True):
+        width = 5 * len(name)  # approximately, for a font size of 9 points
+        below_other = any(
+            abs(x - other) < 20 and 0 < high - y < 20 for other, high in points
+        )  # another point, just above
         places = {
             (right, below): (x + 5 if right else x - 5 - width, y - 14 if below else y + 4)
-            for below in (under, not under)
+            for below in (below_other, not below_other)
             for right in (True, False)
         }
         boxes = {place: (left, low, left + width, low + 10) for place, (left, low) in places.items()}
-        free = [place for place, box in boxes.items() if not any(overlap(box, other) for other in taken)]
+        free = [place for place, box in boxes.items() if not any(boxes_overlap(box, other) for other in taken)]
         chosen.append((free or [*boxes])[0])
         taken.append(boxes[chosen[-1]])
     return chosen
 
 
-def overlap(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether two boxes (left, low, right, high) share anything."""
+def boxes_overlap(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Return whether two boxes (left, low, right, high) overlap."""
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def dots_plot(path: Path, panels: dict[str, list[tuple[str, float | None, float | None]]]) -> None:
-    """Draw a line of dots for each name, a panel for each title that has numbers: (name, ours, the paper's)."""
+    """Plot dots in a row per name, one panel per title that has numbers: (name, ours, the paper's)."""
     drawn = {title: rows for title, rows in panels.items() if any(row[1:] != (None, None) for row in rows)}
     if not drawn:
-        raise ValueError(f"There are no numbers to draw into {path}.")
+        raise ValueError(f"There are no numbers to plot in {path}.")
     figure = new_figure(4.6 * len(drawn), 4.2)
     figure.set_layout_engine("constrained")
     for place, (title, rows) in enumerate(drawn.items(), start=1):
@@ -176,16 +179,16 @@ def dots_plot(path: Path, panels: dict[str, list[tuple[str, float | None, float 
 
 
 def write_worst(path: Path, frames: Sequence[tuple[Tensor, Tensor, Tensor, str]], classes: Classes) -> None:
-    """Draw frames that went wrong, a row for each: the frame, its true labels over it, and the predicted ones.
+    """Plot the worst frames, one per row: the frame, and overlays of its true and of its predicted labels.
 
     Args:
         frames: The frame (3, H, W), its labels (H, W), the predicted labels (H, W), and a title.
     """
     if not frames:
-        raise ValueError(f"There are no frames to draw into {path}.")
+        raise ValueError(f"There are no frames to plot in {path}.")
     maps = [labels.flatten().long().cpu() for _, true, predicted, _ in frames for labels in (true, predicted)]
     present = [label for label in torch.cat(maps).unique().tolist() if label != IGNORE]
-    # inches: pictures under their captions, colours at the bottom
+    # inches: pictures below their captions, and a legend at the bottom
     panel, gap, caption = 4.2, 0.1, 0.3
     heights = [panel * frame.shape[1] / frame.shape[2] for frame, *_ in frames]
     columns = 7
@@ -219,7 +222,7 @@ def write_worst(path: Path, frames: Sequence[tuple[Tensor, Tensor, Tensor, str]]
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure, in inches; it belongs to no window and no global state."""
+    """Return an empty figure of a size in inches, which belongs to no window and no global state."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -228,5 +231,6 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a figure; an error leaves no half-written file."""
     with written_whole(path) as temporary:
         figure.savefig(temporary, dpi=120)

@@ -1,4 +1,4 @@
-"""The accuracy of a network on sequences of frames, seen in order: how steady its labels are, and how long they take.
+"""Accuracy of a network on sequences of frames in order: also how consistent its labels are, and how long they take.
 
 Shapes: H height, W width.
 """
@@ -17,45 +17,52 @@ from streamseg.data.datasets import Dataset, SequenceFrame, check_sizes, in_para
 from streamseg.data.layouts import VIDEOS
 from streamseg.engine.engine import Engine, to_engine
 from streamseg.evaluate import metrics
-from streamseg.evaluate.images import Evaluation, Tally, check_dataset, draw_plots, format_shares, to_json
+from streamseg.evaluate.images import (
+    Evaluation,
+    Tally,
+    check_engine_fits,
+    draw_plots,
+    evaluation_to_json,
+    format_shares,
+)
 from streamseg.models.checkpoint import Network
 from streamseg.stream.label_frames import check_window, label_frame
 from streamseg.stream.state import LastFrames, Policy, to_policy
 
 WARM_UP = 3
-"""How many frames of a size are labelled before the first one is timed."""
+"""Frames of a size that are labelled before the first one is timed."""
 
 
 @dataclass(frozen=True)
 class VideoEvaluation(Evaluation):
-    """How well a network does on sequences of frames, which it sees in order; NaN is what these are too short for."""
+    """The accuracy of a network on sequences of frames in order; NaN if they are too short for a metric."""
 
     mvc8: float
     """Video consistency of VSPW in windows of 8 frames; see metrics.mvc."""
     mvc16: float
     strict_mvc8: float
-    """As mvc8, but the labels must be right as well."""
+    """Like mvc8, but the labels must be correct as well."""
     strict_mvc16: float
     flip_rate: float
-    """The share of pixels whose predicted label changes from the frame before a labelled one to it."""
+    """Share of pixels whose predicted label changes from the frame before a labelled one to it."""
     flip_rate_still: float
-    """Of the pixels alone whose true label stays."""
+    """The same, of the pixels whose true label stays."""
     avg_rt_ms: float
     """Milliseconds from a frame on the device to its labels there, the paper's Avg RT (Table VI)."""
     max_latency_ms: float
-    """Of the slowest frame, the paper's MaxLatency."""
+    """Milliseconds of the slowest frame, the paper's MaxLatency."""
     sequences: int
     device: str
-    """What was timed."""
+    """Name of the device that was timed."""
 
 
 @dataclass(frozen=True)
 class LabelledFrame:
-    """A frame of a sequence, and what the network made of it; labels (H, W) on the device."""
+    """A frame of a sequence with its true and predicted labels (H, W), on the device."""
 
-    still: SequenceFrame
+    frame: SequenceFrame
     first: bool
-    """Whether a sequence begins."""
+    """Whether it is the first frame of a sequence."""
     labels: Tensor
     predicted: Tensor
     milliseconds: float
@@ -69,22 +76,22 @@ def evaluate_video(
     threads: int = 2,
     progress: Callable[[int, int], None] | None = None,
 ) -> VideoEvaluation:
-    """Measure a network, or whatever else labels frames, on every sequence of a data set, in order, at full size.
+    """Evaluate a network or an engine on every sequence of a data set, in order, at full size.
 
-    Frames without labels are seen too, where they come before a labelled one and in its window.
+    Frames without labels are predicted too, if they are in the window before a labelled one.
 
     Args:
-        window: How many frames to look at, the present one among them; or another policy, such as FadingInTime.
-        threads: How many frames to decode at a time.
-        progress: Called after each frame with the number of frames done and of all.
+        window: Number of frames, with the present one; or another policy, such as FadingInTime.
+        threads: Number of threads that decode frames.
+        progress: Called after each frame with the number of frames done and the total.
     """
     engine = to_engine(model)
-    check_dataset(engine, dataset)
+    check_engine_fits(engine, dataset)
     check_window(engine, window)
     device = engine.device
     sequences = list_sequences(dataset, window)
     total = sum(map(len, sequences))
-    place_of = {pair.image: index for index, pair in enumerate(dataset.pairs)}
+    index_of = {pair.image: index for index, pair in enumerate(dataset.pairs)}
     tally = Tally(len(dataset.classes), device)
     flips = torch.zeros(4, dtype=torch.int64, device=device)
     consistent: dict[int, list[list[Tensor]]] = {8: [], 16: []}
@@ -96,8 +103,8 @@ def evaluate_video(
             if step.first:
                 videos.append([])
             videos[-1].append(metrics.consistency(runs, frames))
-        if step.still.labels is not None:
-            tally.add(place_of[step.still.image], step.labels, step.predicted)
+        if step.frame.labels is not None:
+            tally.add(index_of[step.frame.image], step.labels, step.predicted)
             flips += metrics.flip_counts(runs)
         times.append(step.milliseconds)
         if progress is not None:
@@ -121,24 +128,22 @@ def evaluate_video(
 
 
 def list_sequences(dataset: Dataset, window: int | Policy) -> list[tuple[SequenceFrame, ...]]:
-    """The sequences of a data set with what comes before labelled frames; a ValueError says if they are none."""
-    sequences = dataset.stills(frames_before(window))
+    """Return the sequences of a data set, with the frames before labelled ones; raise a ValueError without any."""
+    sequences = dataset.labelled_sequences(frames_before(window))
     needed = VIDEOS.get(dataset.name, "a data set of videos")
     if all(len(sequence) == 1 for sequence in sequences):
-        raise ValueError(
-            f"{dataset.name} {dataset.split} has no sequences of frames to look at in order: a window needs {needed}."
-        )
-    placed = {still.image for sequence in sequences for still in sequence}
+        raise ValueError(f"{dataset.name} {dataset.split} has no sequences of frames: a window needs {needed}.")
+    found = {frame.image for sequence in sequences for frame in sequence}
     for pair in dataset.pairs:
-        if pair.image not in placed:
+        if pair.image not in found:
             raise ValueError(f"{pair.image} is in no sequence of frames: a window needs {needed}.")
     return sequences
 
 
 def frames_before(window: int | Policy) -> int | None:
-    """How many frames are seen before a labelled one, if there are so many; None for all."""
+    """Return the number of frames that are predicted before a labelled one; None for all."""
     policy = to_policy(window)
-    # one more than it looks back to: the frame that it is compared with has a whole window too
+    # one more than the window needs: the frame before, which labels are compared with, has a full window too
     return policy.frames if isinstance(policy, LastFrames) else None
 
 
@@ -149,16 +154,16 @@ def run_sequences(
     window: int | Policy,
     threads: int,
 ) -> Iterator[LabelledFrame]:
-    """Every frame of the sequences with its labels; each sequence begins without a past."""
+    """Yield every frame of the sequences with its labels; each sequence starts without a past."""
     device = engine.device
     warm: set[tuple[int, int]] = set()
     frames = read_in_groups(dataset, chain.from_iterable(sequences), 4 * threads, threads)
     for sequence in sequences:
-        state, opening = None, None
-        for still, (frame, labels) in zip(sequence, islice(frames, len(sequence)), strict=True):
-            first = opening is None
-            opening = opening or (frame, still.image)
-            check_sizes(*opening, frame, still.image)
+        state, first_frame = None, None
+        for entry, (frame, labels) in zip(sequence, islice(frames, len(sequence)), strict=True):
+            first = first_frame is None
+            first_frame = first_frame or (frame, entry.image)
+            check_sizes(*first_frame, frame, entry.image)
             size, frame = (frame.shape[1], frame.shape[2]), frame.to(device)
             try:
                 if size not in warm:
@@ -166,40 +171,40 @@ def run_sequences(
                     warm_up(engine, frame, window)
                 wait_for(device)
                 start = perf_counter()
-                predicted, state = label_frame(engine, frame, state, window, seconds=still.seconds, size=size)
+                predicted, state = label_frame(engine, frame, state, window, seconds=entry.seconds, size=size)
                 wait_for(device)
                 seconds = perf_counter() - start
             except ValueError as error:
-                raise ValueError(f"{still.image}: {error}") from error
-            yield LabelledFrame(still, first, labels.to(device), predicted, 1000 * seconds)
+                raise ValueError(f"{entry.image}: {error}") from error
+            yield LabelledFrame(entry, first, labels.to(device), predicted, 1000 * seconds)
 
 
 def read_in_groups(
-    dataset: Dataset, stills: Iterator[SequenceFrame], count: int, threads: int
+    dataset: Dataset, frames: Iterator[SequenceFrame], count: int, threads: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Frames and labels, so many decoded at a time and then none until these are used: what is timed has no rival."""
-    while group := list(islice(stills, count)):
-        yield from list(in_parallel(dataset.read_still, group, threads))
+    """Yield frames and labels, decoded in groups; nothing is decoded while a group is timed."""
+    while group := list(islice(frames, count)):
+        yield from list(in_parallel(dataset.read_sequence_frame, group, threads))
 
 
 def warm_up(engine: Engine, frame: Tensor, window: int | Policy) -> None:
-    """Label a frame with and without a past, so that a device has all that it needs for others of its size."""
+    """Label a frame with and without a past, so that the device is ready for frames of its size."""
     state = None
     for _ in range(WARM_UP):
         _, state = label_frame(engine, frame, state, window, size=(frame.shape[1], frame.shape[2]))
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a device has done all that it was told to."""
+    """Wait until a device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def video_to_json(evaluation: VideoEvaluation) -> dict:
-    """An evaluation on sequences as JSON can hold it: percent, milliseconds, and null for what does not exist."""
+def video_evaluation_to_json(evaluation: VideoEvaluation) -> dict:
+    """Return an evaluation on sequences as JSON values: percent, milliseconds, and null for what does not exist."""
     shares = ("mvc8", "mvc16", "strict_mvc8", "strict_mvc16", "flip_rate", "flip_rate_still")
     measured = {name: getattr(evaluation, name) for name in shares}
-    return to_json(evaluation) | {
+    return evaluation_to_json(evaluation) | {
         **{name: None if math.isnan(share) else share for name, share in measured.items()},
         "avg_rt_ms": evaluation.avg_rt_ms,
         "max_latency_ms": evaluation.max_latency_ms,
@@ -209,7 +214,7 @@ def video_to_json(evaluation: VideoEvaluation) -> dict:
 
 
 def format_video_evaluation(evaluation: VideoEvaluation) -> str:
-    """An evaluation on sequences as a table for the terminal, with its times below."""
+    """Format an evaluation on sequences as a table for the terminal, with the times below."""
     shares = {
         "mVC8": evaluation.mvc8,
         "mVC16": evaluation.mvc16,
@@ -227,11 +232,13 @@ def format_video_evaluation(evaluation: VideoEvaluation) -> str:
 def write_video_plots(
     folder: Path, evaluation: VideoEvaluation, model: Network | Engine, dataset: Dataset, window: int | Policy
 ) -> None:
-    """Draw an evaluation on sequences as write_plots does; the worst frames come after those before them once more."""
+    """Write the plots of an evaluation on sequences; the worst frames are predicted again, in their sequence."""
 
     def predict_again(index: int) -> Tensor:
-        alone = replace(dataset, pairs=(dataset.pairs[index],))
-        *_, last = run_sequences(to_engine(model), alone, alone.stills(frames_before(window)), window, threads=1)
+        single = replace(dataset, pairs=(dataset.pairs[index],))
+        *_, last = run_sequences(
+            to_engine(model), single, single.labelled_sequences(frames_before(window)), window, threads=1
+        )
         return last.predicted
 
     draw_plots(folder, evaluation, dataset, predict_again)

@@ -2,13 +2,13 @@
 
 Shapes: B batch, N pixels, D query and key channels (the paper's c'), C value channels, H height, W width.
 
-Each attention is a function of query, key and value, and a module that makes those three from a feature map. A module
-returns its map and its context: the matrix (B, D, C) that a later frame needs (paper Eq. 6). The attentions that a
-later frame cannot reuse return an empty context (B, 0, C), so that all of them can be called alike.
+Each attention is a function of query, key and value, and a module that computes those three from a feature map. A
+module returns the attended map and its context, the matrix (B, D, C) that later frames use (paper Eq. 6). Attentions
+without such a matrix return an empty context (B, 0, C), so that all of them have the same interface.
 """
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,29 @@ from torch.nn import functional as F
 from streamseg.models.layers import conv
 
 Scale = float | Tensor
-"""A number, or one for each entry of a batch: (B, 1, 1)."""
+"""A number, or one number for each entry of a batch, (B, 1, 1)."""
+
+
+class Attention(Protocol):
+    """The interface of an attention module: an nn.Module that is built as attention(channels, key_channels).
+
+    A module that sets `linear = True` promises that its context is a mean over pixels and that other pixels reach the
+    output only through the sum of context and past. Then label_tiled can run it tile by tile.
+    """
+
+    context_shape: tuple[int, int]
+    """D and C of a context; D is the same at all four stages, and 0 if a frame passes nothing on."""
+
+    def __call__(self, x: Tensor, past: Tensor | None = None, scale: Scale | None = None) -> tuple[Tensor, Tensor]:
+        """Return the attended map, of the same shape as x (B, C, H, W), and the context (B, *context_shape).
+
+        Args:
+            past: Sum of the contexts of the earlier frames in the window.
+            scale: Factor for the sum of context and past; None for 1.
+        """
+
+    def compute_context(self, x: Tensor) -> Tensor:
+        """Return only the context of a map."""
 
 
 def fast_attention(
@@ -30,13 +52,13 @@ def fast_attention(
         k: Key (B, M, D).
         v: Value (B, M, C).
         past: Sum of the contexts of the earlier frames in the window (B, D, C).
-        scale: What past and own context together are multiplied by: 1 / T for the mean over T frames; None for the
-            sum, as in the paper.
+        scale: Factor for the sum of past and context: 1 / T for the mean over T frames; None for the sum, as in the
+            paper.
 
     Returns:
-        The attended values (B, N, C), and this frame's own context (B, D, C), without the past.
+        The attended values (B, N, C), and the context of this frame alone (B, D, C).
     """
-    # the smallest norm is one that fp16 can hold: with PyTorch's 1e-12 a zero vector would become nan there
+    # eps must be representable in fp16: with PyTorch's default of 1e-12 a zero vector becomes nan
     q = F.normalize(q, dim=-1, eps=1e-6)
     k = F.normalize(k, dim=-1, eps=1e-6)
     return dot_attention(q, k, v, past, scale)
@@ -45,10 +67,10 @@ def fast_attention(
 def dot_attention(
     q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None, scale: Scale | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Fast attention without the L2 normalisation: a plain dot product, whose affinity has no bound."""
-    # half of 1/n before the product and half after it: a sum over a large image would leave fp16's range
-    half = v.shape[1] ** -0.5
-    context = (k * half).transpose(1, 2) @ v * half  # (B, D, C): all that a later frame needs
+    """Fast attention without L2 normalisation: the affinity is an unbounded dot product."""
+    # 1/√n before and after the product instead of 1/n once: a sum over a large image overflows fp16
+    root = v.shape[1] ** -0.5
+    context = (k * root).transpose(1, 2) @ v * root  # (B, D, C): all that later frames need
     total = context if past is None else context + past
     if past is not None and scale is not None:
         total = total * scale
@@ -58,27 +80,27 @@ def dot_attention(
 def self_attention(
     q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None, scale: Scale | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention of every pixel to every pixel (paper Eq. 1): quadratic, with nothing for a later frame."""
+    """Softmax attention of every pixel to every pixel (paper Eq. 1): quadratic, and without a context."""
     return F.scaled_dot_product_attention(q, k, v, scale=1.0), v[:, :0]
 
 
 def channel_attention(x: Tensor) -> Tensor:
     """DANet's attention of every channel to every channel, of pixels (B, N, C).
 
-    As in DANet the likeness has no scale: a large image leaves fp16's range, so use fp32 or bf16.
+    As in DANet the similarity is not scaled: a large image overflows fp16, so use fp32 or bf16.
     """
-    likeness = x.transpose(1, 2) @ x  # (B, C, C)
-    # DANet's affinity: what differs most from a channel counts most; softmax ignores the constant row maximum
-    return x @ (-likeness).softmax(dim=-1).transpose(1, 2)
+    similarity = x.transpose(1, 2) @ x  # (B, C, C)
+    # DANet subtracts from the row maximum: the least similar channels weigh most; softmax cancels the maximum itself
+    return x @ (-similarity).softmax(dim=-1).transpose(1, 2)
 
 
 def to_pixels(x: Tensor) -> Tensor:
-    """A feature map (B, C, H, W) as pixels (B, N, C)."""
+    """Flatten a feature map (B, C, H, W) to pixels (B, N, C)."""
     return x.flatten(2).transpose(1, 2)
 
 
 def to_map(x: Tensor, like: Tensor) -> Tensor:
-    """Pixels (B, N, C) as a feature map (B, C, H, W) of another map's height and width."""
+    """Reshape pixels (B, N, C) to a feature map (B, C, H, W) of the height and width of `like`."""
     return x.transpose(1, 2).unflatten(2, like.shape[-2:])
 
 
@@ -86,10 +108,11 @@ class FastAttention(nn.Module):
     """The fast attention module (paper Fig. 2b): 1x1 convolutions around fast_attention, plus the input."""
 
     attend: ClassVar[Callable[..., tuple[Tensor, Tensor]]] = staticmethod(fast_attention)
+    linear = True
 
     def __init__(self, channels: int, key_channels: int = 32):
         super().__init__()
-        # no ReLU on query and key: their cosine should reach -1 (paper Sec. III-B)
+        # no ReLU on query and key: their cosine similarity should reach -1 (paper Sec. III-B)
         self.query = conv(channels, key_channels, 1, relu=False)
         self.key = conv(channels, key_channels, 1, relu=False)
         self.value = conv(channels, channels, 1)
@@ -102,22 +125,23 @@ class FastAttention(nn.Module):
         return x + self.out(to_map(y, x)), context
 
     def compute_context(self, x: Tensor) -> Tensor:
-        """The context alone that a map leaves to later frames: no query, no output."""
+        """Return only the context of a map, without computing query and output."""
         k, v = to_pixels(self.key(x)), to_pixels(self.value(x))
         _, context = self.attend(k[:, :1], k, v)
         return context
 
 
 class DotAttention(FastAttention):
-    """Rival: the fast attention module without L2 normalisation."""
+    """Baseline: the fast attention module without L2 normalisation."""
 
     attend = staticmethod(dot_attention)
 
 
 class SelfAttention(FastAttention):
-    """Rival: the non-local module, with softmax."""
+    """Baseline: the non-local module, with softmax."""
 
     attend = staticmethod(self_attention)
+    linear = False
 
     def __init__(self, channels: int, key_channels: int = 32):
         super().__init__(channels, key_channels)
@@ -125,7 +149,9 @@ class SelfAttention(FastAttention):
 
 
 class ChannelAttention(nn.Module):
-    """Rival: DANet's channel attention, whose share in the output is learned from zero; it has no key channels."""
+    """Baseline: DANet's channel attention, scaled by a factor that is learned from zero; it has no key channels."""
+
+    linear = False
 
     def __init__(self, channels: int, key_channels: int = 32):
         super().__init__()
@@ -141,7 +167,9 @@ class ChannelAttention(nn.Module):
 
 
 class NoAttention(nn.Module):
-    """Rival: no attention at all."""
+    """Baseline: no attention."""
+
+    linear = True
 
     def __init__(self, channels: int, key_channels: int = 32):
         super().__init__()
@@ -155,5 +183,6 @@ class NoAttention(nn.Module):
 
 
 ATTENTIONS = {
-    kind.__name__: kind for kind in (FastAttention, DotAttention, SelfAttention, ChannelAttention, NoAttention)
+    module.__name__: module for module in (FastAttention, DotAttention, SelfAttention, ChannelAttention, NoAttention)
 }
+"""The attentions of this package, by the name of their class."""

@@ -1,9 +1,10 @@
-"""Checkpoints: one safetensors file holds a network's weights and, in its metadata, all that is needed to use them.
+"""Checkpoints: one safetensors file with a network's weights and, in its metadata, all that is needed to use them.
 
-Nothing in a file is ever run: it is JSON and numbers, and both are checked before a network has them.
+A file holds no code, only JSON and numbers, and both are checked before they reach a network.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import get_args, overload
@@ -14,7 +15,7 @@ from streamseg.checks import check_choice, check_count
 from streamseg.classes import Classes
 from streamseg.io.checksums import BLANK_CHECKSUM, check_pinned, pop_checksum
 from streamseg.io.tensors import check_weights, load_tensors, open_tensors, write_tensors
-from streamseg.models.attention import ATTENTIONS
+from streamseg.models.attention import ATTENTIONS, Attention
 from streamseg.models.baselines import BASELINES, Baseline
 from streamseg.models.encoder import ReduceBy, Reduction, ResNet
 from streamseg.models.fanet import FANet, fanet18, fanet34
@@ -24,30 +25,31 @@ Network = FANet | Baseline
 FANETS = {"fanet18": fanet18, "fanet34": fanet34}
 
 BUNDLED = Path(__file__).parents[1] / "weights" / "camvid-18.safetensors"
-"""FANet-18, trained on CamVid: the weights that ship with streamseg."""
+"""The bundled weights: FANet-18, trained on CamVid."""
 
-# they were written before files had checksums; a copy of them is known by its source
+# that file has no checksum of its own; a copy of it is recognised by its source
 BUNDLED_SHA256 = "18baf69349f317e0451aef4a84ca47374a0d09fb8deefbe4a9c487eeb40e80a5"
 BUNDLED_SOURCE = "trained on camvid trainval, 10000 iterations on images and 1000 on clips, by streamseg"
 
-# in the file's metadata beside "format", which other readers of safetensors look for
+# key in the file's metadata, beside "format", which other readers of safetensors expect
 ENTRY = "streamseg"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Which of the FANets of one depth it is: the options of fanet18() and fanet34()."""
+    """The options of fanet18() and fanet34()."""
 
     attention: str
-    """The name of its class."""
+    """Name of the class."""
     key_channels: int
     reduction: Reduction
     reduce_by: ReduceBy
     averages: bool = False
-    """Whether it attends to the mean of the frames in the window, rather than to their sum."""
+    """Whether it attends to the mean over the frames in the window instead of their sum."""
 
     def __post_init__(self) -> None:
-        check_choice("attention", self.attention, tuple(ATTENTIONS))
+        if not (isinstance(self.attention, str) and self.attention.isidentifier() and len(self.attention) <= 80):
+            raise ValueError(f"attention is {self.attention!r:.80}; expected the name of a class.")
         check_choice("reduction", self.reduction, get_args(Reduction))
         check_choice("reduce_by", self.reduce_by, get_args(ReduceBy))
         check_small_count("key_channels", self.key_channels)
@@ -57,22 +59,22 @@ class Variant:
 
 @dataclass(frozen=True)
 class Description:
-    """What a checkpoint says of itself."""
+    """The metadata of a checkpoint."""
 
     network: str
-    """The function that builds it: fanet18, fanet34, or one of streamseg.models.baselines."""
+    """Name of the function that builds it: fanet18, fanet34, or one of streamseg.models.baselines."""
     variant: Variant | None
-    """Of a FANet; its rivals have none."""
+    """The options of a FANet; None for a baseline."""
     classes: Classes
     window: int
-    """How many frames it was trained to look at; 1 for an image network."""
+    """Number of frames that it was trained on; 1 for an image network."""
     source: str
-    """Where the weights came from, in words."""
+    """Origin of the weights, in words."""
 
     def __post_init__(self) -> None:
         check_choice("network", self.network, (*FANETS, *BASELINES))
         if (self.variant is None) != (self.network in BASELINES):
-            raise ValueError(f"The options of a FANet are there, or not, but the network is {self.network}.")
+            raise ValueError(f"network is {self.network}; expected options for a FANet, and none for a baseline.")
         check_small_count("window", self.window)
         if not (isinstance(self.source, str) and self.source.isprintable()):
             raise ValueError(f"source is {self.source!r:.80}; expected printable text in one line.")
@@ -81,45 +83,59 @@ class Description:
 def check_small_count(option: str, given: object) -> None:
     """Raise a ValueError if an option is not a whole number from 1 to 1024."""
     check_count(option, given)
-    if given > 1024:  # type: ignore[operator] # a file must not make its reader build something huge
+    if given > 1024:  # type: ignore[operator] # a hostile file must not make its reader allocate a huge network
         raise ValueError(f"{option} is {given!r:.80}; a checkpoint may have up to 1024.")
 
 
 def save(model: Network, classes: Classes, path: str | Path, *, window: int = 1, source: str = "") -> None:
-    """Write a network and its classes to a file, whole or not at all, in the precision that it has.
+    """Write a network and its classes to a file, in the precision of the network; an incomplete file is never left.
 
     Args:
-        window: How many frames of a video the network was trained to look at.
-        source: Where the weights came from, in words: data, recipe, command.
+        window: Number of frames of a video that the network was trained on.
+        source: Origin of the weights, in words: data, recipe, command.
     """
     encoder = getattr(model, "encoder", None)
-    if type(model) not in get_args(Network) or type(encoder) not in (ResNet, type(None)):
-        name = type(model).__name__
-        raise ValueError(f"save() takes a FANet itself, or a rival, not a {name}, compiled, wrapped or foreign.")
+    if type(model) not in get_args(Network):
+        raise ValueError(
+            f"The model is a {type(model).__name__}; expected a FANet or a baseline itself, not compiled or wrapped."
+        )
+    if type(encoder) not in (ResNet, type(None)):
+        raise ValueError(
+            f"A checkpoint cannot describe the encoder {type(encoder).__name__}: "
+            "save model.state_dict() with torch.save instead."
+        )
     if not isinstance(classes, Classes):
         raise ValueError(f"The classes are a {type(classes).__name__}; expected streamseg.Classes(names, colours).")
     if len(classes) != model.classes:
-        raise ValueError(f"The network tells {model.classes} classes apart, but {len(classes)} are named.")
+        raise ValueError(f"The network has {model.classes} classes, but {len(classes)} are named.")
     description = Description(model.name, variant_of(model), classes, window, source)
-    with torch.random.fork_rng(devices=[]):
-        twin = build_network(description)
-    if isinstance(model, FANet) and isinstance(twin, FANet):
-        if [type(attend) for attend in model.attentions] != [type(attend) for attend in twin.attentions]:
-            kind = type(model.attend1).__name__
-            raise ValueError(f"The network's attentions are not all {kind}: load() could not build it.")
-    elif encoder is not None and encoder.reduction != "None":
-        raise ValueError(f"A {model.name} has no extra spatial reduction: load() could not build this one.")
+    rebuilt = rebuild(model, description)
     weights = model.state_dict()
-    check_weights(f"The network cannot be saved as a {description.network}", weights, twin.state_dict())
+    check_weights(f"The network cannot be saved as a {description.network}", weights, rebuilt.state_dict())
     weights = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
     entry = asdict(description)
-    entry |= entry.pop("variant") or {}  # side by side, as in files from before there were rivals
+    entry |= entry.pop("variant") or {}  # flat, as in the first version of the format
     entry["checksum"] = BLANK_CHECKSUM
     write_tensors(Path(path), weights, {"format": "pt", ENTRY: json.dumps(entry)})
 
 
+def rebuild(model: Network, description: Description) -> Network:
+    """Build a network as load() will; a ValueError if it would differ from the one that is to be saved."""
+    attention = type(model.attend1) if isinstance(model, FANet) else None
+    known = attention is None or attention.__name__ in ATTENTIONS
+    with torch.random.fork_rng(devices=[]):
+        rebuilt = build_network(description, None if known else attention)
+    if isinstance(model, FANet) and isinstance(rebuilt, FANet):
+        if [type(module) for module in model.attentions] != [type(module) for module in rebuilt.attentions]:
+            name = type(model.attend1).__name__
+            raise ValueError(f"The network's attentions are not all {name}: load() could not build it.")
+    elif getattr(getattr(model, "encoder", None), "reduction", "None") != "None":
+        raise ValueError(f"A {model.name} has no extra spatial reduction: load() could not build this one.")
+    return rebuilt
+
+
 def describe(path: str | Path) -> Description:
-    """What a checkpoint says of itself, without building its network."""
+    """Return the metadata of a checkpoint without building its network."""
     path = Path(path)
     with open_tensors(path) as file:
         return read_description(path, file.metadata())
@@ -130,29 +146,34 @@ def load(path: None = None) -> tuple[FANet, Classes]: ...
 
 
 @overload
-def load(path: str | Path | None) -> tuple[Network, Classes]: ...
+def load(path: str | Path | None, *, attention: type[Attention] | None = None) -> tuple[Network, Classes]: ...
 
 
-def load(path: str | Path | None = None) -> tuple[Network, Classes]:
-    """The network in a checkpoint, in fp32 and ready for use, and its classes; without a path, the one that ships."""
-    model, description = read_checkpoint(BUNDLED if path is None else Path(path))
+def load(path: str | Path | None = None, *, attention: type[Attention] | None = None) -> tuple[Network, Classes]:
+    """Return the network in a checkpoint, in fp32 and evaluation mode, and its classes.
+
+    Args:
+        path: The checkpoint; without one, the bundled weights.
+        attention: The attention class of the network, if it is not one of streamseg's.
+    """
+    model, description = read_checkpoint(BUNDLED if path is None else Path(path), attention)
     return model, description.classes
 
 
-def read_checkpoint(path: Path) -> tuple[Network, Description]:
-    """The network in a checkpoint, in fp32 and ready for use, and what the file says of itself."""
+def read_checkpoint(path: Path, attention: type[Attention] | None = None) -> tuple[Network, Description]:
+    """Return the network in a checkpoint, in fp32 and evaluation mode, and its metadata."""
     with open_tensors(path) as file:
         description = read_description(path, file.metadata())
         weights = load_tensors(path, file)
-    with torch.random.fork_rng(devices=[]):  # torch's random numbers go on as if nothing had been built
-        model = build_network(description)
+    with torch.random.fork_rng(devices=[]):  # leaves torch's random state unchanged
+        model = build_network(description, attention)
     check_weights(f"{path} does not hold the {description.network} that it describes", weights, model.state_dict())
     model.load_state_dict(weights)
     return model.eval(), description
 
 
 def read_description(path: Path, metadata: dict[str, str] | None) -> Description:
-    """The description in a file's metadata."""
+    """Parse and check the metadata of a file."""
     if not metadata or ENTRY not in metadata:
         raise ValueError(f"{path} was not written by streamseg: it does not say which network it holds.")
     try:
@@ -162,16 +183,17 @@ def read_description(path: Path, metadata: dict[str, str] | None) -> Description
         variant = Variant(**options) if options else None
         description = Description(**{**entry, "variant": variant, "classes": Classes(**entry["classes"])})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} describes itself wrongly ({error!r:.200}): it cannot be used.") from None
+        raise ValueError(f"{path} has invalid metadata ({error!r:.200}): it cannot be used.") from None
     if not has_checksum and (description.source == BUNDLED_SOURCE or path == BUNDLED):
         check_pinned(path, BUNDLED_SHA256)
     return description
 
 
 def variant_of(model: Network) -> Variant | None:
-    """Which FANet a network is; None for a rival."""
+    """Return the options of a FANet; None for a baseline."""
     if not isinstance(model, FANet):
         return None
+    assert isinstance(model.encoder, ResNet)
     return Variant(
         attention=type(model.attend1).__name__,
         key_channels=model.key_channels,
@@ -181,14 +203,18 @@ def variant_of(model: Network) -> Variant | None:
     )
 
 
-def build_network(description: Description) -> Network:
-    """The network that a description speaks of, untrained."""
+def build_network(description: Description, attention: type[Attention] | None = None) -> Network:
+    """Build the described network, with random weights.
+
+    Args:
+        attention: The attention class, if it is not one of streamseg's.
+    """
     classes, variant = len(description.classes), description.variant
     if variant is None:
         return BASELINES[description.network](classes)
     return FANETS[description.network](
         classes=classes,
-        attention=ATTENTIONS[variant.attention],
+        attention=find_attention(variant.attention, attention),
         key_channels=variant.key_channels,
         reduction=variant.reduction,
         reduce_by=variant.reduce_by,
@@ -196,8 +222,22 @@ def build_network(description: Description) -> Network:
     )
 
 
+def find_attention(name: str, given: type[Attention] | None) -> Callable[[int, int], Attention]:
+    """Return the attention class of that name: one of streamseg's, or the given one."""
+    if given is None and name in ATTENTIONS:
+        return ATTENTIONS[name]
+    if given is not None and given.__name__ == name:
+        return given
+    if given is not None:
+        raise ValueError(f"The network has the attention {name}, which is not {given.__name__}.")
+    raise ValueError(
+        f"The network has the attention {name}, which is not part of streamseg: "
+        f"load it with streamseg.load(PATH, attention={name})."
+    )
+
+
 def require_fanet(model: Network, use: str) -> FANet:
-    """A network, if it is a FANet; a ValueError says what use needs one."""
+    """Return a network if it is a FANet; a ValueError names the use that needs one."""
     if not isinstance(model, FANet):
         raise ValueError(f"{use} needs a FANet, but these weights are of {model.name}: give weights of a FANet.")
     return model

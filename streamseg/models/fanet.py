@@ -4,37 +4,30 @@ Shapes: B batch, K classes, H height, W width, D key channels (the paper's c'), 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from streamseg.checks import check_count
-from streamseg.models.attention import (
-    ATTENTIONS,
-    ChannelAttention,
-    DotAttention,
-    FastAttention,
-    NoAttention,
-    Scale,
-    SelfAttention,
-)
-from streamseg.models.encoder import ReduceBy, Reduction, ResNet, resnet18, resnet34
+from streamseg.models.attention import Attention, FastAttention, Scale
+from streamseg.models.encoder import Encoder, Maps, ReduceBy, Reduction, ResNet, resnet18, resnet34
 from streamseg.models.layers import (
     MIN_SIDE as MIN_SIDE,
-    add_pixel_statistics,
     check_image,
     conv,
     describe_type as describe_type,
+    init_network,
     initialise,
     normalise,
     resize,
 )
 
-Attention = type[FastAttention | DotAttention | SelfAttention | ChannelAttention | NoAttention]
-Maps = tuple[Tensor, Tensor, Tensor, Tensor]
 Context = tuple[Tensor, Tensor, Tensor, Tensor]
-"""What a frame leaves to later ones: a matrix (B, D, C) for each of Res-1 … Res-4, whatever the image's size."""
+"""What a frame passes to later frames: a matrix (B, D, C) for each of Res-1 … Res-4, at any image size."""
+
+ATTENTION_MEMBERS = ("context_shape", "compute_context")
 
 
 class FANet(nn.Module):
@@ -43,36 +36,43 @@ class FANet(nn.Module):
     An encoder, fast attention on each of its four stages, and a decoder that merges them from deep to shallow.
 
     Args:
-        encoder: Makes the four feature maps.
-        classes: How many classes to tell apart.
-        attention: One of FastAttention and its rivals DotAttention, SelfAttention, ChannelAttention, NoAttention.
+        encoder: Computes the four feature maps: a ResNet, or any module with the interface of Encoder.
+        classes: Number of classes.
+        attention: FastAttention, another attention of this package (DotAttention, SelfAttention, ChannelAttention,
+            NoAttention), or any module class with the interface of Attention.
         key_channels: Channels of query and key, the paper's c'.
-        averages: Whether it attends to the mean of the frames in the window, which fits any window, rather than to
-            their sum, as in the paper.
+        averages: Attend to the mean over the frames in the window, which fits any window, instead of the paper's sum.
     """
 
+    classes: int
     mean: Tensor
     std: Tensor
 
-    def __init__(self, encoder: ResNet, classes: int, attention: Attention, key_channels: int, averages: bool = False):
+    def __init__(
+        self,
+        encoder: Encoder,
+        classes: int,
+        attention: Callable[[int, int], Attention] = FastAttention,
+        key_channels: int = 32,
+        averages: bool = False,
+    ):
         super().__init__()
-        check_count("classes", classes)
+        init_network(self, classes)
         check_count("key_channels", key_channels)
-        if attention not in ATTENTIONS.values():
-            given = " ".join(repr(attention).split())
-            raise ValueError(f"attention is {given:.80}; choose one of the classes {', '.join(ATTENTIONS)}.")
-        self.classes = classes
+        check_encoder(encoder)
         self.key_channels = key_channels
         self.averages = averages
-        add_pixel_statistics(self)
 
         self.encoder = encoder
         self.deep_channels = encoder.channels[2:]
         c1, c2, c3, c4 = encoder.channels
-        self.attend1 = attention(c1, key_channels)
-        self.attend2 = attention(c2, key_channels)
-        self.attend3 = attention(c3, key_channels)
-        self.attend4 = attention(c4, key_channels)
+        self.attend1 = make_attention(attention, c1, key_channels)
+        self.attend2 = make_attention(attention, c2, key_channels)
+        self.attend3 = make_attention(attention, c3, key_channels)
+        self.attend4 = make_attention(attention, c4, key_channels)
+        shapes = [attend.context_shape for attend in self.attentions]
+        if len({keys for keys, _ in shapes}) > 1:
+            raise ValueError(f"The contexts have the shapes {shapes}; expected the same first number at all stages.")
         self.narrow4 = conv(c4, c3, 1)
         self.narrow3 = conv(c3, c2, 1)
         self.narrow2 = conv(c2, c1, 1)
@@ -83,17 +83,17 @@ class FANet(nn.Module):
         self.classify = nn.Sequential(conv(256, 256, 3), classifier)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Logits (B, K, H, W) of an RGB image (B, 3, H, W), bytes or floats in 0–255."""
+        """Return the logits (B, K, H, W) of RGB images (B, 3, H, W), bytes or floats in 0–255."""
         logits, _ = self.step(image)
         return logits
 
     def step(self, image: Tensor, past: Sequence[Tensor] | None = None, weight: Scale = 1.0) -> tuple[Tensor, Context]:
-        """Logits (B, K, H, W) of the next frame of a video, and the context that it leaves to later frames.
+        """Return the logits (B, K, H, W) of the next frame of a video, and its context for later frames.
 
         Args:
-            image: RGB (B, 3, H, W), bytes or floats in 0–255; each entry of the batch is a stream of its own.
-            past: The sum of the contexts of the earlier frames in the window, stage by stage; None for the first.
-            weight: How many frames that sum is of, for a network that averages; (B, 1, 1) where streams differ.
+            image: RGB (B, 3, H, W), bytes or floats in 0–255; each entry of the batch belongs to another stream.
+            past: Sum of the contexts of the earlier frames in the window, stage by stage; None for the first frame.
+            weight: Number of frames in that sum, for a network that averages; (B, 1, 1) where streams differ.
         """
         self.check(image, past)
         maps, context = self.features(image, past, weight)
@@ -102,23 +102,23 @@ class FANet(nn.Module):
     def outputs(
         self, image: Tensor, past: Sequence[Tensor] | None = None, weight: Scale = 1.0
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Logits at the size of Res-1's map, and the maps of Res-3 and Res-4, on which auxiliary heads are trained."""
+        """Return logits at the size of Res-1's map, and the maps of Res-3 and Res-4 for auxiliary heads."""
         maps, _ = self.features(image, past, weight)
         return self.score(maps), maps[2:]
 
     def features(
         self, image: Tensor, past: Sequence[Tensor] | None = None, weight: Scale = 1.0
     ) -> tuple[Maps, Context]:
-        """The maps of Res-1 … Res-4 after attention and merging, and the context."""
+        """Return the maps of Res-1 … Res-4 after attention and merging, and the context."""
         maps, context = self.attend(self.encode(image), past, weight)
         return self.merge(maps), context
 
     def encode(self, image: Tensor) -> Maps:
-        """The encoder's maps of Res-1 … Res-4; no past reaches them."""
+        """Return the encoder's maps of Res-1 … Res-4, which do not depend on the past."""
         return self.encoder(normalise(image, self.mean, self.std))
 
     def attend(self, maps: Maps, past: Sequence[Tensor] | None = None, weight: Scale = 1.0) -> tuple[Maps, Context]:
-        """The four maps after attention, and the context, which is the maps' own, whatever the past."""
+        """Return the four maps after attention, and the context, which does not depend on the past."""
         x1, x2, x3, x4 = maps
         past1, past2, past3, past4 = (None, None, None, None) if past is None else past
         scale = 1 / (1 + weight) if self.averages else None
@@ -129,7 +129,7 @@ class FANet(nn.Module):
         return (x1, x2, x3, x4), (context1, context2, context3, context4)
 
     def compute_context(self, maps: Maps) -> Context:
-        """The context alone that maps of Res-1 … Res-4 leave to later frames."""
+        """Return only the context of the maps of Res-1 … Res-4."""
         x1, x2, x3, x4 = maps
         return (
             self.attend1.compute_context(x1),
@@ -139,7 +139,7 @@ class FANet(nn.Module):
         )
 
     def merge(self, maps: Maps) -> Maps:
-        """The paper's FuseUp, from deep to shallow."""
+        """Merge the maps from deep to shallow: the paper's FuseUp."""
         x1, x2, x3, x4 = maps
         x3 = x3 + resize(self.narrow4(x4), x3)
         x2 = x2 + resize(self.narrow3(x3), x2)
@@ -147,12 +147,12 @@ class FANet(nn.Module):
         return x1, x2, x3, x4
 
     def score(self, maps: Maps) -> Tensor:
-        """Logits (B, K, h, w) at the size of Res-1's map."""
+        """Return logits (B, K, h, w) at the size of Res-1's map."""
         x1, _, x3, _ = maps
         return self.classify(torch.cat([resize(self.smooth3(x3), x1), self.smooth1(x1)], dim=1))
 
     def check(self, image: Tensor, past: Sequence[Tensor] | None) -> None:
-        """Raise a ValueError that says what is wrong with an input, if anything is."""
+        """Raise a ValueError if the image or the past has a wrong type or shape."""
         check_image(image)
         if past is None:
             return
@@ -166,25 +166,50 @@ class FANet(nn.Module):
         if given != expected:
             raise ValueError(
                 f"The past's shapes are {given}; expected {expected}: "
-                "the context that step() of this same network returned for a batch of this size, or a sum of such."
+                "a context that step() of this network returned for a batch of this size, or a sum of contexts."
             )
 
     @property
     def name(self) -> str:
-        """The function that builds it."""
-        return f"fanet{self.encoder.depth}"
+        """The name of the function that builds it; that of the encoder's class if it is not one of this package."""
+        encoder = self.encoder
+        return f"fanet{encoder.depth}" if isinstance(encoder, ResNet) else f"FANet of {type(encoder).__name__}"
 
     @property
-    def attentions(self) -> tuple[FastAttention | ChannelAttention | NoAttention, ...]:
+    def attentions(self) -> tuple[Attention, ...]:
         """The attention modules of Res-1 … Res-4."""
         return self.attend1, self.attend2, self.attend3, self.attend4
 
 
-def init_as_identity(network: FANet) -> None:
-    """Let a network begin close to what its encoder was for ImageNet, where all else would begin at random.
+def check_encoder(encoder: Encoder) -> None:
+    """Raise a ValueError if a module does not have the interface of Encoder."""
+    channels = getattr(encoder, "channels", None)
+    if not isinstance(encoder, nn.Module) or not isinstance(channels, (tuple, list)) or len(channels) != 4:
+        raise ValueError(
+            f"The encoder is a {type(encoder).__name__}; expected a module that returns the maps of Res-1 … Res-4 and "
+            "lists their channels in `channels`."
+        )
 
-    The shortcut that the extra reduction adds to Res-1 passes on what it is given, and attention adds a tenth of what
-    it usually does: not nothing, for through a ReLU of nothing no gradient comes back.
+
+def make_attention(attention: Callable[[int, int], Attention], channels: int, key_channels: int) -> Attention:
+    """Build the attention module of a stage; a ValueError if it does not have the interface of Attention."""
+    # a class, and not any function that returns a module: load() builds the network from the class
+    is_class = isinstance(attention, type) and issubclass(attention, nn.Module)
+    module = attention(channels, key_channels) if is_class else None
+    if not all(hasattr(module, name) for name in ATTENTION_MEMBERS):
+        given = " ".join(repr(attention).split())
+        raise ValueError(
+            f"attention is {given:.80}; expected a module class with {' and '.join(ATTENTION_MEMBERS)}, such as "
+            "FastAttention."
+        )
+    return cast("Attention", module)
+
+
+def init_as_identity(network: FANet) -> None:
+    """Initialise the layers that ImageNet weights do not cover so that they pass their inputs on.
+
+    The shortcut that the extra reduction adds to Res-1 becomes the identity, and the output of attention is scaled by
+    0.1. Not by 0: no gradient passes a ReLU whose inputs are all zero.
     """
     for name, weight in network.named_parameters():
         if name == "encoder.layer1.0.downsample.0.weight":
@@ -196,7 +221,7 @@ def init_as_identity(network: FANet) -> None:
 def fanet18(
     classes: int = 19,
     *,
-    attention: Attention = FastAttention,
+    attention: Callable[[int, int], Attention] = FastAttention,
     key_channels: int = 32,
     reduction: Reduction = "Res-1",
     reduce_by: ReduceBy = "stride",
@@ -209,7 +234,7 @@ def fanet18(
 def fanet34(
     classes: int = 19,
     *,
-    attention: Attention = FastAttention,
+    attention: Callable[[int, int], Attention] = FastAttention,
     key_channels: int = 32,
     reduction: Reduction = "Res-1",
     reduce_by: ReduceBy = "stride",

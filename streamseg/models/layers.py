@@ -1,4 +1,4 @@
-"""The pieces that every network here is built from: checked inputs, a convolution with batch norm, and resizes."""
+"""The parts that all networks share: input checks, pixel normalisation, convolutions with batch norm, resizes."""
 
 import sys
 import warnings
@@ -7,12 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from streamseg.checks import check_count
+
 MIN_SIDE = 32
-"""The least height and width of an image: its map at 1/32 is then a single pixel."""
+"""Minimum height and width of an image, whose map at 1/32 is then a single pixel."""
 
 
 def check_image(image: Tensor) -> None:
-    """Raise a ValueError that says what is wrong with a network's input, if anything is."""
+    """Raise a ValueError if a network's input has a wrong type, shape or size."""
     if not isinstance(image, Tensor) or not (image.dtype == torch.uint8 or image.is_floating_point()):
         raise ValueError(f"The image is a {describe_type(image)}; expected a tensor of bytes or floats in 0–255.")
     shape = tuple(image.shape)
@@ -24,17 +26,17 @@ def check_image(image: Tensor) -> None:
 
 
 def check_range(image: Tensor) -> None:
-    """Warn, at the line that called streamseg, of floats that are in 0–1; those on a GPU are not waited for."""
-    # while a network is exported or compiled, images have no values
+    """Warn at the caller's line if floats are in 0–1. Images on a GPU are not checked, as that would block."""
+    # under torch.export and torch.compile images have no values
     if type(image) is not Tensor or not image.is_floating_point() or image.device.type != "cpu" or not image.numel():
         return
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined] # public all the same
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined] # missing in torch's stub
         return
     try:
-        evident = 0 < image.max().item() <= 1 and image.min().item() >= 0
-    except RuntimeError:  # nor have they under torch.func
+        normalised = 0 < image.max().item() <= 1 and image.min().item() >= 0
+    except RuntimeError:  # no values under torch.func either
         return
-    if evident:
+    if normalised:
         frame, level = sys._getframe(), 1
         while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("streamseg", "torch"):
             frame, level = frame.f_back, level + 1
@@ -43,25 +45,27 @@ def check_range(image: Tensor) -> None:
 
 
 def describe_type(thing: object) -> str:
-    """What a tensor's numbers are, or what something else is, for an error's sentence."""
+    """Return "tensor of DTYPE" or the name of the type, for an error message."""
     return f"tensor of {thing.dtype}" if isinstance(thing, Tensor) else type(thing).__name__
 
 
-def add_pixel_statistics(network: nn.Module) -> None:
-    """Give a network ImageNet's mean and std, for pixels in 0–255, as buffers that are not part of its weights."""
+def init_network(network: nn.Module, classes: int) -> None:
+    """Set the number of classes, and ImageNet's mean and std of pixels in 0–255 as buffers outside the weights."""
+    check_count("classes", classes)
+    network.classes = classes  # type: ignore[assignment] # every network declares it as an int
     network.register_buffer("mean", 255 * torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1), persistent=False)
     network.register_buffer("std", 255 * torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1), persistent=False)
 
 
 def normalise(image: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """An image of bytes or floats in 0–255 as a network's first layer takes it, in the network's precision."""
+    """Normalise an image of bytes or floats in 0–255, in the network's precision."""
     return (image.to(mean.dtype) - mean) / std
 
 
 def conv(
     inputs: int, outputs: int, kernel: int, relu: bool = True, *, stride: int = 1, dilation: int = 1
 ) -> nn.Sequential:
-    """A convolution that keeps the size, or divides it by the stride; batch norm; and ReLU unless told otherwise."""
+    """Build a convolution with batch norm and ReLU that keeps the size, or divides it by the stride."""
     padding = dilation * (kernel // 2)
     convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, bias=False)
     initialise(convolution)
@@ -69,29 +73,29 @@ def conv(
 
 
 def initialise(convolution: nn.Conv2d) -> None:
-    """Start a convolution outside the encoder as the authors do: normal, gain 1, by the inputs."""
+    """Initialise a convolution outside the encoder as the authors do: normal, gain 1, fan-in."""
     nn.init.kaiming_normal_(convolution.weight, a=1)
 
 
 def resize(x: Tensor, like: Tensor) -> Tensor:
-    """Bilinear resize to another map's height and width."""
+    """Resize bilinearly to another map's height and width."""
     return resize_to(x, *like.shape[-2:])
 
 
 def resize_to(x: Tensor, height: int, width: int) -> Tensor:
-    """Bilinear resize to a height and width.
+    """Resize bilinearly to a height and width.
 
-    Where a gradient is wanted, as two matrix products, whose gradient is two matrix products as well: that of
-    F.interpolate adds with atomics on a GPU, and made a whole training step ten times slower.
+    With gradients by two matrix products, whose backward pass is two matrix products too: that of F.interpolate uses
+    atomic additions on a GPU, which made a whole training step ten times slower.
     """
     if x.requires_grad:
         return bilinear_matrix(x.shape[-2], height, x) @ x @ bilinear_matrix(x.shape[-1], width, x).T
-    # align_corners=False agrees with every export target
+    # align_corners=False is the same in every export target
     return F.interpolate(x, size=(height, width), mode="bilinear", align_corners=False)
 
 
 def bilinear_matrix(inputs: int, outputs: int, like: Tensor) -> Tensor:
-    """The matrix (outputs, inputs) that resizes a row bilinearly, in another tensor's precision."""
+    """Return the matrix (outputs, inputs) that resizes a row bilinearly, in the precision of `like`."""
     eye = torch.eye(inputs, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
     return F.interpolate(eye[None], size=outputs, mode="linear", align_corners=False)[0].T.to(like.dtype)
 
@@ -102,12 +106,12 @@ def resize_nearest(x: Tensor, like: Tensor) -> Tensor:
 
 
 def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
-    """Repeat the last row and column until height and width can be divided."""
+    """Repeat the last row and column until height and width are multiples."""
     height, width = x.shape[-2:]
     return F.pad(x, (0, -width % multiple, 0, -height % multiple), mode="replicate")
 
 
-def unpool(x: Tensor, places: Tensor, size: torch.Size) -> Tensor:
-    """A pooled map back at its size (B, C, H, W): each value where its maximum was found, and zeros elsewhere."""
-    # a scatter, since torch's own max_unpool2d has no deterministic form on a GPU
-    return x.new_zeros(size).flatten(2).scatter(2, places.flatten(2), x.flatten(2)).view(size)
+def unpool(x: Tensor, indices: Tensor, size: torch.Size) -> Tensor:
+    """Undo a max pooling: each value of (B, C, h, w) at the index of its maximum in (B, C, H, W), zeros elsewhere."""
+    # a scatter, because torch's max_unpool2d is not deterministic on a GPU
+    return x.new_zeros(size).flatten(2).scatter(2, indices.flatten(2), x.flatten(2)).view(size)

@@ -1,4 +1,4 @@
-"""The server: pictures over HTTP, streams over WebSockets, and the page. Only this folder knows of either."""
+"""The web server: pictures over HTTP, streams over WebSockets, and a page. Only this folder imports FastAPI."""
 
 from streamseg.serve.gate import (
     TOKEN as TOKEN,

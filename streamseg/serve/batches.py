@@ -1,4 +1,4 @@
-"""Frames of many clients through one network: those of one size together, in the order in which they came."""
+"""Batching: frames of many clients through one network, those of one size together, first come first served."""
 
 import logging
 import threading
@@ -16,131 +16,134 @@ from streamseg.parallel.threads import set_torch_threads
 from streamseg.stream.label_frames import MAX_PIXELS, label_batch, network_size
 from streamseg.stream.state import Policy, State
 
-IDLE_SECONDS = 1.0
-"""Seconds without a request after which an engine may prepare sizes, which takes much longer than a frame on a GPU."""
+PREPARE_AFTER_SECONDS = 1.0
+"""An engine prepares sizes after this time without a request: on a GPU that takes much longer than a frame."""
 
-Answer = tuple[Tensor, State]
-"""Labels (H, W), uint8, and what the stream has then seen."""
+Labelled = tuple[Tensor, State]
+"""Labels (H, W), uint8, and the state of the stream after the frame."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelRequest:
-    """A frame that waits for its labels."""
+    """A frame in the queue."""
 
     frame: Tensor
     state: State | None
     size: tuple[int, int]
-    """What the network sees it at."""
-    answer: "Future[Answer]" = field(default_factory=Future)
+    """Network input size."""
+    future: "Future[Labelled]" = field(default_factory=Future)
 
 
 @runtime_checkable
 class PreparesSizes(Protocol):
-    """An engine that prepares sizes of frames, and can wait with it."""
+    """An engine that prepares itself for sizes of frames, now or later."""
 
     capture_when_idle: bool
-    """Whether it prepares sizes only when told to."""
+    """Whether it prepares sizes in capture_next() only."""
 
     def capture_next(self) -> bool:
-        """Prepare the size that is wanted most, if there is one; False if no other is left."""
+        """Prepare the most frequent size, if any is due; return whether there are more."""
 
 
 class Batcher:
     """A queue of frames, and the thread that labels them.
 
     Args:
-        window: What is remembered of a stream's earlier frames.
-        most: The most frames that the network sees at once; together they have no more pixels than two of the largest.
-        seen: Called with the number of frames in each batch.
-        busy: Whether frames are on their way here.
+        window: Number of frames, or policy, that the past of a stream is made of.
+        max_frames: The largest number of frames in a batch; their pixels are limited too, to twice MAX_PIXELS.
+        on_batch: Called with the number of frames in each batch.
+        busy: Whether requests are active; no size is prepared then.
 
-    A new size of frames is labelled without being prepared, and one that comes often is prepared when nobody waits.
+    Frames of a new size are labelled without preparation; a frequent size is prepared when the server is idle.
     """
 
     def __init__(
         self,
         engine: Engine,
         window: int | Policy = 1,
-        most: int = 8,
-        seen: Callable[[int], None] = lambda number: None,
+        max_frames: int = 8,
+        on_batch: Callable[[int], None] = lambda number: None,
         busy: Callable[[], bool] = lambda: False,
     ):
-        self.engine, self.window, self.most, self.seen, self.busy = engine, window, most, seen, busy
+        self.engine, self.window, self.max_frames = engine, window, max_frames
+        self.on_batch, self.busy = on_batch, busy
         self.prepares = engine if isinstance(engine, PreparesSizes) else None
         if self.prepares:
             self.prepares.capture_when_idle = True
-        self.waiting: deque[LabelRequest] = deque()
+        self.queue: deque[LabelRequest] = deque()
         self.change = threading.Condition()
         self.closed = False
         self.thread = threading.Thread(target=self.work, args=(torch.get_num_threads(),), name="batches", daemon=True)
         self.thread.start()
 
-    def submit(self, frame: Tensor, state: State | None = None) -> "Future[Answer]":
-        """Labels of a frame (3, H, W), the next one of a stream or one alone; who cancels them is not worked for."""
-        job = LabelRequest(frame, state, network_size(frame.shape[1], frame.shape[2]))
+    def submit(self, frame: Tensor, state: State | None = None) -> "Future[Labelled]":
+        """Queue a frame (3, H, W): a picture, or the next frame of a stream. Cancel the future to drop it."""
+        request = LabelRequest(frame, state, network_size(frame.shape[1], frame.shape[2]))
         with self.change:
             if self.closed:
                 raise RuntimeError("The queue is closed.")
-            self.waiting.append(job)
+            self.queue.append(request)
             self.change.notify()
-        return job.answer
+        return request.future
 
     def close(self) -> None:
-        """Label what waits, and end the thread."""
+        """Label the frames in the queue, and end the thread."""
         with self.change:
             self.closed = True
             self.change.notify()
         self.thread.join()
 
     def work(self, threads: int) -> None:
+        """Label batches until the queue is closed and empty; prepare sizes when idle."""
         set_torch_threads(threads)
-        more = False  # there may be sizes to prepare
+        unprepared = False  # whether there may be sizes to prepare
         while True:
-            if more and self.is_quiet():
-                more = self.busy() or self.prepare()
+            if unprepared and self.is_idle():
+                unprepared = self.busy() or self.prepare_next()
                 continue
-            jobs = self.take()
-            if not jobs:
+            batch = self.take_batch()
+            if not batch:
                 return
-            wanted = [job for job in jobs if job.answer.set_running_or_notify_cancel()]
-            if wanted:
-                self.label(wanted)
-            more = self.prepares is not None
+            batch = [request for request in batch if request.future.set_running_or_notify_cancel()]
+            if batch:
+                self.label(batch)
+            unprepared = self.prepares is not None
 
-    def is_quiet(self) -> bool:
-        """Whether no frame comes for a while."""
+    def is_idle(self) -> bool:
+        """Wait for a frame; return whether none has come for PREPARE_AFTER_SECONDS."""
         with self.change:
-            return not self.change.wait_for(lambda: self.waiting or self.closed, IDLE_SECONDS)
+            return not self.change.wait_for(lambda: self.queue or self.closed, PREPARE_AFTER_SECONDS)
 
-    def prepare(self) -> bool:
-        """Prepare the size that is wanted most; False if no other is left."""
+    def prepare_next(self) -> bool:
+        """Prepare the most frequent size; return whether there are more."""
         assert self.prepares is not None
         try:
             return self.prepares.capture_next()
-        except Exception:  # memory that is full, say: frames are labelled without it
+        except Exception:  # such as out of memory: frames are labelled without preparation
             logging.getLogger("streamseg").exception("A size could not be prepared.")
             return False
 
-    def take(self) -> list[LabelRequest]:
-        """The job that has waited longest, and others of its size; none when the queue is closed and empty."""
+    def take_batch(self) -> list[LabelRequest]:
+        """Take the oldest request and others of its size; nothing when the queue is closed and empty."""
         with self.change:
-            self.change.wait_for(lambda: self.waiting or self.closed)
-            if not self.waiting:
+            self.change.wait_for(lambda: self.queue or self.closed)
+            if not self.queue:
                 return []
-            height, width = size = self.waiting[0].size
-            most = max(1, min(self.most, 2 * MAX_PIXELS // (height * width)))
-            jobs = [job for job in self.waiting if job.size == size][:most]
-            self.waiting = deque(job for job in self.waiting if job not in jobs)
-            return jobs
+            height, width = size = self.queue[0].size
+            max_frames = max(1, min(self.max_frames, 2 * MAX_PIXELS // (height * width)))
+            batch = [request for request in self.queue if request.size == size][:max_frames]
+            self.queue = deque(request for request in self.queue if request not in batch)
+            return batch
 
-    def label(self, jobs: list[LabelRequest]) -> None:
-        self.seen(len(jobs))
+    def label(self, batch: list[LabelRequest]) -> None:
+        """Label a batch, and set the result or the exception of each request."""
+        self.on_batch(len(batch))
         try:
-            frames, states = [job.frame for job in jobs], [job.state for job in jobs]
-            labels, after = label_batch(self.engine, frames, states, self.window, size=jobs[0].size)
-        except Exception as error:  # which is the clients' to hear of; the thread goes on with the next batch
-            for job in jobs:
-                job.answer.set_exception(error)
+            frames, states = [request.frame for request in batch], [request.state for request in batch]
+            labels, states_after = label_batch(self.engine, frames, states, self.window, size=batch[0].size)
+        except Exception as error:  # the clients get it; the thread goes on with the next batch
+            for request in batch:
+                request.future.set_exception(error)
         else:
-            for job, answer in zip(jobs, zip(labels, after, strict=True), strict=True):
-                job.answer.set_result(answer)
+            for request, labelled in zip(batch, zip(labels, states_after, strict=True), strict=True):
+                request.future.set_result(labelled)

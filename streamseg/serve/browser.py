@@ -1,45 +1,53 @@
-"""What a browser needs to do without the server: onnxruntime-web, and the network as an ONNX file."""
+"""What a browser needs in order to run the network itself: onnxruntime-web, and the network as an ONNX file."""
 
 import asyncio
 import hashlib
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import FileResponse, Response
+from starlette.exceptions import HTTPException
 
 import streamseg
 from streamseg.engine.runtime import open_exported
 from streamseg.serve import page
-from streamseg.serve.gate import RequestError, ServedModel
+from streamseg.serve.gate import RequestError, ServedModel, require_token
+
+FOREVER = "private, max-age=31536000, immutable"
+"""Cache-Control of files whose address contains their version."""
 
 
-class Browser:
-    """What a browser needs to do without the server: the library, and the network as an ONNX file."""
+class BrowserModel:
+    """The network as an ONNX file for browsers, exported and described on the first request for it."""
 
     def __init__(self, served: ServedModel):
         self.served = served
         self.lock = asyncio.Lock()
-        self.model: Path | None = served.weights if served.weights.suffix.lower() == ".onnx" else None
-        self.prepared: dict[str, object] = {}
+        self.path: Path | None = served.weights if served.weights.suffix.lower() == ".onnx" else None
+        self.description: dict[str, object] = {}
 
     async def prepare(self) -> dict[str, object]:
-        """Where both are, and what goes in and comes out of the network; what is missing is made or fetched, once."""
+        """Return the addresses of the library and the network, and the network's inputs; make what is missing."""
         async with self.lock:
-            if not self.prepared:
+            if not self.description:
                 try:
-                    self.prepared = await self.gather()
+                    if not page.find_library():
+                        await asyncio.to_thread(page.fetch_library, page.cache_folder() / page.INSIDE.name)
+                    self.path = self.path or await self.export()
+                    self.description = await asyncio.to_thread(self.describe_inputs, self.path)
                 except (OSError, ValueError, ImportError) as error:
                     raise RequestError(503, f"The network cannot run in your browser: {error}", 60) from None
-            return self.prepared
+            return self.description
 
-    async def gather(self) -> dict[str, object]:
-        if not page.find_library():
-            await asyncio.to_thread(page.fetch_library, page.cache_folder() / page.INSIDE.name)
-        self.model = self.model or await self.export()
-        manifest = (await asyncio.to_thread(open_exported, self.model)).manifest
+    def describe_inputs(self, path: Path) -> dict[str, object]:
+        """What worker.js needs to know of an ONNX file."""
+        manifest = open_exported(path).manifest
         return {
             "library": f"library/{page.VERSION}",
-            "model": f"model.onnx?version={await asyncio.to_thread(digest, self.model)}",
+            "model": f"model.onnx?version={short_hash(path)}",
             "size": manifest.size,
             "state": manifest.state,
             "averages": manifest.averages,
@@ -47,31 +55,63 @@ class Browser:
         }
 
     async def export(self) -> Path:
-        """The network as an ONNX file in the cache, compared with it as all are."""
+        """Export the network to an ONNX file in the cache, unless it is there; return its path."""
         weights, options = self.served.weights, ["--video"] if self.served.window > 1 else []
         if weights.suffix.lower() in (".xml", ".pt2"):
-            raise RequestError(404, f"No browser runs {weights.name}: serve a checkpoint, or an .onnx file.")
-        mark = digest(weights, streamseg.__version__, torch.__version__, *options)
-        out = page.cache_folder() / f"{mark}.onnx"
+            raise RequestError(404, f"{weights.name} cannot run in a browser: serve a checkpoint or an .onnx file.")
+        version = short_hash(weights, streamseg.__version__, torch.__version__, *options)
+        out = page.cache_folder() / f"{version}.onnx"
         if not out.exists():
             out.parent.mkdir(parents=True, exist_ok=True)
-            # a process of its own: tracing would hold up all requests, and keeps its memory
+            # a separate process: tracing would block all requests, and does not free its memory
             command = (sys.executable, "-m", "streamseg", "export", str(weights), str(out), *options)
             pipes = {"stdout": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.PIPE}
             process = await asyncio.create_subprocess_exec(*command, **pipes)  # type: ignore[arg-type]
             try:
-                _, told = await process.communicate()
+                _, stderr = await process.communicate()
             finally:
                 if process.returncode is None:
                     process.kill()
             if process.returncode:
-                raise ValueError(told.decode(errors="replace").strip().removeprefix("streamseg: ") or "export failed.")
+                message = stderr.decode(errors="replace").strip().removeprefix("streamseg: ")
+                raise ValueError(message or "export failed.")
         return out
 
 
-def digest(path: Path, *more: str) -> str:
-    """What tells a file, and what is made of it, from others."""
+def short_hash(path: Path, *more: str) -> str:
+    """A hash of a file and of other strings that its use depends on."""
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256")
-    found.update("\n".join(more).encode())
-    return found.hexdigest()[:16]
+        digest = hashlib.file_digest(file, "sha256")
+    digest.update("\n".join(more).encode())
+    return digest.hexdigest()[:16]
+
+
+async def current_model(request: Request) -> BrowserModel:
+    model: BrowserModel = request.app.state.browser
+    return model
+
+
+Model = Annotated[BrowserModel, Depends(current_model)]
+router = APIRouter()
+
+
+@router.get("/browser", dependencies=[Depends(require_token)])
+async def prepare_browser(model: Model) -> dict[str, object]:
+    """What a browser needs in order to run the network itself. The first request exports it, in half a minute."""
+    return await model.prepare()
+
+
+@router.get("/model.onnx", dependencies=[Depends(require_token)], response_class=FileResponse)
+async def send_model(model: Model, version: str = "") -> Response:
+    """The network as an ONNX file, after a request to /browser."""
+    if model.path is None:
+        raise HTTPException(404)
+    return FileResponse(model.path, headers={"Cache-Control": FOREVER if version else "no-cache"})
+
+
+@router.get("/library/{version}/{name}", include_in_schema=False)
+async def send_library(version: str, name: str) -> Response:
+    folder = page.find_library()
+    if folder is None or version != page.VERSION or name not in page.NEEDED:
+        raise HTTPException(404)
+    return FileResponse(folder / name, headers={"Cache-Control": FOREVER})

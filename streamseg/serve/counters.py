@@ -1,4 +1,4 @@
-"""What a server counts, in the text that Prometheus reads."""
+"""Metrics of the server, in the text format of Prometheus."""
 
 import math
 import threading
@@ -22,13 +22,13 @@ class Counter:
             self.values[key] = self.values.get(key, 0) + 1
 
     def lines(self) -> Iterator[str]:
-        yield from heading(self.name, self.about, "counter")
+        yield from header_lines(self.name, self.about, "counter")
         for labels, value in sorted(self.values.items()):
-            yield sample(self.name, labels, value)
+            yield sample_line(self.name, labels, value)
 
 
 class Histogram:
-    """How often a number was at most so large."""
+    """Counts of values up to each of several bounds."""
 
     def __init__(self, name: str, about: str, bounds: Sequence[float]):
         self.name, self.about = name, about
@@ -43,37 +43,38 @@ class Histogram:
             self.total += value
 
     def lines(self) -> Iterator[str]:
-        yield from heading(self.name, self.about, "histogram")
-        below = 0
+        yield from header_lines(self.name, self.about, "histogram")
+        cumulative = 0
         for bound, count in zip(self.bounds, self.counts, strict=True):
-            below += count
-            yield sample(f"{self.name}_bucket", (("le", "+Inf" if bound == math.inf else f"{bound:g}"),), below)
-        yield sample(f"{self.name}_sum", (), self.total)
-        yield sample(f"{self.name}_count", (), below)
+            cumulative += count
+            labels = (("le", "+Inf" if bound == math.inf else f"{bound:g}"),)
+            yield sample_line(f"{self.name}_bucket", labels, cumulative)
+        yield sample_line(f"{self.name}_sum", (), self.total)
+        yield sample_line(f"{self.name}_count", (), cumulative)
 
 
 class Gauge:
-    """A number as it is when it is asked for."""
+    """A number that is read when the metrics are requested."""
 
     def __init__(self, name: str, about: str, read: Callable[[], float]):
         self.name, self.about, self.read = name, about, read
 
     def lines(self) -> Iterator[str]:
-        yield from heading(self.name, self.about, "gauge")
-        yield sample(self.name, (), self.read())
+        yield from header_lines(self.name, self.about, "gauge")
+        yield sample_line(self.name, (), self.read())
 
 
-def heading(name: str, about: str, kind: str) -> Iterator[str]:
+def header_lines(name: str, about: str, kind: str) -> Iterator[str]:
     yield f"# HELP {name} {about}"
     yield f"# TYPE {name} {kind}"
 
 
-def sample(name: str, labels: Labels, value: float) -> str:
-    """A line: labels are ours, and need no escapes."""
+def sample_line(name: str, labels: Labels, value: float) -> str:
+    """A line with one value; labels are written unescaped, as none of ours holds a quote."""
     inside = ",".join(f'{key}="{text}"' for key, text in labels)
     return f"{name}{{{inside}}} {value:g}" if inside else f"{name} {value:g}"
 
 
-def format_metrics(counted: Sequence[Counter | Histogram | Gauge]) -> str:
-    """All that is counted, in Prometheus's text format."""
-    return "".join(f"{line}\n" for one in counted for line in one.lines())
+def format_metrics(metrics: Sequence[Counter | Histogram | Gauge]) -> str:
+    """Return all metrics in the text format of Prometheus."""
+    return "".join(f"{line}\n" for metric in metrics for line in metric.lines())

@@ -1,4 +1,4 @@
-"""Connections and processes: what is between the addresses and the network cards."""
+"""The server process: sockets, connections, timeouts and the shutdown around the web application."""
 
 import asyncio
 import contextlib
@@ -20,11 +20,11 @@ from streamseg.serve.app import build_app
 from streamseg.serve.gate import RequestError, RequestGate
 
 HEADERS = {
-    # threads and exact clocks in the browser need a page that is isolated from others
+    # threads and exact clocks in the browser require a page that is isolated from others
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # nothing comes from elsewhere, and nothing goes there
+    # the page loads nothing from other servers, and sends nothing to them
     "Content-Security-Policy": (
         "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; "
         "img-src 'self' blob: data:; media-src 'self' blob:; frame-ancestors 'none'"
@@ -32,17 +32,18 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+"""Headers of every response."""
 
 HEAD_SECONDS = 10.0
-"""How long the head of a request may take."""
+"""Timeout for receiving the headers of a request."""
 DRAIN_SECONDS = 5.0
-"""How long is read on after a refusal: a connection that is closed while a client sends would lose the answer."""
-REQUESTS = 256
-"""The most requests at a time, of whatever kind."""
+"""How long the rest of a rejected body is read; a client that is still sending could miss the response otherwise."""
+MAX_REQUESTS = 256
+"""The largest number of HTTP requests at a time, to all addresses together."""
 
 
-class Guard:
-    """Around every request: the headers of answers, how many there are, and what is left of a body at a refusal."""
+class HttpMiddleware:
+    """Around every HTTP request: headers of the response, counts and limits, and the rest of a body not read."""
 
     def __init__(self, app: ASGIApp, gate: RequestGate):
         self.app, self.gate = app, gate
@@ -54,17 +55,17 @@ class Guard:
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # uvicorn leaves out the body
         gate, headers = self.gate, dict(scope["headers"])
-        # whether a body is still to come
+        # whether a part of the body has not been received yet
         more = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
-        waits = headers.get(b"expect", b"").lower() == b"100-continue"
+        expects_continue = headers.get(b"expect", b"").lower() == b"100-continue"
 
-        async def receive_and_note() -> Message:
+        async def tracked_receive() -> Message:
             nonlocal more
             message = await receive()
             more = message.get("more_body", False)
             return message
 
-        async def finish(message: Message) -> None:
+        async def tracked_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 added = HEADERS | ({"Connection": "close"} if more else {})
                 pairs = [(key.lower().encode(), value.encode()) for key, value in added.items()]
@@ -72,29 +73,30 @@ class Guard:
                 route = getattr(scope.get("route"), "path", "other")
                 gate.answered.add(path=route, status=str(message["status"]))
             last = message["type"] == "http.response.body" and not message.get("more_body", False)
-            lingers = last and more and not waits  # the answer is given before its request is read to the end
-            # who does not take the answer is not waited for
+            # a response that comes before the end of the request stays open until the rest is read
+            early = last and more and not expects_continue
+            # clients that do not read the response are disconnected
             async with asyncio.timeout(gate.limits.seconds):
-                await send({**message, "more_body": True} if lingers else message)
-            if lingers:
-                await drain(receive_and_note, lambda: more, 2 * gate.limits.bytes)
+                await send({**message, "more_body": True} if early else message)
+            if early:
+                await drain(tracked_receive, lambda: more, 2 * gate.limits.bytes)
                 async with asyncio.timeout(gate.limits.seconds):
                     await send({"type": "http.response.body"})
 
-        if gate.requests >= REQUESTS:
-            refusal = RequestError(503, f"{gate.requests} requests are being answered, and more have no room.", 1)
-            await refusal.response()(scope, receive_and_note, finish)
+        if gate.requests >= MAX_REQUESTS:
+            error = RequestError(503, f"{gate.requests} requests are open: try again later.", 1)
+            await error.response()(scope, tracked_receive, tracked_send)
             return
         gate.requests += 1
         try:
-            await self.app(scope, receive_and_note, finish)
+            await self.app(scope, tracked_receive, tracked_send)
         finally:
             gate.requests -= 1
 
 
-async def drain(receive: Receive, more: Callable[[], bool], most: int) -> None:
-    """Read what is left of a body that nobody wants, for a while, so that its sender hears why."""
-    left = most
+async def drain(receive: Receive, more: Callable[[], bool], max_bytes: int) -> None:
+    """Read and discard the rest of a body for a while, so that the client can read the response."""
+    left = max_bytes
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_SECONDS):
             while more() and left > 0:
@@ -102,35 +104,35 @@ async def drain(receive: Receive, more: Callable[[], bool], most: int) -> None:
 
 
 class Connection(H11Protocol):
-    """A connection that may not take for ever to say what it wants, and hears in JSON what is wrong with it."""
+    """An HTTP connection with a timeout for the headers of a request, and with errors in JSON."""
 
-    head_due: asyncio.TimerHandle | None = None
+    head_timeout: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn's own
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn itself
         super().connection_made(transport)
-        self.watch_head()
+        self.update_head_timeout()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self.watch_head()
+        self.update_head_timeout()
 
-    def watch_head(self) -> None:
-        """Give the head of a request its time, from its first byte on."""
+    def update_head_timeout(self) -> None:
+        """Start the timeout when a request is awaited, and cancel it when its headers are complete."""
         waits = self.conn.their_state is h11.IDLE and not self.transport.is_closing()
-        if waits and self.head_due is None:
-            self.head_due = self.loop.call_later(HEAD_SECONDS, self.give_up)
-        elif not waits and self.head_due is not None:
-            self.head_due.cancel()
-            self.head_due = None
+        if waits and self.head_timeout is None:
+            self.head_timeout = self.loop.call_later(HEAD_SECONDS, self.on_head_timeout)
+        elif not waits and self.head_timeout is not None:
+            self.head_timeout.cancel()
+            self.head_timeout = None
 
-    def give_up(self) -> None:
+    def on_head_timeout(self) -> None:
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self.refuse(408, f"The request did not arrive within {HEAD_SECONDS:g} s.")
+            self.reject(408, f"The request did not arrive within {HEAD_SECONDS:g} s.")
 
     def send_400_response(self, msg: str) -> None:
-        self.refuse(400, "That is no HTTP request.")
+        self.reject(400, "This is not a valid HTTP request.")
 
-    def refuse(self, status: int, sentence: str) -> None:
+    def reject(self, status: int, sentence: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             response = RequestError(status, sentence).response()
             headers = [*response.raw_headers, (b"connection", b"close")]
@@ -141,11 +143,11 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """A server that answers what is begun before it goes: frames of streams too."""
+    """A server that answers active requests, and frames of streams, before it shuts down."""
 
     def __init__(self, gate: RequestGate):
         config = uvicorn.Config(
-            Guard(build_app(gate), gate),
+            HttpMiddleware(build_app(gate), gate),
             http=Connection,
             ws="websockets-sansio",
             ws_max_size=gate.limits.bytes,
@@ -159,43 +161,43 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self.gate = gate
-        # uvicorn takes a refused stream for a fault
+        # uvicorn logs a rejected WebSocket as an error
         logging.getLogger("uvicorn.error").addFilter(lambda record: "completing handshake" not in record.getMessage())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.gate.closing.set()
-        until = monotonic() + self.gate.limits.seconds
-        while (self.gate.begun or self.gate.streams) and monotonic() < until and not self.force_exit:
+        deadline = monotonic() + self.gate.limits.seconds
+        while (self.gate.active or self.gate.streams) and monotonic() < deadline and not self.force_exit:
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at an address, or a sentence that says why not."""
+    """Return a socket that listens on an address."""
     if not 0 <= port <= 65535:
         raise ValueError(f"port is {port}; expected 0 to 65535.")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=256)
     except UnicodeError:
-        raise ValueError(f"{host!r:.80} is no host: give an address of this machine, such as 127.0.0.1.") from None
+        raise ValueError(f"{host!r:.80} is not a host: give an address of this machine, such as 127.0.0.1.") from None
     except OSError as error:
-        words = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise OSError(
-            f"Nothing can listen at {host}, port {port} ({words}): give another --port, or as --host an address of "
+            f"Could not listen on {host}, port {port} ({reason}): give another --port, or as --host an address of "
             "this machine, such as 127.0.0.1."
         ) from None
 
 
 def is_private(listening: socket.socket) -> bool:
-    """Whether no other machine reaches a socket."""
+    """Whether only this machine can connect to a socket."""
     return ip_address(listening.getsockname()[0]).is_loopback
 
 
 def run_server(gate: RequestGate, listening: socket.socket) -> int:
-    """Serve until a signal comes; its number."""
+    """Serve until a signal; return its number."""
     caught: list[int] = []
-    # uvicorn takes signals while it runs, and hands them on at its end
+    # uvicorn handles signals while it runs, and raises them again at its end
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: caught.append(number))
     Server(gate).run([listening])

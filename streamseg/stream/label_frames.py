@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from streamseg.engine.engine import Engine, FrameBatch, Prediction, check_past, resize_frames, to_engine
-from streamseg.engine.tiles import to_checked_frame
+from streamseg.engine.inputs import to_checked_frame
 from streamseg.io.images import Picture, to_frame
 from streamseg.models import checkpoint
 from streamseg.models.checkpoint import Network

@@ -1,1 +1,1 @@
-"""Training."""
+"""Train a network: config and recipes, setup, batches, losses, the loop, log and resume."""

@@ -1,19 +1,38 @@
-"""How networks are trained: the settings of a run, and the recipes. Standard library only."""
+"""Settings of a training run, and the recipes. Standard library only."""
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 FANET_OPTIONS = ("window", "attention", "key_channels", "reduction", "reduce_by", "averages")
-"""The settings that rivals of FANet have no use for."""
+"""Settings that only FANets have; for a baseline they must keep their defaults."""
+
+OLD_NAMES = {
+    "mixing": "classmix",
+    "gentle": "identity_init",
+    "rate": "learning_rate",
+    "encoder_rate": "encoder_rate_factor",
+    "clip": "grad_clip",
+    "auxiliary": "auxiliary_loss",
+    "hard_pixels": "ohem_threshold",
+    "overlap": "iou_loss",
+    "steadiness": "consistency_loss",
+    "ema": "ema_decay",
+}
+"""Former names of settings: runs that were started before, and commands that were written before, use them."""
+
+
+def rename_old_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run, as its files hold them, under the present names."""
+    return {OLD_NAMES.get(name, name): value for name, value in settings.items()}
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The settings of a training run. A run writes its own beside its weights."""
+    """Settings of a training run. A run writes its settings beside its weights."""
 
     dataset: Literal["cityscapes", "camvid", "coco-stuff", "ade20k", "folder"]
-    """Which data set, and so which layout of the data folder."""
+    """Data set, which also sets the expected layout of the data folder."""
     network: Literal[
         "fanet18",
         "fanet34",
@@ -28,147 +47,148 @@ class TrainConfig:
         "fcn8s",
         "deeplab",
     ]
-    """Which network: a FANet, or one of its rivals, which take none of the options of FANets."""
+    """Network: a FANet or a baseline; baselines have none of the FANet options."""
     crop: tuple[int, int]
     """Height and width of the training crops."""
     iterations: int
-    """How many batches to train on."""
+    """Number of batches to train on."""
     split: str = "train"
-    """The part of the data set to train on."""
+    """Split to train on."""
     leave_out: str = ""
-    """Leave out frames whose file name starts so: a recording to measure on."""
+    """Leave out frames whose file name starts with this, such as a recording to evaluate on."""
     validate: str = "val"
-    """The part to measure on while training; empty for none."""
+    """Split to validate on; empty for none."""
     validate_every: int = 1000
-    """Iterations between measurements; there is one at the end too."""
+    """Iterations between validations; there is one at the end too."""
     batch: int = 16
-    """Images a batch, over all processes."""
+    """Images per batch, over all processes."""
     accumulate: int = 1
-    """Compute each batch in so many parts, where memory does not hold it at once; batch norm sees a part at a time."""
+    """Compute each batch in this many parts, if it does not fit into memory at once; batch norm sees one part at a
+    time."""
     scale: tuple[float, float] = (0.75, 2.0)
     """Range of the random scale."""
     jitter: float = 0.5
     """Brightness, contrast and saturation are multiplied by 1 ± this."""
-    mixing: float = 0.0
-    """Share of the images that get half of the classes from another one of the batch (ClassMix); none in clips."""
+    classmix: float = 0.0
+    """Share of the images that get half of the classes of another image in the batch (ClassMix); not with clips."""
     window: int = 1
-    """How many frames of a video a clip has; each clip looks at 1 to so many of them, so that any number works."""
+    """Frames per video clip; each clip uses a random number of them, from 1 to this, so that any window works later."""
     attention: Literal["fast", "dot", "self", "channel", "none"] = "fast"
-    """Which attention a FANet has; dot is fast without the L2 normalisation, self has a softmax."""
+    """Attention of a FANet; dot is fast without the L2 normalisation, self has a softmax."""
     key_channels: int = 32
     """Channels of a FANet's query and key, the paper's c'."""
     reduction: Literal["None", "Conv-0", "Res-1", "Res-2", "Res-3", "Res-4"] = "Res-1"
-    """Where a FANet has its extra spatial reduction."""
+    """Stage of a FANet with the extra spatial reduction."""
     reduce_by: Literal["stride", "average", "max"] = "stride"
-    """How it reduces: by a doubled stride, or by a pooling."""
+    """Kind of the extra reduction: a doubled stride, or average or max pooling."""
     averages: bool = False
-    """Whether the network attends to the mean of the frames in the window, rather than to their sum."""
-    gentle: bool = False
-    """Whether a FANet from ImageNet begins close to the network that it comes from: Res-1's new shortcut passes on what
-    it is given, and attention adds little."""
+    """Attend to the mean of the contexts in the window instead of their sum."""
+    identity_init: bool = False
+    """Start a FANet close to its ImageNet encoder: Res-1's new shortcut starts as the identity, and attention adds
+    little."""
     optimiser: Literal["sgd", "adamw"] = "sgd"
     """SGD with momentum 0.9, or AdamW."""
-    rate: float = 1e-2
-    """Learning rate at the start; it falls as (1 - progress)^0.9."""
-    encoder_rate: float = 1.0
-    """Learning rate of the encoder, as a share of the rate."""
+    learning_rate: float = 1e-2
+    """Learning rate at the start; it decays as (1 - progress)^0.9."""
+    encoder_rate_factor: float = 1.0
+    """Learning rate of the encoder, relative to the learning rate."""
     weight_decay: float = 5e-4
-    """Of convolutions; batch norm has none."""
+    """Weight decay of convolutions; batch norm has none."""
     warm_up: float = 0.0
-    """Share of the iterations in which the rate rises from 0."""
-    clip: float = 0.0
-    """Largest norm of the gradient; 0 for no limit."""
-    auxiliary: float = 0.0
-    """Weight of the losses of auxiliary heads on the deep maps, in a FANet those of Res-3 and Res-4."""
-    hard_pixels: float = 0.0
-    """Count only pixels whose class has less than this probability (OHEM); 0 counts all."""
+    """Share of the iterations in which the learning rate rises from 0."""
+    grad_clip: float = 0.0
+    """Maximum norm of the gradient; 0 for no limit."""
+    auxiliary_loss: float = 0.0
+    """Weight of the losses of the auxiliary heads on the deep feature maps, in a FANet those of Res-3 and Res-4."""
+    ohem_threshold: float = 0.0
+    """Count only pixels whose true class has a lower probability than this (OHEM); 0 counts all."""
     class_weighting: float = 0.0
-    """Weigh classes by their frequency to the power of minus this; 0 weighs all alike."""
-    overlap: float = 0.0
+    """Weight classes by frequency^-this; 0 gives all the same weight."""
+    iou_loss: float = 0.0
     """Weight of a soft IoU loss."""
-    steadiness: float = 0.0
-    """Weight of a loss for probabilities that change when the camera moves a little."""
-    ema: float = 0.0
-    """Keep a moving average of the weights with this memory, and measure and save that; 0 for none."""
+    consistency_loss: float = 0.0
+    """Weight of a loss on probabilities that change when the camera moves a little."""
+    ema_decay: float = 0.0
+    """Decay of an exponential moving average (EMA) of the weights, which is then validated and saved; 0 for none."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Of the network's arithmetic on a GPU; the CPU computes in fp32."""
+    """Precision of the network on a GPU; the CPU computes in fp32."""
     seed: int = 0
-    """Of everything random."""
+    """Seed of all random numbers."""
 
     def check(self) -> None:
-        """Raise a ValueError if no run can have such settings."""
+        """Raise a ValueError if a run cannot have these settings."""
         fanet = self.network.startswith("fanet")
-        at_once = self.batch // max(1, self.accumulate)
-        usual = {field.name: field.default for field in fields(self) if field.name in FANET_OPTIONS}
+        part_size = self.batch // max(1, self.accumulate)
+        defaults = {field.name: field.default for field in fields(self) if field.name in FANET_OPTIONS}
         for name, fine, expected in (
             *(
                 (name, fanet or getattr(self, name) == value, f"{value}: only FANets have this option")
-                for name, value in usual.items()
+                for name, value in defaults.items()
             ),
-            ("crop", min(self.crop) >= 32, "32 pixels or more each way"),
+            ("crop", min(self.crop) >= 32, "at least 32 x 32 pixels"),
             ("iterations", self.iterations >= 1, "1 or more"),
             ("validate_every", self.validate_every >= 1, "1 or more"),
             ("batch", self.batch >= 1, "1 or more"),
             ("accumulate", self.accumulate >= 1, "1 or more"),
-            ("accumulate", self.batch % max(1, self.accumulate) == 0, f"a part of the batch of {self.batch}"),
-            ("batch", at_once > 1 or max(self.crop) > 64, "2 or more with so small a crop, for batch norm"),
+            ("accumulate", self.batch % max(1, self.accumulate) == 0, f"a divisor of the batch of {self.batch}"),
+            ("batch", part_size > 1 or max(self.crop) > 64, "2 or more with a crop this small, for batch norm"),
             (
                 "batch",
-                at_once > 1 or self.network not in ("bisenet18", "shelfnet18"),
-                f"2 or more for {self.network}, which has batch norm of one number an image",
+                part_size > 1 or self.network not in ("bisenet18", "shelfnet18"),
+                f"2 or more for {self.network}, which has batch norm on one value per image",
             ),
-            ("scale", 0 < self.scale[0] <= self.scale[1] < math.inf, "two numbers above 0, the lower one first"),
+            ("scale", 0 < self.scale[0] <= self.scale[1] < math.inf, "two numbers above 0, the lower first"),
             ("jitter", 0 <= self.jitter <= 1, "0 to 1"),
-            ("mixing", 0 <= self.mixing <= 1, "0 to 1"),
+            ("classmix", 0 <= self.classmix <= 1, "0 to 1"),
             ("window", 1 <= self.window <= 1024, "1 to 1024"),
             ("window", self.window == 1 or self.attention in ("fast", "dot"), "1: this attention has no past"),
             ("key_channels", 1 <= self.key_channels <= 1024, "1 to 1024"),
-            ("mixing", not self.mixing or self.window == 1, "0 with a window: frames of a video are not mixed"),
-            ("rate", 0 < self.rate < math.inf, "more than 0"),
-            ("encoder_rate", 0 <= self.encoder_rate < math.inf, "0 or more"),
+            ("classmix", not self.classmix or self.window == 1, "0 with a window: frames of a video are not mixed"),
+            ("learning_rate", 0 < self.learning_rate < math.inf, "more than 0"),
+            ("encoder_rate_factor", 0 <= self.encoder_rate_factor < math.inf, "0 or more"),
             ("weight_decay", 0 <= self.weight_decay < math.inf, "0 or more"),
             ("warm_up", 0 <= self.warm_up < 1, "0 to less than 1"),
-            ("clip", 0 <= self.clip < math.inf, "0 or more"),
-            ("auxiliary", 0 <= self.auxiliary < math.inf, "0 or more"),
-            ("hard_pixels", 0 <= self.hard_pixels < 1, "0 to less than 1"),
+            ("grad_clip", 0 <= self.grad_clip < math.inf, "0 or more"),
+            ("auxiliary_loss", 0 <= self.auxiliary_loss < math.inf, "0 or more"),
+            ("ohem_threshold", 0 <= self.ohem_threshold < 1, "0 to less than 1"),
             ("class_weighting", 0 <= self.class_weighting <= 1, "0 to 1"),
-            ("overlap", 0 <= self.overlap < math.inf, "0 or more"),
-            ("steadiness", 0 <= self.steadiness < math.inf, "0 or more"),
-            ("ema", 0 <= self.ema < 1, "0 to less than 1"),
+            ("iou_loss", 0 <= self.iou_loss < math.inf, "0 or more"),
+            ("consistency_loss", 0 <= self.consistency_loss < math.inf, "0 or more"),
+            ("ema_decay", 0 <= self.ema_decay < 1, "0 to less than 1"),
         ):
             if not fine:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected {expected}.")
 
 
 class Recipe(NamedTuple):
-    """A way to train."""
+    """Settings for a data set and a network, and a sentence about them."""
 
     about: str
     config: TrainConfig
 
 
-def better(config: TrainConfig) -> TrainConfig:
-    """A recipe of the paper with what we change of it; docs/training.md has what each change gave."""
+def improve(config: TrainConfig) -> TrainConfig:
+    """Return a recipe of the paper with our changes; docs/training.md shows what each of them gave."""
     return replace(
         config,
         scale=(0.5, 2.0),
-        mixing=0.5,
+        classmix=0.5,
         optimiser="adamw",
-        rate=2e-3,
-        encoder_rate=0.25,
+        learning_rate=2e-3,
+        encoder_rate_factor=0.25,
         weight_decay=0.05,
         warm_up=0.03,
-        clip=5.0,
-        auxiliary=0.4,
+        grad_clip=5.0,
+        auxiliary_loss=0.4,
         class_weighting=0.4,
-        overlap=1.0,
-        ema=0.999,
+        iou_loss=1.0,
+        ema_decay=0.999,
     )
 
 
-def video(config: TrainConfig) -> TrainConfig:
-    """A recipe that goes on from weights of single images, on clips."""
-    return replace(better(config), mixing=0.0, window=4, averages=True, rate=5e-4)
+def for_video(config: TrainConfig) -> TrainConfig:
+    """Return a recipe that fine-tunes image weights on clips."""
+    return replace(improve(config), classmix=0.0, window=4, averages=True, learning_rate=5e-4)
 
 
 CAMVID = TrainConfig(dataset="camvid", network="fanet18", crop=(720, 960), iterations=6_000)
@@ -178,31 +198,34 @@ FOLDER = TrainConfig(dataset="folder", network="fanet18", crop=(512, 512), itera
 
 RECIPES = {
     "camvid-18": Recipe(
-        "FANet-18 on CamVid, our best: the beginning of the weights that ship, 8 minutes on an H200.",
-        better(replace(CAMVID, iterations=10_000)),
+        "FANet-18 on CamVid, our best: first stage of the bundled weights, 8 minutes on an H200.",
+        improve(replace(CAMVID, iterations=10_000)),
     ),
-    "camvid-34": Recipe("FANet-34 on CamVid, our best.", better(replace(CAMVID, iterations=10_000, network="fanet34"))),
+    "camvid-34": Recipe(
+        "FANet-34 on CamVid, our best.", improve(replace(CAMVID, iterations=10_000, network="fanet34"))
+    ),
     "camvid-video-18": Recipe(
-        "FANet-18 on clips of CamVid, from image weights (--initial FILE): the end of the weights that ship.",
-        video(replace(CAMVID, iterations=3_000)),
+        "FANet-18 on clips of CamVid, from image weights (--initial FILE): second stage of the bundled weights.",
+        for_video(replace(CAMVID, iterations=3_000)),
     ),
     "camvid-video-34": Recipe(
         "FANet-34 on clips of CamVid, from image weights: --initial FILE.",
-        video(replace(CAMVID, iterations=3_000, network="fanet34")),
+        for_video(replace(CAMVID, iterations=3_000, network="fanet34")),
     ),
-    "cityscapes-18": Recipe("FANet-18 on Cityscapes, as our best on CamVid.", better(CITYSCAPES)),
+    "cityscapes-18": Recipe("FANet-18 on Cityscapes, with the settings of our best on CamVid.", improve(CITYSCAPES)),
     "cityscapes-34": Recipe(
-        "FANet-34 on Cityscapes, as our best on CamVid.", better(replace(CITYSCAPES, network="fanet34"))
+        "FANet-34 on Cityscapes, with the settings of our best on CamVid.",
+        improve(replace(CITYSCAPES, network="fanet34")),
     ),
     "cityscapes-video-18": Recipe(
         "FANet-18 on clips of Cityscapes' leftImg8bit_sequence, from image weights: --initial FILE.",
-        video(replace(CITYSCAPES, iterations=10_000)),
+        for_video(replace(CITYSCAPES, iterations=10_000)),
     ),
     "cityscapes-video-34": Recipe(
         "FANet-34 on clips of Cityscapes' leftImg8bit_sequence, from image weights: --initial FILE.",
-        video(replace(CITYSCAPES, iterations=10_000, network="fanet34")),
+        for_video(replace(CITYSCAPES, iterations=10_000, network="fanet34")),
     ),
-    "folder-18": Recipe("FANet-18 on one's own pictures.", replace(better(FOLDER), gentle=True)),
+    "folder-18": Recipe("FANet-18 on your own pictures.", replace(improve(FOLDER), identity_init=True)),
     "paper-camvid-18": Recipe("FANet-18 on CamVid as in the paper (69.0 mIoU on test there).", CAMVID),
     "paper-camvid-34": Recipe(
         "FANet-34 on CamVid as in the paper (70.1 mIoU on test there).", replace(CAMVID, network="fanet34")

@@ -1,11 +1,11 @@
-"""Training: the loop, readable top to bottom."""
+"""The training loop, readable from top to bottom."""
 
 import copy
-import sys
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -13,30 +13,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from streamseg.classes import Classes
-from streamseg.data.shards import open_dataset
 from streamseg.evaluate.images import validate
 from streamseg.models import checkpoint
-from streamseg.models.encoder import ResNet, load_imagenet
-from streamseg.models.fanet import FANet, init_as_identity
 from streamseg.parallel import distributed
 from streamseg.parallel.signals import StopSignals
 from streamseg.train import runlog
 from streamseg.train.config import TrainConfig
-from streamseg.train.feed import batches, build_clip_index, cache_on_device, select, weight_classes
-from streamseg.train.loss_module import LossModule
-from streamseg.train.resume import check_out, is_restarted, restore_state, save_state, sync_stop_signal
+from streamseg.train.feed import Batch, batches
+from streamseg.train.optimiser import float_tensors, set_learning_rate, update_ema
+from streamseg.train.resume import save_state, sync_stop_signal
+from streamseg.train.setup import TrainingSetup, TrainState, set_up
 
-ATTENTIONS = {
-    "fast": "FastAttention",
-    "dot": "DotAttention",
-    "self": "SelfAttention",
-    "channel": "ChannelAttention",
-    "none": "NoAttention",
-}
-"""The classes of the attentions that a config names."""
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+class TrainingStopped(Exception):  # noqa: N818 # not an error: the user asked for it
+    """Training was stopped by a signal, at the end of an iteration, and its state was saved."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(f"Training was stopped by signal {signal}.")
+        self.signal = signal
 
 
 def train(
@@ -52,256 +46,149 @@ def train(
     tensorboard: bool = False,
     threads: int = 2,
     save_seconds: float = 60,
-    words: TextIO | None = None,
+    messages: TextIO | None = None,
 ) -> Path:
-    """Train a network as a config says, and return the path of its weights.
+    """Train a network and return the path of its weights; a stop signal raises TrainingStopped.
 
     The folder `out` gets weights.safetensors, run.json (config, command, environment, data), log.jsonl, curves.png and
-    state.pt, from which a stopped run goes on.
+    state.pt, from which a stopped run can be resumed.
 
     Args:
         initial: What the weights start from: imagenet (the encoder), nothing, or the path of a checkpoint.
-        encoder_weights: The file of ImageNet weights, where it should not be downloaded.
+        encoder_weights: File of ImageNet weights, instead of a download.
         compiled: Compile the network with torch.compile.
-        save_seconds: How often to save the state.
-        words: Where to tell how far it is; standard error unless given.
+        save_seconds: Time between saves of the state.
+        messages: Where to print progress; the default is standard error.
     """
-    config.check()
-    share = rank, processes = distributed.join_process_group(device)
-    again = distributed.all_reduce_sum(torch.tensor(int(is_restarted(out)), device=device))
-    resume = resume or bool(again)
-    check_out(out, resume)
-    pieces = processes * config.accumulate
-    if config.batch % pieces or (config.mixing and processes > 1 and config.batch % (2 * processes)):
-        raise ValueError(
-            f"A batch of {config.batch} cannot be shared by {processes} processes"
-            f"{f', each in {config.accumulate} parts' if config.accumulate > 1 else ''}: choose a multiple"
-            f"{', an even one for --mixing' if config.mixing else ''}."
-        )
-    dataset = select(open_dataset(config.dataset, data, config.split), config.leave_out)
-    validation = open_dataset(config.dataset, data, config.validate) if config.validate else None
-
-    torch.manual_seed(config.seed)
-    torch.backends.cudnn.benchmark = True
-    description = describe_checkpoint(config, dataset.classes)
-    network = checkpoint.build_network(description)
-    untrained = initial == "imagenet" and encoder_of(network) is None
-    initial = "nothing" if untrained else initial
-    if not resume:
-        load_initial_weights(network, description, initial, encoder_weights)
-        if config.gentle and initial == "imagenet" and isinstance(network, FANet):
-            init_as_identity(network)
-    clip_index = build_clip_index(dataset, config.window)
-    cached = cache_on_device(dataset, clip_index, device, threads)
-    trainee = LossModule(
-        network,
-        weight_classes(dataset, cached, config, threads),
-        auxiliary=config.auxiliary,
-        hard_pixels=config.hard_pixels,
-        overlap=config.overlap,
-        steadiness=config.steadiness,
-        processes=processes,
-    )
-    trainee = trainee.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
-    average = copy.deepcopy(network).requires_grad_(False).eval()
-    optimiser = make_optimiser(trainee, config)
-    precision = PRECISIONS[config.precision] if device.type == "cuda" else torch.float32
-    scaler = torch.amp.GradScaler(device.type, enabled=precision is torch.float16)
-
-    parts = {"trainee": trainee, "average": average, "optimiser": optimiser, "scaler": scaler}
-    settings = {**asdict(config), "data": runlog.hash_names(dataset)}
-    first = restore_state(out, settings, parts) if resume else 0
-    log = runlog.RunLog(out, first, tensorboard, words) if rank == 0 else None
-    if log and untrained:
-        log.say(f"There are no ImageNet weights for {config.network}: it starts from nothing.")
+    setup = set_up(config, data, out, device, initial, encoder_weights, resume, threads)
+    state, first, (rank, processes) = setup.state, setup.first, setup.share
+    save = partial(save_state, out, settings=setup.settings, parts=state.parts())
+    log = runlog.RunLog(out, first, tensorboard, messages) if rank == 0 else None
+    if log and setup.initial != initial:
+        log.say(f"There are no ImageNet weights for {config.network}: it starts from random weights.")
     if log:
-        log.describe_run(config, dataset, device, data, initial, processes)
-
-    def measure(done: int) -> None:
-        """Log the accuracy after so many iterations, if it is not in the log; all processes share the work."""
-        wanted = log is not None and not log.has_validation(done)
-        if validation and distributed.all_reduce_sum(torch.tensor(int(wanted), device=device)):
-            with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
-                score = validate(average, validation, threads=threads, share=share)
-            if log:
-                log.validated(done, score.miou, score.iou)
-
+        log.describe_run(config, setup.dataset, device, data, setup.initial, processes)
     if first and first % config.validate_every == 0:
-        measure(first)  # a killed run may not have come to it
+        log_accuracy(setup, log, first, threads)  # a killed run may not have reached it
 
-    shared: nn.Module = trainee
-    if processes > 1:
-        distributed.use_sync_batch_norm(trainee)
-        with warnings.catch_warnings():  # of an option whose new name torch 2.11 does not know
-            warnings.simplefilter("ignore", FutureWarning)
-            shared = DistributedDataParallel(trainee, broadcast_buffers=False)
+    shared = share_gradients(state.loss_module.train(), processes)
     forward = torch.compile(shared) if compiled else shared
-    trainee.train()
-    averages, currents = float_tensors(average), float_tensors(network)
+    ema, current = float_tensors(state.ema), float_tensors(state.loss_module.network)
     last_save = time.monotonic()
-
     with StopSignals() as stop:
-        source = batches(dataset, clip_index, cached, config, first, share, device, threads)
+        feed = batches(setup.dataset, setup.clip_index, setup.cached, config, first, setup.share, device, threads)
         for step in range(first, config.iterations):
             try:
-                batch = next(source)
-            except (ValueError, OSError):  # a file that cannot be read; once it is mended, the run can go on
+                batch = next(feed)
+            except (ValueError, OSError):  # a file that cannot be read: once it is repaired, the run can be resumed
                 if log and step > first:
-                    save_state(out, step, settings, parts)
+                    save(step)
                 raise
-            set_learning_rate(optimiser, config, step)
-            torch.manual_seed(config.seed + step)  # so that dropout is the same in a run that was stopped and goes on
-            for number, part in enumerate(batch.parts(config.accumulate), start=1):
-                with distributed.no_gradient_sync(shared) if number < config.accumulate else nullcontext():
-                    with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
-                        images = part.images.contiguous(memory_format=torch.channels_last)
-                        loss = forward(images, *part[1:]) / config.accumulate
-                    scaler.scale(loss).backward()
-                trainee.losses += loss.detach()
-            if config.clip:
-                scaler.unscale_(optimiser)
-                nn.utils.clip_grad_norm_(trainee.parameters(), config.clip)
-            scaler.step(optimiser)
-            scaler.update()
-            optimiser.zero_grad(set_to_none=True)
-            update_ema(averages, currents, config.ema, step)
+            set_learning_rate(state.optimiser, config, step)
+            torch.manual_seed(config.seed + step)  # so that dropout is the same in a run that was stopped and resumed
+            train_step(forward, shared, state, batch, config)
+            update_ema(ema, current, config.ema_decay, step)
 
-            done = step + 1
-            last = done == config.iterations
-            logging = done % runlog.EVERY == 0 or last
+            done, last = step + 1, step + 1 == config.iterations
             validating = done % config.validate_every == 0 or last
             stopped = sync_stop_signal(stop.signal, done, device)
             saving = validating or stopped or time.monotonic() - last_save >= save_seconds
-            if (logging or saving) and not trainee.losses.isfinite():
-                raise ValueError(
-                    f"The loss is no longer a number at iteration {done}: start again with a lower --rate."
-                )
-            if logging:
-                steps = (done - 1) % runlog.EVERY + 1
-                mean_loss = distributed.all_reduce_sum(trainee.losses).item() / processes / steps
-                trainee.losses.zero_()
-                if log:
-                    log.step(config, done, mean_loss, optimiser.param_groups[-1]["lr"], device)
-            elif log and log.is_due(done):
-                steps = (done - 1) % runlog.EVERY + 1
-                log.live(config, done, trainee.losses.item() / steps, optimiser.param_groups[-1]["lr"])
+            log_loss(state, log, config, done, processes, saving=bool(saving))
             if log and saving:
-                save_state(out, done, settings, parts)
+                save(done)
                 last_save = time.monotonic()
             if stopped and not last:
                 if log:
-                    log.say(f"Stopped at iteration {done} of {config.iterations}: go on with --resume.")
+                    log.say(f"Stopped at iteration {done} of {config.iterations}: continue with --resume.")
                 distributed.leave_process_group()
-                sys.exit(128 + stopped)
+                raise TrainingStopped(stopped)
             if validating and not last:
-                measure(done)
+                log_accuracy(setup, log, done, threads)
 
     weights = out / "weights.safetensors"
     if log:
-        checkpoint.save(
-            to_half(average), dataset.classes, weights, window=description.window, source=description.source
-        )
-    measure(config.iterations)
+        save_weights(setup, weights)
+    log_accuracy(setup, log, config.iterations, threads)
     if log:
         log.finish()
     distributed.leave_process_group()
     return weights
 
 
-def describe_checkpoint(config: TrainConfig, classes: Classes) -> checkpoint.Description:
-    """What the checkpoint of a run will say of itself."""
-    variant = checkpoint.Variant(
-        attention=ATTENTIONS[config.attention],
-        key_channels=config.key_channels,
-        reduction=config.reduction,
-        reduce_by=config.reduce_by,
-        averages=config.averages,
-    )
-    return checkpoint.Description(
-        network=config.network,
-        variant=variant if config.network in checkpoint.FANETS else None,
-        classes=classes,
-        window=config.window,
-        source=f"trained on {config.dataset} {config.split}, {config.iterations} iterations, by streamseg",
-    )
+def share_gradients(module: nn.Module, processes: int) -> nn.Module:
+    """Return a module that averages its gradients over all processes, if there are several."""
+    if processes == 1:
+        return module
+    distributed.use_sync_batch_norm(module)
+    with warnings.catch_warnings():  # of an option whose new name torch 2.11 does not know
+        warnings.simplefilter("ignore", FutureWarning)
+        return DistributedDataParallel(module, broadcast_buffers=False)
 
 
-def encoder_of(network: checkpoint.Network) -> ResNet | None:
-    """A network's encoder, where it has one that ImageNet weights fit."""
-    return getattr(network, "encoder", None)
-
-
-def load_initial_weights(
-    network: checkpoint.Network, description: checkpoint.Description, initial: str, encoder_weights: Path | None
+def train_step(
+    forward: Callable[..., Tensor], shared: nn.Module, state: TrainState, batch: Batch, config: TrainConfig
 ) -> None:
-    """Give a network the weights that it starts from."""
-    encoder = encoder_of(network)
-    if encoder is None and encoder_weights:
-        raise ValueError(f"{network.name} has no ResNet to fill with {encoder_weights}: leave out --encoder-weights.")
-    if initial == "nothing":
-        return
-    if initial == "imagenet" and encoder is not None:
-        load_imagenet(encoder, encoder_weights)
-        return
-    other, their_classes = checkpoint.load(initial)
-    ours, theirs = network.state_dict(), other.state_dict()
-    if their_classes.names != description.classes.names:
-        theirs |= {name: ours[name] for name in class_layers(description)}
-    if {name: x.shape for name, x in ours.items()} != {name: x.shape for name, x in theirs.items()}:
-        raise ValueError(f"{initial} holds another kind of network: start from one of the same kind.")
-    network.load_state_dict(theirs)
+    """Compute the loss of a batch and its gradients, part by part, and update the weights.
+
+    Args:
+        forward: The module that is called, compiled or not.
+        shared: The same module, not compiled, which averages gradients over processes.
+    """
+    loss_module, optimiser, scaler = state.loss_module, state.optimiser, state.scaler
+    for number, part in enumerate(batch.parts(config.accumulate), start=1):
+        with distributed.no_gradient_sync(shared) if number < config.accumulate else nullcontext():
+            with state.autocast():
+                images = part.images.contiguous(memory_format=torch.channels_last)
+                loss = forward(images, *part[1:]) / config.accumulate
+            scaler.scale(loss).backward()
+        loss_module.losses += loss.detach()
+    if config.grad_clip:
+        scaler.unscale_(optimiser)
+        nn.utils.clip_grad_norm_(loss_module.parameters(), config.grad_clip)
+    scaler.step(optimiser)
+    scaler.update()
+    optimiser.zero_grad(set_to_none=True)
 
 
-def class_layers(description: checkpoint.Description) -> list[str]:
-    """The weights whose shapes follow from the number of classes: those of the last layers."""
-    with torch.device("meta"):
-        one, two = (
-            checkpoint.build_network(
-                replace(description, classes=Classes(names, ((0, 0, 0),) * len(names)))
-            ).state_dict()
-            for names in (("a",), ("a", "b"))
-        )
-    return [name for name in one if one[name].shape != two[name].shape]
+def log_loss(
+    state: TrainState, log: runlog.RunLog | None, config: TrainConfig, done: int, processes: int, *, saving: bool
+) -> None:
+    """Log the mean loss since the last entry, if an entry or a line on the terminal is due.
+
+    A loss that is not finite raises a ValueError before it is logged or saved.
+    """
+    losses, rate = state.loss_module.losses, state.optimiser.param_groups[-1]["lr"]
+    logging = done % runlog.EVERY == 0 or done == config.iterations
+    if (logging or saving) and not losses.isfinite():
+        raise ValueError(f"The loss is not finite at iteration {done}: start again with a lower --learning-rate.")
+    steps = (done - 1) % runlog.EVERY + 1
+    if logging:
+        mean_loss = distributed.all_reduce_sum(losses).item() / processes / steps
+        losses.zero_()
+        if log:
+            log.step(config, done, mean_loss, rate, losses.device)
+    elif log and log.is_due(done):
+        log.live(config, done, losses.item() / steps, rate)
 
 
-def make_optimiser(trainee: LossModule, config: TrainConfig) -> torch.optim.Optimizer:
-    """SGD or AdamW; convolutions decay, the rest does not; the encoder has a rate of its own."""
-    groups = []
-    encoder = encoder_of(trainee.network)
-    inside = set() if encoder is None else {id(parameter) for parameter in encoder.parameters()}
-    for share, members in ((config.encoder_rate, True), (1.0, False)):
-        chosen = [parameter for parameter in trainee.parameters() if (id(parameter) in inside) == members]
-        for decay, deep in ((config.weight_decay, True), (0.0, False)):
-            parameters = [parameter for parameter in chosen if (parameter.ndim > 1) == deep]
-            if parameters:
-                groups.append({"params": parameters, "weight_decay": decay, "share": share})
-    fused = next(trainee.parameters()).is_cuda
-    if config.optimiser == "sgd":
-        return torch.optim.SGD(groups, lr=config.rate, momentum=0.9, fused=fused)
-    return torch.optim.AdamW(groups, lr=config.rate, fused=fused)
+def log_accuracy(setup: TrainingSetup, log: runlog.RunLog | None, done: int, threads: int) -> None:
+    """Validate the EMA and log its accuracy, unless the log has it; all processes share the work."""
+    needed = log is not None and not log.has_validation(done)
+    device = setup.state.loss_module.losses.device
+    if setup.validation and distributed.all_reduce_sum(torch.tensor(int(needed), device=device)):
+        with setup.state.autocast():
+            score = validate(setup.state.ema, setup.validation, threads=threads, share=setup.share)
+        if log:
+            log.validated(done, score.miou, score.iou)
 
 
-def set_learning_rate(optimiser: torch.optim.Optimizer, config: TrainConfig, step: int) -> None:
-    """The paper's schedule, (1 - progress)^0.9, after a linear warm-up."""
-    progress = step / config.iterations
-    warmth = min(1.0, (step + 1) / (config.warm_up * config.iterations + 1))
-    rate = config.rate * (1 - progress) ** 0.9 * warmth
-    for group in optimiser.param_groups:
-        group["lr"] = rate * group["share"]
-
-
-def float_tensors(network: nn.Module) -> list[Tensor]:
-    """All weights and statistics of a network; they stay its own."""
-    return [tensor for tensor in network.state_dict().values() if tensor.is_floating_point()]
-
-
-@torch.no_grad()
-def update_ema(average: list[Tensor], current: list[Tensor], memory: float, step: int) -> None:
-    """Move the average of the weights a step towards the weights; young averages forget faster."""
-    torch._foreach_lerp_(average, current, 1 - min(memory, (1 + step) / (10 + step)))
+def save_weights(setup: TrainingSetup, path: Path) -> None:
+    """Write the checkpoint of a finished run."""
+    network, description = to_half(setup.state.ema), setup.description
+    checkpoint.save(network, description.classes, path, window=description.window, source=description.source)
 
 
 def to_half(network: checkpoint.Network) -> checkpoint.Network:
-    """A network in fp16, half the size; as it is, if any of its numbers are too large for that."""
+    """Return a copy in fp16, half the size; or the network itself, if a number is too large for fp16."""
     half = copy.deepcopy(network).half()
     return half if all(tensor.isfinite().all() for tensor in half.state_dict().values()) else network

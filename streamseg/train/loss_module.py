@@ -1,4 +1,4 @@
-"""What is trained: a network with its losses.
+"""A network together with its losses.
 
 Shapes: B batch, K classes, h x w the crops, P frames before each.
 """
@@ -18,40 +18,40 @@ from streamseg.train.losses import cross_entropy, hard_cross_entropy, iou_loss, 
 
 
 class LossModule(nn.Module):
-    """A network with its losses and, in training alone, auxiliary heads on its deep maps.
+    """A network with its losses and, for training only, auxiliary heads on its deep feature maps.
 
     Args:
         class_weights: (K,).
-        auxiliary: Weight of the auxiliary heads' losses; 0 for no such heads.
-        hard_pixels: Count only pixels whose class has less than this probability; 0 counts all.
-        overlap: Weight of the soft IoU loss.
-        steadiness: Weight of the loss for probabilities that change when the camera moves a little.
-        processes: How many share each batch.
+        auxiliary_loss: Weight of the losses of the auxiliary heads; 0 for no such heads.
+        ohem_threshold: Count only pixels whose true class has a lower probability than this; 0 counts all.
+        iou_loss: Weight of the soft IoU loss.
+        consistency_loss: Weight of the loss on probabilities that change when the camera moves a little.
+        processes: Number of processes that share each batch.
     """
 
     class_weights: Tensor
     losses: Tensor
-    """Their sum since the last entry of the log: part of the state that a run goes on from."""
+    """Sum of the losses since the last log entry. A buffer, so that a resumed run continues it."""
 
     def __init__(
         self,
         network: FANet | Baseline,
         class_weights: Tensor,
         *,
-        auxiliary: float = 0.0,
-        hard_pixels: float = 0.0,
-        overlap: float = 0.0,
-        steadiness: float = 0.0,
+        auxiliary_loss: float = 0.0,
+        ohem_threshold: float = 0.0,
+        iou_loss: float = 0.0,
+        consistency_loss: float = 0.0,
         processes: int = 1,
     ):
         super().__init__()
         self.network = network
-        places = network.deep_channels if auxiliary else ()
-        self.heads = nn.ModuleList(auxiliary_head(channels, network.classes) for channels in places)
-        self.auxiliary = auxiliary
-        self.hard_pixels = hard_pixels
-        self.overlap = overlap
-        self.steadiness = steadiness
+        channels = network.deep_channels if auxiliary_loss else ()
+        self.heads = nn.ModuleList(auxiliary_head(count, network.classes) for count in channels)
+        self.auxiliary_loss = auxiliary_loss
+        self.ohem_threshold = ohem_threshold
+        self.iou_loss = iou_loss
+        self.consistency_loss = consistency_loss
         self.processes = processes
         self.register_buffer("class_weights", class_weights, persistent=False)
         self.register_buffer("losses", torch.zeros(()))
@@ -61,57 +61,61 @@ class LossModule(nn.Module):
         images: Tensor,
         labels: Tensor,
         past: Tensor | None = None,
-        seen: Tensor | None = None,
+        used: Tensor | None = None,
         motion: Tensor | None = None,
     ) -> Tensor:
-        """The loss of images (B, 3, h, w) with labels (B, h, w).
+        """Return the loss of images (B, 3, h, w) with labels (B, h, w).
 
         Args:
-            past: The frames (B, P, 3, h, w) before each image, for clips; only a FANet takes them.
-            seen: (B, P): 1 for those of them that are looked at, 0 for the others.
-            motion: (B, 3): a motion of the camera for the loss of steadiness; see augment.Choice.
+            past: Frames (B, P, 3, h, w) before each image, for clips; only for a FANet.
+            used: (B, P): 1 for the past frames that the clip uses, 0 for the others.
+            motion: (B, 3): camera motion for the consistency loss; see AugmentParams.
         """
-        see: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]] = self.network.outputs
-        if isinstance(self.network, FANet) and past is not None and seen is not None:
-            context, weight = sum_contexts(self.network, past, seen), seen.sum(dim=1).view(-1, 1, 1)
-            see = partial(self.network.outputs, past=context, weight=weight)
-        logits, maps = see(images)
-        loss = self.loss(logits, labels)
-        for head, deep_map in zip(self.heads, maps, strict=False):
-            loss = loss + self.auxiliary * self.loss(head(deep_map), labels)
-        if self.steadiness and motion is not None:
-            with torch.no_grad():  # what the moved camera says is given, not learned
+        predict: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]] = self.network.outputs
+        if isinstance(self.network, FANet) and past is not None and used is not None:
+            context, weight = sum_contexts(self.network, past, used), used.sum(dim=1).view(-1, 1, 1)
+            predict = partial(self.network.outputs, past=context, weight=weight)
+        logits, feature_maps = predict(images)
+        loss = self.label_loss(logits, labels)
+        for head, feature_map in zip(self.heads, feature_maps, strict=False):
+            loss = loss + self.auxiliary_loss * self.label_loss(head(feature_map), labels)
+        if self.consistency_loss and motion is not None:
+            with torch.no_grad():  # the prediction for the moved camera is the target, and gets no gradient
                 moved = shift_camera(images, motion).contiguous(memory_format=torch.channels_last)
-                wanted = shift_camera(see(moved)[0], motion, back=True)
-            loss = loss + self.steadiness * kl_divergence(logits, wanted)
+                target = shift_camera(predict(moved)[0], motion, back=True)
+            loss = loss + self.consistency_loss * kl_divergence(logits, target)
         return loss
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of logits of any size. Each process's gradient is averaged with the others', so it is a share."""
+    def label_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of logits of any size with labels (B, h, w).
+
+        Gradients are averaged over processes, so each process divides by the weight of the whole batch and multiplies
+        by the number of processes.
+        """
         if logits.shape[-2:] != labels.shape[-2:]:
             logits = resize(logits, labels)
-        if self.hard_pixels:
-            loss, weight = hard_cross_entropy(logits, labels, self.class_weights, self.hard_pixels)
+        if self.ohem_threshold:
+            loss, weight = hard_cross_entropy(logits, labels, self.class_weights, self.ohem_threshold)
         else:
             loss, weight = cross_entropy(logits, labels, self.class_weights)
         mean = loss * self.processes / distributed.all_reduce_sum(weight).clamp(min=1e-6)
-        if not self.overlap:
+        if not self.iou_loss:
             return mean
-        return mean + self.overlap * iou_loss(distributed.sum_with_gradient(soft_iou_counts(logits, labels)))
+        return mean + self.iou_loss * iou_loss(distributed.sum_with_gradient(soft_iou_counts(logits, labels)))
 
 
 @torch.no_grad()
-def sum_contexts(network: FANet, past: Tensor, seen: Tensor) -> list[Tensor]:
-    """The sum of the contexts of the frames that are looked at, stage by stage.
+def sum_contexts(network: FANet, past: Tensor, used: Tensor) -> list[Tensor]:
+    """Return the sum of the contexts of the past frames that are used, for each stage.
 
-    They are given, not learned: own and past context are made by the same weights, and the own one teaches them. It
-    takes half of the time.
+    No gradient flows into the past: the same weights make the present frame's context, which does train them. Training
+    takes half the time this way.
     """
     frames = past.flatten(0, 1).contiguous(memory_format=torch.channels_last)
     contexts = network.compute_context(network.encode(frames))
-    return [(x.unflatten(0, seen.shape) * seen[:, :, None, None]).sum(dim=1) for x in contexts]
+    return [(x.unflatten(0, used.shape) * used[:, :, None, None]).sum(dim=1) for x in contexts]
 
 
 def auxiliary_head(channels: int, classes: int) -> nn.Sequential:
-    """Logits from one of the deep maps."""
+    """Return the layers that make logits from a deep feature map."""
     return nn.Sequential(conv(channels, 128, 3), conv(128, 64, 3), nn.Conv2d(64, classes, 1))

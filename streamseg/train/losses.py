@@ -1,4 +1,4 @@
-"""What training minimises.
+"""Loss functions of training.
 
 Shapes: B batch, K classes, H height, W width.
 """
@@ -13,9 +13,9 @@ from streamseg.classes import IGNORE
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy with a weight for each class (K,): its sum over the pixels, and the weight of those pixels.
+    """Return the sum over pixels of the cross-entropy with class weights (K,), and the sum of the pixels' weights.
 
-    The two are apart so that processes which share a batch can divide by the weight of all of it.
+    They are returned separately, so that processes that share a batch can divide by the weight of the whole batch.
     """
     losses = F.cross_entropy(logits.float(), labels, weights, ignore_index=IGNORE, reduction="none")
     valid = labels != IGNORE
@@ -23,9 +23,9 @@ def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tens
 
 
 def hard_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of the hard pixels alone (OHEM): those whose class has less than `threshold` probability.
+    """Return the same for hard pixels only (OHEM): those whose true class has a probability below the threshold.
 
-    If they are fewer than a sixteenth of the pixels here, the hardest sixteenth counts, as in the authors' code.
+    If fewer than a sixteenth of the pixels are hard, the hardest sixteenth counts, as in the authors' code.
     """
     losses = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="none").flatten()
     sixteenth = losses.topk(max(1, losses.numel() // 16), sorted=False).values.min()
@@ -36,9 +36,9 @@ def hard_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, threshol
 
 
 def soft_iou_counts(logits: Tensor, labels: Tensor) -> Tensor:
-    """Of each class (3, K): the soft intersection and union of prediction and truth, and the true pixels.
+    """Return soft intersection and union of prediction and truth, and true pixels, of each class: (3, K).
 
-    They add up over the parts of a batch.
+    The counts of the parts of a batch add up to those of the batch.
     """
     valid = (labels != IGNORE)[:, None].float()
     # floats throughout: Triton 3.6 cannot compile a sum of truth values here
@@ -51,20 +51,20 @@ def soft_iou_counts(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def iou_loss(counts: Tensor) -> Tensor:
-    """One minus the soft IoU, averaged over the classes that occur in the batch: the metric, made smooth."""
+    """Return one minus the mean soft IoU over the classes that occur in the batch: a smooth form of the metric."""
     both, either, true_pixels = counts
     occurs = true_pixels > 0
     return 1 - (both / either.clamp(min=1) * occurs).sum() / occurs.sum().clamp(min=1)
 
 
-def kl_divergence(logits: Tensor, wanted: Tensor) -> Tensor:
-    """How far the probabilities of logits (B, K, H, W) are from wanted ones: the KL divergence, a mean over pixels."""
-    log_wanted = wanted.float().log_softmax(dim=1)
-    return (log_wanted.exp() * (log_wanted - logits.float().log_softmax(dim=1))).sum(dim=1).mean()
+def kl_divergence(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the KL divergence of the probabilities of logits (B, K, H, W) from those of a target, mean over pixels."""
+    log_target = target.float().log_softmax(dim=1)
+    return (log_target.exp() * (log_target - logits.float().log_softmax(dim=1))).sum(dim=1).mean()
 
 
 def class_weights(pixels: Tensor, strength: float) -> Tensor:
-    """A weight for each class by its number of pixels (K,): frequency to the power -strength; on average 1 a pixel."""
+    """Return class weights (K,) from pixel counts (K,): frequency^-strength, scaled to a mean of 1 over pixels."""
     frequency = (pixels / pixels.sum()).clamp(min=1e-4)
     weights = frequency**-strength
     return weights / (weights * frequency).sum()

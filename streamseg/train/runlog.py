@@ -1,4 +1,4 @@
-"""What a training run tells: files beside its weights, and a line on the terminal."""
+"""Log of a training run: the files beside its weights, and progress on the terminal."""
 
 import hashlib
 import json
@@ -22,33 +22,33 @@ from streamseg.io.files import UNFINISHED, written_whole
 from streamseg.train.config import TrainConfig
 
 EVERY = 50
-"""Iterations between entries: reading a loss back more often would hold a GPU up."""
+"""Iterations between log entries: reading the loss back more often would stall a GPU."""
 
-SILENCE = 10.0
-"""Seconds after which a line is shown before the next entry: on a CPU, EVERY iterations can take many minutes."""
+MAX_SILENCE = 10.0
+"""Seconds after which progress is shown even between entries: on a CPU, EVERY iterations can take many minutes."""
 
 
 class RunLog:
-    """What a run tells: log.jsonl, a live line on the terminal, TensorBoard if asked, curves at the end."""
+    """Writes log.jsonl, run.json, a progress line on the terminal, TensorBoard files if asked, and curves.png."""
 
-    def __init__(self, out: Path, first: int, tensorboard: bool, words: TextIO | None = None):
+    def __init__(self, out: Path, first: int, tensorboard: bool, messages: TextIO | None = None):
         out.mkdir(parents=True, exist_ok=True)
-        for unfinished in out.glob(f"{UNFINISHED}*"):  # what a killed run was writing
+        for unfinished in out.glob(f"{UNFINISHED}*"):  # left by a killed run
             unfinished.unlink()
-        self.out, self.words = out, words or sys.stderr
+        self.out, self.messages = out, messages or sys.stderr
         self.path = out / "log.jsonl"
         self.entries: list[dict[str, Any]] = []
         if first and self.path.exists():
-            # what a killed run logged after its last whole state happens again
+            # drop what a killed run logged after its last saved state: it will be logged again
             self.entries = [entry for entry in read_entries(self.path) if entry.get("step", math.inf) <= first]
         with written_whole(self.path) as temporary:
             temporary.write_text("".join(json.dumps(entry) + "\n" for entry in self.entries), encoding="utf-8")
         self.board = open_tensorboard(out, first) if tensorboard else None
         self.first = first
-        self.shown = time.monotonic()
-        """When a line was last shown."""
-        self.clock = (time.monotonic(), first)
-        """When the iterations since were begun, and the first of them: measuring is no training."""
+        self.last_shown = time.monotonic()
+        """Time of the last progress line."""
+        self.timer = (time.monotonic(), first)
+        """Start time of the iterations that are timed, and the first of them; validation is not timed."""
 
     def describe_run(
         self,
@@ -59,7 +59,7 @@ class RunLog:
         initial: str,
         processes: int,
     ) -> None:
-        """Write run.json: what was run, with what, on what; a run that goes on adds to it."""
+        """Write run.json: settings, data, and the command and environment; a resumed run adds a session."""
         path = self.out / "run.json"
         earlier = read_sessions(path) if self.first and path.exists() else []
         session = {
@@ -91,16 +91,17 @@ class RunLog:
         )
 
     def has_validation(self, step: int) -> bool:
-        """Whether the accuracy at a step is in the log."""
+        """Return whether the log has the accuracy at a step."""
         return any(entry["step"] == step and "val_miou" in entry for entry in self.entries)
 
     def validated(self, step: int, miou: float, iou: dict[str, float | None]) -> None:
         """Log the accuracy on the validation split."""
         self.write({"step": step, "val_miou": miou, "val_iou": iou})
         self.say(f"iteration {step}: mIoU {miou:.2f} on the validation split")
-        self.clock = (time.monotonic(), step)
+        self.timer = (time.monotonic(), step)
 
     def write(self, entry: dict[str, Any]) -> None:
+        """Add an entry to log.jsonl, and to TensorBoard."""
         self.entries.append(entry)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
@@ -110,10 +111,10 @@ class RunLog:
                     self.board.add_scalar(name, value, entry["step"])
 
     def step(self, config: TrainConfig, done: int, loss: float, rate: float, device: torch.device) -> None:
-        """Log the training loss, and show where the run stands."""
-        began, first = self.clock
-        speed = (done - first) * config.batch / (time.monotonic() - began)
-        self.clock = (time.monotonic(), done)
+        """Log the training loss, and show progress."""
+        start, first = self.timer
+        speed = (done - first) * config.batch / (time.monotonic() - start)
+        self.timer = (time.monotonic(), done)
         memory = peak_memory(device) / 1e9
         self.write({"step": done, "loss": loss, "rate": rate, "images_per_second": speed, "memory_gb": memory})
         left = int((config.iterations - done) * config.batch / speed)
@@ -122,26 +123,27 @@ class RunLog:
         self.show(f"{line}  {memory:.1f} GB" if memory else line, last=done == config.iterations)
 
     def is_due(self, done: int) -> bool:
-        """Whether whoever waits should see a line now: after the first iteration, and after every SILENCE."""
-        return done == self.first + 1 or time.monotonic() - self.shown >= SILENCE
+        """Return whether to show progress now: after the first iteration, and after MAX_SILENCE without a line."""
+        return done == self.first + 1 or time.monotonic() - self.last_shown >= MAX_SILENCE
 
     def live(self, config: TrainConfig, done: int, loss: float, rate: float) -> None:
-        """Show where the run stands between two entries."""
+        """Show progress between two entries."""
         self.show(f"{done}/{config.iterations}  loss {loss:.3f}  rate {rate:.1e}")
 
     def show(self, line: str, *, last: bool = False) -> None:
-        """Show a line, which on a terminal the next one replaces."""
-        self.shown = time.monotonic()
-        if self.words.isatty():
-            print(f"\r\x1b[K{line}", end="\n" if last else "", file=self.words, flush=True)
+        """Show a progress line; on a terminal it replaces the last one."""
+        self.last_shown = time.monotonic()
+        if self.messages.isatty():
+            print(f"\r\x1b[K{line}", end="\n" if last else "", file=self.messages, flush=True)
         else:
-            print(line, file=self.words, flush=True)
+            print(line, file=self.messages, flush=True)
 
     def say(self, sentence: str) -> None:
-        print(("\r\x1b[K" if self.words.isatty() else "") + sentence, file=self.words, flush=True)
+        """Print a sentence on its own line."""
+        print(("\r\x1b[K" if self.messages.isatty() else "") + sentence, file=self.messages, flush=True)
 
     def finish(self) -> None:
-        """Draw the curves, where the plotting library is there."""
+        """Draw the curves, if matplotlib is installed."""
         if self.board:
             self.board.close()
         titles = {"loss": "training loss", "val_miou": "validation mIoU (%)", "rate": "learning rate"}
@@ -151,21 +153,21 @@ class RunLog:
         }
         try:
             plot.curves_plot(self.out / "curves.png", {title: points for title, points in series.items() if points})
-        except ValueError as error:  # no matplotlib: the weights are there all the same
+        except ValueError as error:  # without matplotlib: the weights are written anyway
             self.say(str(error))
 
 
 def read_sessions(path: Path) -> list[Any]:
-    """What run.json says of the times that a run was started before."""
+    """Return the earlier sessions of a run from its run.json."""
     try:
         sessions = json.loads(path.read_text(encoding="utf-8"))["sessions"]
         return [*sessions]
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise ValueError(f"{path} is damaged: move it away, and the run goes on with a new one.") from None
+        raise ValueError(f"{path} is damaged: move it away, and resume the run without it.") from None
 
 
 def read_entries(path: Path) -> Iterator[dict[str, Any]]:
-    """The entries of a log, but for those that are damaged, such as a last one that was not written whole."""
+    """Yield the entries of a log; damaged ones, such as a last one that was cut short, are skipped."""
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with suppress(ValueError, RecursionError):
             entry = json.loads(line)
@@ -174,33 +176,34 @@ def read_entries(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def summarise(path: Path) -> dict[str, Any]:
-    """Of a run's log what it came to: iterations, and the last loss and accuracy that there are."""
-    told: dict[str, Any] = {"iterations": 0, "loss": None, "val_miou": None, "val_iou": None}
+    """Return the iterations that a log has reached, and the last loss and accuracy."""
+    summary: dict[str, Any] = {"iterations": 0, "loss": None, "val_miou": None, "val_iou": None}
     for entry in read_entries(path):
-        told |= {"iterations": entry["step"], **{name: entry[name] for name in told.keys() & entry.keys()}}
-    return told
+        summary |= {"iterations": entry["step"], **{name: entry[name] for name in summary.keys() & entry.keys()}}
+    return summary
 
 
 def peak_memory(device: torch.device) -> float:
-    """The most bytes that this process has held: of the GPU's memory, or of the machine's; 0 if that is not known."""
+    """Return the peak memory of this process in bytes, on the GPU or on the machine; 0 if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return machine.peak_memory()
 
 
 def hash_names(dataset: Dataset) -> str:
-    """A hash of a data set's classes and of the names of its frames, wherever they lie."""
+    """Return a hash of the classes and the file names of a data set; its folder does not matter."""
     names = [*dataset.classes.names, *(pair.image.name for pair in dataset.pairs)]
     return hashlib.sha256("\n".join(names).encode()).hexdigest()
 
 
 def hash_files(dataset: Dataset) -> str:
-    """A hash of the names and sizes of a data set's files."""
+    """Return a hash of the names and sizes of a data set's files."""
     files = [f"{path.name} {dataset.size_of(path)}" for pair in dataset.pairs for path in (pair.image, pair.labels)]
     return hashlib.sha256("\n".join(files).encode()).hexdigest()
 
 
 def open_tensorboard(out: Path, first: int) -> Any:
+    """Return a TensorBoard writer that drops what a killed run wrote after its last saved state."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -19,7 +19,7 @@ from PIL import Image
 import streamseg
 from streamseg.cli.options import pick_device
 from streamseg.data import datasets
-from streamseg.evaluate.images import averaging
+from streamseg.evaluate.engines import averaging_engine
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_lines_of_json_can_go_to_standard_output_and_all_words_away(folder, toy,
 
 
 def test_ctrl_c_is_exit_130(monkeypatch, toy, capsys):
-    monkeypatch.setattr("streamseg.evaluate.check.check", failing(KeyboardInterrupt()))
+    monkeypatch.setattr("streamseg.evaluate.check.check_dataset", failing(KeyboardInterrupt()))
     assert run(monkeypatch, "check", "folder", "--data", toy) == 130
     assert capsys.readouterr() == ("", "")
 
@@ -105,7 +105,7 @@ def test_the_demo_films_pictures_and_tells_classes_and_latency(folder, monkeypat
     asked = ("--no-overlay", "--weights", "camvid.safetensors", "--quiet", "--json", "a.jsonl")
     monkeypatch.setattr(sys, "argv", [])
     demo["run"]("segment", "a.png", *asked)
-    demo["show"]({"pictures": Path("a.jsonl")})
+    demo["print_reports"]({"pictures": Path("a.jsonl")})
     shown = capsys.readouterr().out
     assert shown.startswith(f"$ streamseg segment a.png {' '.join(asked)}\n")
     shares = [float(share) for share in re.findall(r"^\w+ +([\d.]+) %$", shown, re.MULTILINE)]
@@ -148,7 +148,8 @@ def test_the_plots_of_an_evaluation_look_as_the_evaluation_did(folder, toy, monk
     seen, wanted = [], []
     monkeypatch.setattr("streamseg.evaluate.images.write_plots", lambda *given: seen.append(given[2]))
     monkeypatch.setattr(
-        "streamseg.evaluate.images.averaging", lambda *given: wanted.append(averaging(*given)) or wanted[0]
+        "streamseg.evaluate.engines.averaging_engine",
+        lambda *given: wanted.append(averaging_engine(*given)) or wanted[0],
     )
     streamseg.save(streamseg.fanet18(classes=3), folder_classes(toy), "toy.safetensors")
     scales = ("--scales", "0.5", "1.0", "--flip", "--plots", "plots")
@@ -183,7 +184,7 @@ def test_a_left_out_recording_can_be_measured_alone(tmp_path, paint, monkeypatch
         assert run(monkeypatch, *command, *only) == 0
         assert json.loads(Path("a.json").read_text())["images"] == images
     assert run(monkeypatch, *command, "--only", "zebra") == 2
-    assert "holds no frames" in capsys.readouterr().err
+    assert "has no frames" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -266,7 +267,7 @@ def test_an_evaluation_on_a_cluster_has_the_figures_of_one_process(folder, drive
     assert run(monkeypatch, *asked, "--json", "spread.json", "--ray") == 0
     assert Path("spread.json").read_text() == Path("alone.json").read_text()
     monkeypatch.setattr("streamseg.parallel.cluster.map_on_cluster", lambda *_, **__: iter(()))
-    assert "7 frames were not measured" in complaint(monkeypatch, capsys, *asked, "--ray")
+    assert "7 frames were not evaluated" in complaint(monkeypatch, capsys, *asked, "--ray")
     assert "leave out --ray" in complaint(monkeypatch, capsys, *asked, "--ray", "--window", "2")
 
 
@@ -281,11 +282,11 @@ def test_a_data_set_is_packed_and_measured_in_shards(folder, drive, monkeypatch,
 
 def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch, capsys):
     shown = complaint(monkeypatch, capsys, "evaluate", "camvid.safetensors", "--data", toy, "--dataset", "folder")
-    assert f"other classes than those of {toy}: class 0 is Sky in the one and ground in the other." in shown
+    assert "other classes than those of folder val: class 0 is Sky in the network and ground in the data set." in shown
     fewer = streamseg.Classes(("ground", "box"), ((0, 0, 0), (1, 1, 1)))
     streamseg.save(streamseg.fanet18(classes=2), fewer, "fewer.safetensors")
     shown = complaint(monkeypatch, capsys, "evaluate", "fewer.safetensors", "--data", toy, "--dataset", "folder")
-    assert "class 2 is not there in the one and disc in the other." in shown
+    assert "class 2 is missing in the network and disc in the data set." in shown
 
 
 @pytest.mark.parametrize(
@@ -294,7 +295,7 @@ def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch
         ("check folder --data nowhere", "No folder data in nowhere"),
         ("check kitti --data TOY", "dataset is 'kitti'; choose one of"),
         ("check folder --data TOY --sheet nowhere/sheet.png", "No folder nowhere to write sheet.png into"),
-        ("check folder --data TOY --sheet sheet.mp4", "names no kind of picture"),
+        ("check folder --data TOY --sheet sheet.mp4", "does not have the suffix of a picture"),
         ("evaluate camvid.safetensors --data TOY --dataset kitti", "dataset is 'kitti'; choose one of"),
         ("evaluate camvid.safetensors --data TOY --dataset folder --split test", "No split 'test'"),
         ("evaluate camvid.safetensors --data TOY --dataset folder --json a/b.json", "No folder a to write b.json into"),

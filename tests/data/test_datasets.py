@@ -22,7 +22,7 @@ def test_cityscapes_clips_end_in_the_labelled_frame(tmp_path):
 @pytest.mark.parametrize("name", DATASETS)
 def test_a_wrong_folder_says_what_was_expected(tmp_path, name):
     for data in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(FileNotFoundError, match=f"No {name} data in .*: expected there .*/"):
+        with pytest.raises(FileNotFoundError, match=f"No {name} data in .*: expected .*/"):
             DATASETS[name](data, "train")
 
 
@@ -39,7 +39,7 @@ def test_a_wrong_split_says_which_there_are(tmp_path):
         cityscapes(tmp_path, "test")
 
 
-def test_without_a_split_val_it_is_said_what_to_do(tmp_path):
+def test_without_a_split_val_the_error_says_what_to_do(tmp_path):
     with pytest.raises(ValueError, match="No split 'val' .* Add pictures, or train with --validate ''.$"):
         folder(make_folder(tmp_path, "abcd"), "val")
     make_camvid(tmp_path, "train", ["0006R0_f00930"])
@@ -57,7 +57,7 @@ def test_a_frame_without_labels_and_labels_without_a_frame_are_named(tmp_path):
         folder(tmp_path, "train")
     (tmp_path / "images/a.jpg").unlink()
     (tmp_path / "images/b.jpg").unlink()
-    with pytest.raises(FileNotFoundError, match=r"images/b\.png is missing though there are labels .*labels/b\.png"):
+    with pytest.raises(FileNotFoundError, match=r"images/b\.png is missing, but there are labels .*labels/b\.png"):
         folder(tmp_path, "train")
 
 
@@ -68,7 +68,7 @@ def test_sizes_that_differ_are_named(tmp_path):
     dataset = folder(tmp_path, "all")
     with pytest.raises(ValueError, match=r"a\.jpg is 12 x 8 pixels but .*a\.png is 6 x 4; make them the same size"):
         _ = dataset[0]
-    with pytest.raises(ValueError, match=r"b\.png is 8 x 12; turn one of them upright"):
+    with pytest.raises(ValueError, match=r"b\.png is 8 x 12; rotate one of them"):
         _ = dataset[1]
 
 
@@ -81,7 +81,7 @@ def test_threads_keep_the_order(tmp_path, threads):
         assert labels.equal(dataset[i][1])
 
 
-def test_threads_look_ahead_only_a_little():
+def test_threads_read_ahead_only_a_little():
     taken = []
     items = (taken.append(i) or i for i in range(1000))
     results = in_parallel(lambda i: i, items, threads=2)
@@ -107,8 +107,8 @@ def test_an_error_in_a_thread_reaches_the_reader(tmp_path):
         next(pairs)
 
 
-def test_a_clip_has_a_frame():
-    with pytest.raises(ValueError, match="A clip of 0 frames; expected 1 or more"):
+def test_a_clip_has_at_least_one_frame():
+    with pytest.raises(ValueError, match="frames is 0; expected 1 or more"):
         Dataset("folder", "train", CAMVID, (), read_label_ids).clips(0)
 
 
@@ -143,51 +143,51 @@ def test_frames_of_a_clip_that_differ_in_size_are_named(tmp_path):
 
 
 def numbers(sequence):
-    return [recording_and_number(still.image)[1] for still in sequence]
+    return [recording_and_number(frame.image)[1] for frame in sequence]
 
 
-def test_camvid_is_walked_in_order_by_the_clock_of_its_recordings(tmp_path):
+def test_camvid_sequences_are_in_order_with_the_times_of_their_recordings(tmp_path):
     taken = [840, 870, 901, 930, 2400, 2430]
     make_camvid(tmp_path, "train", [f"0016E5_{number:05}" for number in taken] + ["0006R0_f00930"])
     make_camvid(tmp_path, "val", [f"0016E5_{number:05}" for number in range(7959, 7967, 2)])
     dataset = camvid(tmp_path, "trainval")
-    sequences = dataset.stills(1)
+    sequences = dataset.labelled_sequences(1)
     assert [*map(numbers, sequences)] == [[930], taken[:4], taken[4:], [7959, 7961, 7963, 7965]]
-    assert dataset.stills() == sequences
-    assert [still.seconds for still in sequences[2]] == [80, 81]
+    assert dataset.labelled_sequences() == sequences
+    assert [frame.seconds for frame in sequences[2]] == [80, 81]
     assert sequences[3][1].seconds - sequences[3][0].seconds == pytest.approx(1 / 15)
-    for still in (still for sequence in sequences for still in sequence):
-        frame, labels = dataset.read_still(still)
-        index = [pair.image for pair in dataset.pairs].index(still.image)
+    for entry in (entry for sequence in sequences for entry in sequence):
+        frame, labels = dataset.read_sequence_frame(entry)
+        index = [pair.image for pair in dataset.pairs].index(entry.image)
         assert frame.equal(dataset[index][0])
         assert labels.equal(dataset[index][1])
 
 
-def test_cityscapes_is_walked_as_far_back_as_wanted(tmp_path):
+def test_cityscapes_sequences_have_as_many_earlier_frames_as_asked(tmp_path):
     dataset = cityscapes(make_snippets(make_cityscapes(tmp_path)), "val")
-    assert [*map(numbers, dataset.stills(0))] == [[294], [576]]
-    assert [*map(numbers, dataset.stills(2))] == [[292, 293, 294], [574, 575, 576]]
+    assert [*map(numbers, dataset.labelled_sequences(0))] == [[294], [576]]
+    assert [*map(numbers, dataset.labelled_sequences(2))] == [[292, 293, 294], [574, 575, 576]]
     for before in (30, None):
-        assert [*map(numbers, dataset.stills(before))] == [[*range(275, 295)], [*range(557, 577)]]
-    first, *_, last = dataset.stills()[0]
+        assert [*map(numbers, dataset.labelled_sequences(before))] == [[*range(275, 295)], [*range(557, 577)]]
+    first, *_, last = dataset.labelled_sequences()[0]
     assert last.seconds - first.seconds == pytest.approx(19 / 17)
     assert (first.labels, last.labels) == (None, dataset.pairs[0].labels)
-    frame, labels = dataset.read_still(first)
+    frame, labels = dataset.read_sequence_frame(first)
     assert labels.shape == frame.shape[1:]
     assert labels.unique().tolist() == [255]
 
 
-def test_a_video_labelled_here_and_there_falls_into_pieces(tmp_path):
+def test_a_sparsely_labelled_video_becomes_several_sequences(tmp_path):
     make_folder(tmp_path, [f"val/a/{i}" for i in range(10)])
     for i in (0, 1, 2, 4, 5, 6, 8, 9):
         (tmp_path / f"labels/val/a/{i}.png").unlink()
     dataset = folder(tmp_path, "val")
-    assert [*map(numbers, dataset.stills(2))] == [[1, 2, 3], [5, 6, 7]]
-    assert [*map(numbers, dataset.stills(3))] == [[0, 1, 2, 3, 4, 5, 6, 7]]
-    assert [*map(numbers, dataset.stills())] == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    assert [*map(numbers, dataset.labelled_sequences(2))] == [[1, 2, 3], [5, 6, 7]]
+    assert [*map(numbers, dataset.labelled_sequences(3))] == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    assert [*map(numbers, dataset.labelled_sequences())] == [[0, 1, 2, 3, 4, 5, 6, 7]]
 
 
-def test_frames_of_one_name_in_two_videos_keep_their_own_labels(tmp_path):
+def test_frames_with_the_same_name_in_two_videos_keep_their_labels(tmp_path):
     dataset = folder(make_folder(tmp_path, [f"val/{video}/{i}" for video in "ab" for i in range(3)]), "val")
     labels = [clip.labels.relative_to(tmp_path / "labels/val").as_posix() for clip in dataset.clips(3)]
     assert labels == ["a/2.png", "b/2.png"]
@@ -195,22 +195,22 @@ def test_frames_of_one_name_in_two_videos_keep_their_own_labels(tmp_path):
     assert len(folder(tmp_path, "val").clips(3)) == 1
 
 
-def test_a_neighbour_that_is_missing_is_named(tmp_path):
+def test_a_missing_earlier_frame_is_named(tmp_path):
     make_snippets(make_cityscapes(tmp_path))
     (tmp_path / "leftImg8bit_sequence/val/frankfurt/frankfurt_000000_000290_leftImg8bit.png").unlink()
     dataset = cityscapes(tmp_path, "val")
-    for walk in (dataset.clips, lambda frames: dataset.stills(frames - 1)):
-        assert len(walk(4)) == 2
+    for list_frames in (dataset.clips, lambda frames: dataset.labelled_sequences(frames - 1)):
+        assert len(list_frames(4)) == 2
         for frames in (5, 100):
             with pytest.raises(
                 FileNotFoundError,
-                match=r"^frankfurt_000000_000290_leftImg8bit\.png is missing from the sequences of cityscapes, but is "
-                r"one of those before .*/frankfurt_000000_000294_leftImg8bit\.png: add it, or look at fewer frames\.$",
+                match=r"^frankfurt_000000_000290_leftImg8bit\.png is missing from the sequences of cityscapes, "
+                r"before .*/frankfurt_000000_000294_leftImg8bit\.png: add it, or use a smaller window\.$",
             ):
-                walk(frames)
+                list_frames(frames)
 
 
-def test_a_labelled_frame_need_not_be_in_its_snippet_once_more(tmp_path):
+def test_a_labelled_frame_need_not_be_in_its_sequence_folder(tmp_path):
     make_snippets(make_cityscapes(tmp_path))
     (tmp_path / "leftImg8bit_sequence/val/frankfurt/frankfurt_000000_000294_leftImg8bit.png").unlink()
     assert [len(sequence) for sequence in cityscapes(tmp_path, "val").sequences] == [30, 30]

@@ -12,7 +12,7 @@ from streamseg.data.datasets import camvid, cityscapes, coco_stuff, folder
 from streamseg.data.labels import CAMVID_COLOURS, UnknownIdsError, camvid_table, format_ranges, translate
 
 
-def test_labels_are_those_of_their_ids():
+def test_ids_become_labels():
     label_of = {3: 0, 7: 254, 8: IGNORE, 200: 1}
     ids = torch.tensor([*label_of])[torch.randint(4, (33, 47), generator=torch.Generator().manual_seed(0))].int()
     labels = translate(ids, label_of, Path("a.png"))
@@ -21,15 +21,15 @@ def test_labels_are_those_of_their_ids():
     assert translate(ids.T, label_of, Path("a.png")).equal(labels.T)
 
 
-@pytest.mark.parametrize("foreign", [-1, -(2**31), 0, 4, 201, 256, 65535, 2**31 - 1])
-def test_any_id_that_stands_for_no_class_is_foreign(tmp_path, foreign):
-    ids = torch.tensor([[3, 7], [foreign, 7]], dtype=torch.int32)
+@pytest.mark.parametrize("unknown", [-1, -(2**31), 0, 4, 201, 256, 65535, 2**31 - 1])
+def test_any_id_that_is_no_class_is_unknown(tmp_path, unknown):
+    ids = torch.tensor([[3, 7], [unknown, 7]], dtype=torch.int32)
     with pytest.raises(
-        UnknownIdsError, match=rf"a\.png holds ids that stand for no class: {foreign}; expected"
+        UnknownIdsError, match=rf"a\.png holds ids that are not in the class list: {unknown}; expected"
     ) as caught:
         translate(ids, {3: 0, 7: 1, 200: 2}, tmp_path / "a.png")
-    assert caught.value.foreign == [foreign]
-    assert caught.value.ids == sorted([3, 7, foreign])
+    assert caught.value.unknown == [unknown]
+    assert caught.value.ids == sorted([3, 7, unknown])
 
 
 def test_the_original_camvid_is_read_by_its_colours(tmp_path):
@@ -41,7 +41,7 @@ def test_the_original_camvid_is_read_by_its_colours(tmp_path):
     Image.fromarray(pixels).save(tmp_path / "LabeledApproved_full" / "0006R0_f00930_L.png")
     _, labels = camvid(tmp_path, "train")[0]
     assert labels[0].tolist() == [label for label, _ in CAMVID_COLOURS] + [IGNORE, IGNORE]
-    # a class is drawn in the colour that the original files give it
+    # a class has the colour of the original files
     for i, (red, green, blue) in enumerate(CAMVID.colours):
         assert labels[0, codes.index(red << 16 | green << 8 | blue)] == i
 
@@ -74,7 +74,7 @@ def test_coco_stuff_10k_is_read_from_matlab_files(tmp_path):
     _, labels = coco_stuff(tmp_path, "train")[0]
     assert labels[0, :5].tolist() == [255, 0, 10, 11, 170]
     (tmp_path / "annotations/COCO_train2014_000000000077.mat").write_bytes(b"MATLAB 5.0")
-    with pytest.raises(ValueError, match="000000000077.mat is no whole MATLAB file"):
+    with pytest.raises(ValueError, match="000000000077.mat is not a MATLAB file with ids in S, or is damaged"):
         _ = coco_stuff(tmp_path, "train")[0]
 
 
@@ -90,14 +90,14 @@ def test_coco_stuff_10k_without_scipy_says_what_to_install(tmp_path, monkeypatch
 def test_cityscapes_train_ids_are_refused(tmp_path):
     save_ids(make_cityscapes(tmp_path) / "gtFine/train/ulm/ulm_000001_000019_gtFine_labelIds.png", [0, 18, 255])
     with pytest.raises(
-        ValueError, match=r"ulm_000001_000019_gtFine_labelIds.png holds ids .* class: 255; expected 0–33"
+        ValueError, match=r"ulm_000001_000019_gtFine_labelIds.png holds ids .* class list: 255; expected 0–33"
     ):
         _ = cityscapes(tmp_path, "train")[1]
 
 
-def test_foreign_ids_are_named(tmp_path):
+def test_unknown_ids_are_named(tmp_path):
     make_folder(tmp_path, "a", ids=(0, 3, 4, 9))
-    with pytest.raises(ValueError, match=r"a\.png holds ids that stand for no class: 3–4, 9; expected 0–2, 255"):
+    with pytest.raises(ValueError, match=r"a\.png holds ids that are not in the class list: 3–4, 9; expected 0–2, 255"):
         _ = folder(tmp_path, "all")[0]
 
 

@@ -1,4 +1,4 @@
-"""Each data set's files, as miniatures in its real layout, which the tests of datasets and labels borrow."""
+"""Each data set in its real layout, with small files."""
 
 import re
 from itertools import combinations
@@ -44,13 +44,13 @@ def test_camvid_as_segnet_laid_it_out(tmp_path, suffix, line):
     assert found(dataset[0][1]) == [*range(11), 255]
 
 
-def test_a_list_leaves_out_what_it_does_not_name(tmp_path):
+def test_a_list_leaves_out_other_files(tmp_path):
     make_camvid(tmp_path, "val", ["0016E5_07959", "0016E5_07961"])
     (tmp_path / "val.txt").write_text("0016E5_07961\n")
     assert names_of(camvid(tmp_path, "val")) == ["0016E5_07961"]
 
 
-def test_camvid_sequences_break_at_gaps_and_not_at_a_frame_that_is_late_by_one(tmp_path):
+def test_camvid_sequences_end_at_gaps_but_not_at_a_frame_that_is_one_late(tmp_path):
     numbers = [840, 870, 901, 930, 2400, 2430]
     make_camvid(tmp_path, "train", [f"0016E5_{number:05}" for number in numbers] + ["0006R0_f00930", "0006R0_f00960"])
     make_camvid(tmp_path, "val", [f"0016E5_{number:05}" for number in range(7959, 7969, 2)])
@@ -82,7 +82,7 @@ def test_the_original_camvid_is_split_367_101_233_by_its_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("maps", ["annotations", "stuffthingmaps"])
-def test_coco_stuff_164k_loses_the_ids_that_never_occur(tmp_path, maps):
+def test_coco_stuff_164k_skips_the_ids_that_never_occur(tmp_path, maps):
     save_frame(tmp_path / "images/train2017/000000000009.jpg", size=(10, 20))
     ids = [i for i, name in enumerate(COCO_STUFF_182.names) if name in COCO_STUFF.names]
     save_ids(tmp_path / maps / "train2017/000000000009.png", [*ids, 255], size=(10, 20))
@@ -92,12 +92,12 @@ def test_coco_stuff_164k_loses_the_ids_that_never_occur(tmp_path, maps):
     assert dataset[0][1].flatten()[:172].tolist() == [*range(171), 255]
     assert dataset.classes.names[dataset[0][1].flatten()[11]] == COCO_STUFF_182.names[12]
     save_ids(tmp_path / maps / "train2017/000000000009.png", [11], size=(10, 20))
-    with pytest.raises(ValueError, match="stand for no class: 11"):
+    with pytest.raises(ValueError, match="not in the class list: 11"):
         _ = dataset[0]
 
 
 @pytest.mark.parametrize("inner", ["", "ADEChallengeData2016"])
-def test_ade20k_moves_down_by_one(tmp_path, inner):
+def test_ade20k_ids_are_shifted_down_by_one(tmp_path, inner):
     save_frame(tmp_path / inner / "images/validation/ADE_val_00000001.jpg", size=(10, 20))
     save_ids(tmp_path / inner / "annotations/validation/ADE_val_00000001.png", range(151), size=(10, 20))
     dataset = ade20k(tmp_path, "val")
@@ -107,7 +107,7 @@ def test_ade20k_moves_down_by_one(tmp_path, inner):
         ade20k(tmp_path, "train")
 
 
-def test_of_ones_own_pictures_every_fifth_is_val(tmp_path):
+def test_of_your_own_pictures_every_fifth_is_val(tmp_path):
     names = [f"{i:02}" for i in range(11)]
     make_folder(tmp_path, names)
     train, val, everything = (folder(tmp_path, split) for split in ("train", "val", "all"))
@@ -121,17 +121,17 @@ def test_of_ones_own_pictures_every_fifth_is_val(tmp_path):
     assert len({*train.classes.colours}) == 3
 
 
-def test_ones_own_splits_are_folders(tmp_path):
+def test_splits_can_be_folders(tmp_path):
     make_folder(tmp_path, ["train/b", "train/a", "holdout/c"])
     assert names_of(folder(tmp_path, "train")) == ["a", "b"]
     assert names_of(folder(tmp_path, "holdout")) == ["c"]
     assert names_of(folder(tmp_path, "all")) == ["a", "b", "c"]
     save_frame(tmp_path / "images" / "stray.png")
-    with pytest.raises(ValueError, match=r"holds splits \(holdout, train\) and also 1 pictures"):
+    with pytest.raises(ValueError, match=r"has splits \(holdout, train\) and 1 pictures"):
         folder(tmp_path, "train")
 
 
-def test_ones_own_splits_are_lists(tmp_path):
+def test_splits_can_be_lists(tmp_path):
     make_folder(tmp_path, ["a", "b 1", "c.d"])
     (tmp_path / "train.txt").write_text("c.d\nb 1.jpg\n")
     (tmp_path / "test.txt").write_text("a\n")
@@ -140,7 +140,7 @@ def test_ones_own_splits_are_lists(tmp_path):
     assert names_of(folder(tmp_path, "all")) == ["a", "b 1", "c.d"]
 
 
-def test_of_ones_own_videos_each_has_a_folder_and_may_be_labelled_in_part(tmp_path):
+def test_a_video_is_a_folder_and_may_be_labelled_in_part(tmp_path):
     names = [*(f"val/a/{i}" for i in (1, 2, 9, 10, 11)), "val/b/x_1", "val/b/x_3", "val/b/x_5", "train/c"]
     make_folder(tmp_path, names)
     (tmp_path / "labels/val/a/9.png").unlink()
@@ -159,7 +159,7 @@ def test_of_ones_own_videos_each_has_a_folder_and_may_be_labelled_in_part(tmp_pa
     assert len(folder(tmp_path, "all")) == 8
 
 
-def test_a_video_without_any_label_is_an_error_as_pictures_are(tmp_path):
+def test_a_video_without_any_label_is_an_error(tmp_path):
     make_folder(tmp_path, ["val/a/1", "val/a/2"])
     for path in (tmp_path / "labels/val/a").iterdir():
         path.unlink()
@@ -172,7 +172,7 @@ def test_the_frame_before_has_the_number_before():
         assert frame_before(Path("val") / name) == before
 
 
-def test_colours_that_are_made_up_differ(tmp_path):
+def test_chosen_colours_differ(tmp_path):
     make_folder(tmp_path, ["a"], classes="\n".join(["first #e61717", *(f"class {i}" for i in range(200))]))
     colours = folder(tmp_path, "all").classes.colours
     assert colours[0] == (0xE6, 0x17, 0x17)
@@ -206,23 +206,25 @@ def test_a_bad_class_file_is_named(tmp_path, text):
         "# my classes",
     ],
 )
-def test_a_colour_that_is_none_is_told_with_its_line(tmp_path, line):
+def test_a_wrong_colour_is_named_with_its_line(tmp_path, line):
     make_folder(tmp_path, ["a"], classes=f"sky\n\n{line}\n")
     with pytest.raises(
         ValueError, match=r'classes\.txt, line 3: .* expected "name" or "name #rrggbb", such as'
-    ) as told:
+    ) as caught:
         folder(tmp_path, "all")
-    assert str(told.value).isprintable()
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("again", ["ground", "Ground", "ground #804080", "GROUND  #00ff00"])
-def test_a_class_that_is_named_twice_is_told_with_its_line(tmp_path, again):
+def test_a_class_that_occurs_twice_is_named_with_its_line(tmp_path, again):
     make_folder(tmp_path, ["a"], classes=f"ground\nsky\n{again}\n")
-    with pytest.raises(ValueError, match=r"classes\.txt, line 3: '[Gg].*' is there already, as 'ground': give each"):
+    with pytest.raises(
+        ValueError, match=r"classes\.txt, line 3: '[Gg].*' is already in the list, as 'ground': give each"
+    ):
         folder(tmp_path, "all")
 
 
-def test_names_that_look_a_little_like_colours_are_names(tmp_path):
+def test_names_that_resemble_colours_are_names(tmp_path):
     names = ["glass facade", "C#", "lane 1", "route 66", "size 10 20", "a#b", "sector 7 of 9", "12", "decade"]
     make_folder(tmp_path, ["a"], classes="\n".join(names) + "\nred thing #FF0000\n")
     classes = folder(tmp_path, "all").classes
@@ -230,13 +232,13 @@ def test_names_that_look_a_little_like_colours_are_names(tmp_path):
     assert classes.colours[-1] == (255, 0, 0)
 
 
-def test_two_frames_of_one_name_are_refused(tmp_path):
+def test_two_frames_with_the_same_name_are_refused(tmp_path):
     save_frame(make_folder(tmp_path, "ab") / "images/a.png")
-    with pytest.raises(ValueError, match=r"a\.jpg and .*a\.png have one name"):
+    with pytest.raises(ValueError, match=r"a\.jpg and .*a\.png have the same name"):
         folder(tmp_path, "train")
 
 
-def test_files_that_are_no_pictures_are_left_alone(tmp_path):
+def test_files_that_are_no_pictures_are_ignored(tmp_path):
     make_folder(tmp_path, "ab")
     for name in ("images/Thumbs.db", "images/._a.jpg", "labels/.DS_Store", "labels/notes.txt"):
         (tmp_path / name).write_bytes(b"x")
@@ -245,7 +247,7 @@ def test_files_that_are_no_pictures_are_left_alone(tmp_path):
 
 @pytest.mark.parametrize("kind", ["images", "labels"])
 @pytest.mark.parametrize("names", ["ab", ["train/a", "val/b"]])
-def test_folders_of_the_system_and_folders_without_pictures_are_no_splits(tmp_path, kind, names):
+def test_hidden_folders_and_folders_without_pictures_are_no_splits(tmp_path, kind, names):
     make_folder(tmp_path, names)
     for hidden in (".thumbnails", "@eaDir"):
         save_frame(tmp_path / kind / hidden / "a.jpg")
@@ -258,10 +260,10 @@ def test_folders_of_the_system_and_folders_without_pictures_are_no_splits(tmp_pa
 
 @pytest.mark.parametrize("name", ["classes.txt", "train.txt"])
 @pytest.mark.parametrize("letter", ["\x00", "\x07", "\x1b"])
-def test_a_text_file_with_bytes_that_are_no_text_is_named(tmp_path, name, letter):
+def test_a_text_file_with_control_characters_is_named(tmp_path, name, letter):
     make_folder(tmp_path, ["a"])
     (tmp_path / name).write_text(f"a\nb{letter}\n")
-    with pytest.raises(ValueError, match=rf"{name} holds '\\x.*', which is no text: get a whole copy of it"):
+    with pytest.raises(ValueError, match=rf"{name} holds '\\x.*', which is not text: save it as text"):
         folder(tmp_path, "all")
 
 
@@ -269,5 +271,5 @@ def test_a_text_file_with_bytes_that_are_no_text_is_named(tmp_path, name, letter
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
 def test_a_text_file_that_is_not_utf_8_is_named(tmp_path, name, encoding):
     (make_folder(tmp_path, "ab") / name).write_bytes("Straße\n".encode(encoding))
-    with pytest.raises(ValueError, match=rf"{re.escape(name)} is not text in UTF-8: save it as such\.$"):
+    with pytest.raises(ValueError, match=rf"{re.escape(name)} is not UTF-8 text: save it as UTF-8\.$"):
         folder(tmp_path, "all")

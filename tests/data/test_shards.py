@@ -21,7 +21,7 @@ def packed(toy, tmp_path_factory):
     return out
 
 
-def test_packed_frames_are_those_of_the_files_in_the_same_order(toy, packed):
+def test_packed_frames_are_the_original_frames_in_the_same_order(toy, packed):
     for split in ("train", "val"):
         ours, theirs = open_dataset("folder", packed, split), folder(toy, split)
         assert ours.classes == theirs.classes
@@ -34,7 +34,7 @@ def test_packed_frames_are_those_of_the_files_in_the_same_order(toy, packed):
         assert all(name.startswith(stem) for name, stem in names)
 
 
-def test_shards_are_of_the_size_asked_for_and_plain_tar_files(toy, packed):
+def test_shards_are_tar_files_of_the_given_size(toy, packed):
     tars = sorted(packed.glob("train-*.tar"))
     assert len(tars) > 1
     with tarfile.open(tars[0]) as tar:
@@ -44,20 +44,20 @@ def test_shards_are_of_the_size_asked_for_and_plain_tar_files(toy, packed):
     assert image == (toy / "images" / "0.png").read_bytes()
 
 
-def test_labels_that_stand_for_no_class_are_packed_as_such(drive, tmp_path):
+def test_ignored_labels_stay_ignored_in_shards(drive, tmp_path):
     pack("camvid", drive, tmp_path, ("trainval",))
     ours, theirs = open_dataset("camvid", tmp_path, "trainval"), camvid(drive, "trainval")
     assert all(ours[i][1].equal(theirs[i][1]) for i in range(len(theirs)))
     assert (ours[0][1] == 255).any()
 
 
-def test_training_is_fed_the_same_from_shards_as_from_the_files(toy, packed):
+def test_training_batches_are_the_same_from_shards_as_from_files(toy, packed):
     config = replace(TINY, iterations=3)
-    fed = []
+    all_batches = []
     for data in (toy, packed):
         dataset = open_dataset("folder", data, "train")
-        fed.append(list(batches(dataset, build_clip_index(dataset, 1), None, config, 0, (0, 1), CPU, 2)))
-    for ours, theirs in zip(*fed, strict=True):
+        all_batches.append(list(batches(dataset, build_clip_index(dataset, 1), None, config, 0, (0, 1), CPU, 2)))
+    for ours, theirs in zip(*all_batches, strict=True):
         assert ours.images.equal(theirs.images)
         assert ours.labels.equal(theirs.labels)
 
@@ -72,13 +72,13 @@ def test_shards_in_a_store_are_read_in_place(packed):
     store.rm(path, recursive=True)
 
 
-def test_what_cannot_be_packed_or_read_is_a_sentence(toy, packed, tmp_path, paint):
+def test_errors_of_packing_and_reading_are_sentences(toy, packed, tmp_path, paint):
     with pytest.raises(ValueError, match="already holds shards of the split train: give another folder.$"):
         pack("folder", toy, packed)
-    with pytest.raises(ValueError, match="holds shards of folder, and not of camvid: choose a recipe for folder.$"):
+    with pytest.raises(ValueError, match="holds shards of folder, not of camvid: choose a recipe for folder.$"):
         open_dataset("camvid", packed, "train")
     (tmp_path / "train.json").write_text(json.dumps({"dataset": "folder"}))
-    with pytest.raises(ValueError, match="train.json is no index of shards: pack the data set again.$"):
+    with pytest.raises(ValueError, match="train.json is not an index of shards: pack the data set again.$"):
         open_dataset("folder", tmp_path, "train")
     broken = paint(tmp_path / "broken", [(64, 96)] * 5)
     (broken / "images" / "2.png").write_bytes(b"nothing")
@@ -98,7 +98,7 @@ def test_a_shard_that_is_cut_short_is_named(packed, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["train.json", "train-00000.tar"])
-def test_shards_with_one_wrong_bit_are_told(packed, tmp_path, name):
+def test_shards_with_one_wrong_bit_are_refused(packed, tmp_path, name):
     for file in packed.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     data = bytearray((tmp_path / name).read_bytes())
@@ -110,7 +110,7 @@ def test_shards_with_one_wrong_bit_are_told(packed, tmp_path, name):
         list(open_dataset("folder", tmp_path, "train"))
 
 
-def test_shards_from_before_there_were_checksums_are_read(toy, packed, tmp_path):
+def test_shards_without_checksums_are_read(toy, packed, tmp_path):
     for file in packed.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     index = json.loads((tmp_path / "train.json").read_text())
@@ -126,7 +126,7 @@ def test_frames_in_shards_have_no_clips(drive, tmp_path):
         run(tmp_path / "shards", tmp_path / "out", replace(FANET, dataset="camvid", window=2, validate=""))
 
 
-def test_a_span_is_where_the_file_is_whatever_its_name(tmp_path):
+def test_a_byte_range_is_that_of_the_file_for_any_name(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         spans = [shards.append(tar, name, name.encode()) for name in ("short", "x" * 300, "last")]
     data = (tmp_path / "a.tar").read_bytes()
@@ -136,4 +136,4 @@ def test_a_span_is_where_the_file_is_whatever_its_name(tmp_path):
 def test_a_packed_data_set_has_the_sizes_of_its_files(packed, toy):
     ours = open_dataset("folder", packed, "train")
     assert ours.size_of(ours.pairs[0].image) == (toy / "images" / "0.png").stat().st_size
-    assert len(hash_files(ours)) == 64  # which run.json has of the data
+    assert len(hash_files(ours)) == 64  # which run.json holds

@@ -12,7 +12,7 @@ import streamseg
 from streamseg import Fading, LastFrames, NoAttention
 from streamseg.cli import deploying
 from streamseg.deploy import export
-from streamseg.deploy.export import KINDS, SAME, compare, export_model, pan
+from streamseg.deploy.export import EXPORT_SUFFIXES, MIN_SAME_LABELS, compare_labels, export_model, pan
 from streamseg.engine.runtime import open_exported
 from streamseg.io.images import write_image
 from streamseg.models import checkpoint
@@ -34,11 +34,11 @@ def network():
     return small()
 
 
-def labels_of(model, frames, window, **options):
+def label_all(model, frames, window, **options):
     return [labels for _, labels in streamseg.label_frames(model, frames, window, **options)]
 
 
-def share_of_same(one, other):
+def share_of_equal(one, other):
     return sum((a == b).double().mean().item() for a, b in zip(one, other, strict=True)) / len(one)
 
 
@@ -52,45 +52,48 @@ def share_of_same(one, other):
         ("fixed.pt2", SIZE),
     ],
 )
-def test_a_file_is_the_network(exported, network, name, size):
+def test_a_file_gives_the_labels_of_the_network(exported, network, name, size):
     file = open_exported(exported(name), trust=True)
     image = moving(1, *size)[0][None]
-    ((expected, sure),), context = see(network, image)
-    ((labels, confidence),), found = see(file, image)
+    ((expected, sure),), context = predict(network, image)
+    ((labels, confidence),), found = predict(file, image)
     assert (labels.dtype, labels.shape) == (torch.uint8, size)
-    assert (labels == expected).double().mean() > SAME
+    assert (labels == expected).double().mean() > MIN_SAME_LABELS
     assert (confidence.int() - sure.int()).abs().max() <= 1
-    # nor is it cut off instead of rounded, which would be half of one less
+    # rounded, not truncated, which would be half of one less
     assert (confidence.int() - sure.int()).double().mean().abs() < 0.1
     torch.testing.assert_close(found, context, atol=1e-5, rtol=1e-4)
 
 
-def see(model, image):
-    """What is seen in an image, labels and confidence, and its context."""
-    looks, (state,) = step_batch(model, image, [None], 2, sizes=[tuple(image.shape[-2:])], with_confidence=True)
-    return [look[:2] for look in looks], state.contexts
+def predict(model, image):
+    """The labels, confidence and context of an image."""
+    predictions, (state,) = step_batch(model, image, [None], 2, sizes=[tuple(image.shape[-2:])], with_confidence=True)
+    return [prediction[:2] for prediction in predictions], state.contexts
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["any.onnx", "fixed.xml", "fixed.pt2"])
-def test_over_50_frames_the_state_that_a_file_carries_is_the_network_s(exported, network, name):
+def test_over_50_frames_a_file_carries_the_state_of_the_network(exported, network, name):
     file = open_exported(exported(name), trust=True)
     frames = moving(50)
-    expected = labels_of(network, frames, LastFrames(3))
-    assert share_of_same(labels_of(file, frames, LastFrames(3)), expected) > SAME
-    assert share_of_same(labels_of(file, frames[:5], Fading(0.5)), labels_of(network, frames[:5], Fading(0.5))) > SAME
-    # and it matters: alone they look otherwise
-    assert share_of_same(labels_of(network, frames[:5], 1), expected[:5]) < 0.99
+    expected = label_all(network, frames, LastFrames(3))
+    assert share_of_equal(label_all(file, frames, LastFrames(3)), expected) > MIN_SAME_LABELS
+    assert (
+        share_of_equal(label_all(file, frames[:5], Fading(0.5)), label_all(network, frames[:5], Fading(0.5)))
+        > MIN_SAME_LABELS
+    )
+    # without the state the labels differ
+    assert share_of_equal(label_all(network, frames[:5], 1), expected[:5]) < 0.99
 
 
-def test_a_file_without_state_is_the_network_for_images(exported, network):
+def test_a_file_without_state_labels_images_as_the_network_does(exported, network):
     frames = moving(3)
     assert (
-        share_of_same(labels_of(open_exported(exported("still.onnx")), frames, 1), labels_of(network, frames, 1)) == 1
+        share_of_equal(label_all(open_exported(exported("still.onnx")), frames, 1), label_all(network, frames, 1)) == 1
     )
 
 
-def test_bytes_go_in_and_come_out_under_the_names_that_are_documented(exported):
+def test_inputs_and_outputs_have_the_documented_names_types_and_shapes(exported):
     onnx = pytest.importorskip("onnx")
     graph = onnx.load(exported("any.onnx")).graph
 
@@ -114,7 +117,7 @@ def test_bytes_go_in_and_come_out_under_the_names_that_are_documented(exported):
 
 
 @pytest.mark.parametrize("name", ["any.onnx", "still.onnx"])
-def test_tensorrt_knows_the_operators_of_an_onnx_file(exported, name):
+def test_onnx_files_use_only_operators_that_tensorrt_supports(exported, name):
     onnx = pytest.importorskip("onnx")
     model = onnx.load(exported(name))
     assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", export.OPSET)]
@@ -129,7 +132,7 @@ def test_tensorrt_knows_the_operators_of_an_onnx_file(exported, name):
             assert not attributes.get("antialias")
 
 
-def test_in_a_file_for_tensorrt_bytes_are_floats_behind_the_door(exported):
+def test_uint8_inputs_and_outputs_are_cast_at_once_for_tensorrt(exported):
     onnx = pytest.importorskip("onnx")
     nodes = onnx.load(exported("still.onnx")).graph.node
     assert [node.op_type for node in nodes if "frame" in node.input] == ["Cast"]
@@ -139,7 +142,7 @@ def test_in_a_file_for_tensorrt_bytes_are_floats_behind_the_door(exported):
 
 
 @pytest.mark.parametrize("name", ["any.onnx", "fixed.xml", "fixed.pt2", "still.onnx"])
-def test_a_file_says_what_it_is_and_not_where_it_was_made(exported, name):
+def test_a_file_has_a_manifest_and_no_paths_of_this_machine(exported, name):
     about = open_exported(exported(name), trust=True).manifest
     assert about.classes == streamseg.CAMVID
     assert about.size == (None if name.startswith("any") else SIZE)
@@ -155,12 +158,12 @@ def test_the_verb_writes_an_int8_file_with_state_that_segment_takes(tmp_path, mo
     options = ("--confidence", "--size", "128x256", "--int8", "--pictures", SAMPLES)
     assert run(monkeypatch, "export", "--video", "a.onnx", *options) == 0
     told = capsys.readouterr().out
-    # every other one of the samples it was calibrated with
-    assert re.match(r"a.onnx: \d\d.* % of the labels are the network's own on 3 pictures \(mean IoU \d\d", told)
+    # compared on every other one of the samples; the rest were for calibration
+    assert re.match(r"a.onnx: \d\d.* % of the labels are the network's on 3 pictures \(mean IoU \d\d", told)
     assert told.endswith(" % over a clip of 50 frames\n")
-    about, shipped = open_exported("a.onnx").manifest, streamseg.describe(checkpoint.BUNDLED)
-    assert (about.precision, about.size, about.averages) == ("int8", (128, 256), shipped.variant.averages)
-    assert (about.classes, about.window, about.source) == (shipped.classes, shipped.window, shipped.source)
+    about, bundled = open_exported("a.onnx").manifest, streamseg.describe(checkpoint.BUNDLED)
+    assert (about.precision, about.size, about.averages) == ("int8", (128, 256), bundled.variant.averages)
+    assert (about.classes, about.window, about.source) == (bundled.classes, bundled.window, bundled.source)
     assert [*about.inputs] == ["frame", "past1", "past2", "past3", "past4", "weight"]
     assert Path("a.onnx").stat().st_size < 16e6
     assert largest_weights("a.onnx") == {64}
@@ -185,67 +188,70 @@ def largest_weights(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [None, b"an older file"])
-def test_a_file_that_disagrees_is_not_left_behind(exported, tmp_path, monkeypatch, before):
+def test_a_file_that_disagrees_is_not_kept(exported, tmp_path, monkeypatch, before):
     monkeypatch.setattr(export, "trace", lambda *_: None)
     monkeypatch.setitem(export.WRITERS, "onnx", lambda _, __, path: shutil.copyfile(exported("still.onnx"), path))
     path = tmp_path / "a.onnx"
     if before:
         path.write_bytes(before)
-    with pytest.raises(ValueError, match=r"^Only .*% of the labels in the file are the network's own, and 99\.9% are"):
+    with pytest.raises(
+        ValueError, match=r"^Only .*% of the file's labels are the network's; expected 99\.9%\. It was not kept"
+    ):
         export_model(small(seed=1), streamseg.CAMVID, path, size=SIZE)
     assert [file.read_bytes() for file in tmp_path.iterdir()] == ([before] if before else [])
     export_model(small(), streamseg.CAMVID, path, size=SIZE)
     assert path.read_bytes() == exported("still.onnx").read_bytes()
 
 
-def test_int8_is_judged_by_the_mean_iou(exported, network):
+def test_an_int8_file_is_compared_by_its_mean_iou(exported, network):
     file = open_exported(exported("still.onnx"))
     file.manifest = replace(file.manifest, precision="int8")
-    assert compare(network, file, moving(2)).miou == 1
+    assert compare_labels(network, file, moving(2)).miou == 1
     with pytest.raises(
-        ValueError, match="In int8 the mean IoU with the network's own labels is .*: calibrate with more"
+        ValueError,
+        match="The int8 file has a mean IoU of .* with the network's labels; expected 80%.*: calibrate with more",
     ):
-        compare(small(seed=1), file, moving(2))
+        compare_labels(small(seed=1), file, moving(2))
 
 
-def test_int8_is_judged_on_pictures_that_it_was_not_calibrated_with(exported, tmp_path, monkeypatch):
-    """What writes is a stand-in here: the real one takes half a minute, and has tests of its own."""
+def test_an_int8_file_is_compared_on_pictures_that_it_was_not_calibrated_with(exported, tmp_path, monkeypatch):
+    """write_int8 is replaced: it takes half a minute, and has its own tests."""
     for i, frame in enumerate(moving(7)):
         write_image(tmp_path / f"{i}.png", frame)
-    calibrated, judged = [], []
+    calibrated, compared = [], []
 
     def write(program, about, path, frames):
         calibrated.extend(frames)
         shutil.copyfile(exported("still.onnx"), path)
 
-    def judge(model, file, frames):
-        judged.extend(frames)
-        return compare(model, file, frames)
+    def compare(model, file, frames):
+        compared.extend(frames)
+        return compare_labels(model, file, frames)
 
     monkeypatch.setattr(export, "trace", lambda *_: None)
     monkeypatch.setattr(export, "write_int8", write)
-    monkeypatch.setattr(export, "compare", judge)
+    monkeypatch.setattr(export, "compare_labels", compare)
     export_model(small(), streamseg.CAMVID, tmp_path / "a.onnx", size=SIZE, int8=True, pictures=tmp_path)
     assert len(calibrated) == 4
-    assert len(judged) == 3
-    assert not any(one.equal(other) for one in calibrated for other in judged)
+    assert len(compared) == 3
+    assert not any(one.equal(other) for one in calibrated for other in compared)
 
 
 @pytest.mark.slow
-def test_a_file_that_drifts_over_a_clip_is_noticed(exported, network):
+def test_a_file_that_loses_the_state_over_a_clip_is_rejected(exported, network):
     file = open_exported(exported("fixed.xml"))
-    assert compare(network, file, moving(1)).clip > SAME
+    assert compare_labels(network, file, moving(1)).clip > MIN_SAME_LABELS
     run = file.run
 
     def forgetful(given):
         return run({name: tensor if name == "frame" else torch.zeros_like(tensor) for name, tensor in given.items()})
 
     file.run = forgetful
-    with pytest.raises(ValueError, match="are the network's own"):
-        compare(network, file, moving(1))
+    with pytest.raises(ValueError, match="are the network's; expected"):
+        compare_labels(network, file, moving(1))
 
 
-def test_the_camera_of_the_clip_moves():
+def test_the_clip_pans_over_the_picture():
     frames = list(pan(moving(1)[0], (48, 64)))
     assert len(frames) == 50
     assert {tuple(frame.shape) for frame in frames} == {(3, 48, 64)}
@@ -255,11 +261,11 @@ def test_the_camera_of_the_clip_moves():
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("export a.tflite", "a.tflite has no suffix for what is to be written; expected .onnx, .xml, .pt2."),
-        ("export a.onnx --to openvino", "a.onnx has no suffix for what is to be written; expected .xml."),
+        ("export a.tflite", "a.tflite does not have an export suffix; expected .onnx, .xml, .pt2."),
+        ("export a.onnx --to openvino", "a.onnx does not have an export suffix; expected .xml."),
         (
             "export a.onnx --to coreml",
-            "'coreml' is no kind of file; choose one of: onnx, openvino, torch, aotinductor.",
+            "'coreml' is not an export format; choose one of: onnx, openvino, torch, aotinductor.",
         ),
         ("export", "There is nothing to write: give OUT, such as model.onnx."),
         ("export a b c.onnx", "3 names are too many"),
@@ -272,10 +278,13 @@ def test_the_camera_of_the_clip_moves():
         ),
         ("export a.xml --int8 --pictures .", "int8 is for ONNX"),
         ("export a.onnx --pictures nowhere", "nowhere"),
-        ("export attentionless.safetensors a.onnx --video", "A network of NoAttention leaves nothing to later frames"),
+        (
+            "export attentionless.safetensors a.onnx --video",
+            "A network with NoAttention has no context for later frames",
+        ),
     ],
 )
-def test_what_cannot_be_exported_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, capsys, command, sentence):
+def test_wrong_options_are_one_sentence_and_write_nothing(tmp_path, monkeypatch, capsys, command, sentence):
     monkeypatch.chdir(tmp_path)
     if "attentionless" in command:
         network = streamseg.fanet18(classes=11, attention=NoAttention)
@@ -292,12 +301,10 @@ def test_a_missing_library_is_named_with_the_line_that_installs_it(tmp_path, mon
     assert shown == "streamseg: ONNX files need onnx: pip install 'streamseg[export]'\n"
 
 
-def test_a_network_that_is_not_ready_is_one_sentence(network, tmp_path):
-    with pytest.raises(ValueError, match="tells 11 classes apart, but 19 are named"):
+def test_a_network_that_cannot_be_exported_is_one_sentence(network, tmp_path):
+    with pytest.raises(ValueError, match="has 11 classes, but 19 names were given"):
         export_model(network, streamseg.CITYSCAPES, tmp_path / "a.onnx")
-    with pytest.raises(
-        ValueError, match=r"computes in torch\.float16; it is exported in fp32: call model\.float\(\) first"
-    ):
+    with pytest.raises(ValueError, match=r"is in torch\.float16; expected fp32: call model\.float\(\) first"):
         export_model(small().half(), streamseg.CAMVID, tmp_path / "a.onnx")
     with pytest.raises(ValueError, match="is in training mode"):
         export_model(small().train(), streamseg.CAMVID, tmp_path / "a.onnx")
@@ -307,8 +314,8 @@ def test_a_network_that_is_not_ready_is_one_sentence(network, tmp_path):
 def test_aotinductor_needs_a_compiler(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "which", lambda _: None)
     shown = complaint(monkeypatch, capsys, "export", tmp_path / "a.pt2", "--to", "aotinductor", "--device", "cpu")
-    assert "and there is none: install g++." in shown
+    assert "and none was found: install g++." in shown
 
 
-def test_the_kinds_on_the_command_line_are_those_that_there_are():
-    assert f"{{{','.join(KINDS)}}}" in Path(deploying.__file__).read_text()
+def test_the_help_lists_all_kinds_of_files():
+    assert f"{{{','.join(EXPORT_SUFFIXES)}}}" in Path(deploying.__file__).read_text()

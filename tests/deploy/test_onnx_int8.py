@@ -2,8 +2,8 @@ import pytest
 import torch
 from exports import exported as exported, moving
 
-from streamseg.deploy.onnx_int8 import LARGE, int8_convolutions, names_of_int8, round_network
-from streamseg.engine.rounding import LARGEST, round_weights
+from streamseg.deploy.onnx_int8 import MIN_WEIGHTS, int8_convolutions, int8_node_names, round_int8_weights
+from streamseg.engine.rounding import MAX_WEIGHT, round_weights
 
 
 @pytest.fixture
@@ -21,19 +21,19 @@ def weights(network):
 
 def test_small_convolutions_and_those_of_the_first_blocks_stay_in_fp32(network):
     found = [node.name for node in int8_convolutions(network)]
-    large = [name for name, weight in weights(network).items() if weight.numel() >= LARGE]
+    large = [name for name, weight in weights(network).items() if weight.numel() >= MIN_WEIGHTS]
     first, second, *_ = large
     assert weights(network)[first].shape == weights(network)[second].shape == (64, 64, 3, 3)
     assert found == large[4:]
-    assert [*weights(network)][-1] not in found  # the scores of the classes: bytes would make ties of them
-    others = [node for node in network.graph.node if node.name in {*names_of_int8(network)} - {*found}]
+    assert [*weights(network)][-1] not in found  # the class scores: int8 would make ties
+    others = [node for node in network.graph.node if node.name in {*int8_node_names(network)} - {*found}]
     assert {node.op_type for node in others} == {"Relu"}
     given = {node.output[0] for node in int8_convolutions(network)}
     assert others
     assert all(node.input[0] in given for node in others)
 
 
-def test_weights_are_rounded_to_what_onnx_runtime_finds_as_it_is(network):
+def test_weights_are_rounded_to_values_that_onnx_runtime_keeps(network):
     onnxruntime = pytest.importorskip("onnxruntime")
     feeds = [{"frame": frame.permute(1, 2, 0)[None].numpy()} for frame in moving(4)]
 
@@ -42,13 +42,13 @@ def test_weights_are_rounded_to_what_onnx_runtime_finds_as_it_is(network):
         return torch.from_numpy(session.run(["labels"], feeds[0])[0])
 
     before, expected = weights(network), labels()
-    round_network(network, feeds)
+    round_int8_weights(network, feeds)
     names = {node.name for node in int8_convolutions(network)}
     for name, weight in weights(network).items():
         assert weight.equal(before[name]) == (name not in names)
         if name in names:
             rounded, scales, _ = round_weights(weight)
             torch.testing.assert_close(rounded * scales.view(-1, 1, 1, 1), weight, atol=1e-7, rtol=1e-5)
-            assert rounded.int().abs().max() == LARGEST
+            assert rounded.int().abs().max() == MAX_WEIGHT
             assert (weight - before[name]).norm() < 0.05 * before[name].norm()
     assert (labels() == expected).double().mean() > 0.95

@@ -27,7 +27,7 @@ def street():
 
 @pytest.fixture
 def frames(street):
-    """A camera that turns."""
+    """Frames of a camera that pans."""
     return [street[:, 200:360, 300 + 8 * i : 540 + 8 * i].contiguous() for i in range(10)]
 
 
@@ -42,7 +42,7 @@ def test_the_fast_form_gives_the_same_labels(model, frames):
 
 
 @pytest.mark.parametrize("window", [1, 3, Fading(0.5)])
-def test_whatever_takes_a_network_takes_its_fast_form(model, frames, window):
+def test_every_function_that_takes_a_network_takes_its_fast_form(model, frames, window):
     quick = accelerate(model)
     assert segment(frames[0], quick).shape == (160, 240)
     ours = [labels for _, labels in label_frames(quick, frames[:4], window)]
@@ -65,7 +65,7 @@ def test_steps_carry_the_context_from_frame_to_frame(model, frames, device):
     assert agreement(ours[1:], [quick(frame).clone() for frame in frames[1:]]) < 1
 
 
-def test_a_state_goes_from_the_plain_form_to_the_fast_one(model, frames):
+def test_a_state_of_the_eager_form_works_in_the_fast_form(model, frames):
     _, state = label_frame(model, frames[0], None, 2)
     ours, after = label_frame(accelerate(model), frames[1], state, 2)
     theirs, expected = label_frame(model, frames[1], state, 2)
@@ -74,7 +74,7 @@ def test_a_state_goes_from_the_plain_form_to_the_fast_one(model, frames):
 
 
 @pytest.mark.parametrize("size", [None, (96, 128)])
-def test_labels_are_kept_steady_in_the_fast_form(model, frames, size):
+def test_hysteresis_works_in_the_fast_form(model, frames, size):
     policy = LastFrames(2, steady=1.0)
     ours, theirs = (
         [labels for _, labels in label_frames(network, frames, policy, size=size)]
@@ -84,7 +84,7 @@ def test_labels_are_kept_steady_in_the_fast_form(model, frames, size):
     assert agreement(theirs, [labels for _, labels in label_frames(model, frames, 2, size=size)]) < 0.9999
 
 
-def test_networks_that_average_do_so_in_the_fast_form(model, frames):
+def test_averaging_works_in_the_fast_form(model, frames):
     twin = streamseg.fanet18(classes=11, averages=True)
     twin.load_state_dict(model.state_dict())
     twin.eval()
@@ -93,7 +93,7 @@ def test_networks_that_average_do_so_in_the_fast_form(model, frames):
     assert agreement(ours, label_batch(twin, frames[1:3], states, 3)[0]) > 0.999
 
 
-def test_confidence_comes_with_the_labels(model, frames):
+def test_the_fast_form_gives_confidence(model, frames):
     images = frames[0][None]
     ours, theirs = (
         step_batch(network, images, [None], sizes=[(100, 150)], with_confidence=True)[0][0]
@@ -111,14 +111,14 @@ def test_a_network_without_a_fast_form_comes_back_as_an_engine(frames):
         assert segment(frames[0], engine).equal(segment(frames[0], network))
 
 
-@pytest.mark.skipif(CUDA, reason="bytes are for the CPU")
-def test_bytes_label_nearly_as_floats_do(model, frames):
+@pytest.mark.skipif(CUDA, reason="int8 runs on the CPU only")
+def test_int8_gives_nearly_the_same_labels_as_fp32(model, frames):
     quick = accelerate(model, "int8", frames[:2])
     assert agreement([quick(frame) for frame in frames[5:]], [segment(frame, model) for frame in frames[5:]]) > 0.97
 
 
-@pytest.mark.skipif(CUDA, reason="bytes are for the CPU")
-def test_bytes_learn_their_ranges_from_the_first_frames(model, frames):
+@pytest.mark.skipif(CUDA, reason="int8 runs on the CPU only")
+def test_int8_is_calibrated_with_the_first_frames(model, frames):
     quick = accelerate(model, "int8")
     exact = accelerate(model)
     for number, frame in enumerate(frames):
@@ -126,11 +126,11 @@ def test_bytes_learn_their_ranges_from_the_first_frames(model, frames):
         if number < fast.CALIBRATION_FRAMES:
             assert labels.equal(exact(frame))
         assert quick.calibrating == (number + 1 < fast.CALIBRATION_FRAMES)
-    assert quick.seen == []
+    assert quick.calibration == []
     assert not labels.equal(exact(frames[-1]))
 
 
-def test_what_cannot_be_accelerated_is_told_in_a_sentence(model, frames):
+def test_what_cannot_be_accelerated_is_refused_in_a_sentence(model, frames):
     with pytest.raises(ValueError, match="precision is 'int4'; choose one of"):
         accelerate(model, "int4")
     with pytest.raises(ValueError, match="The model is a tuple; expected the network"):
@@ -159,7 +159,7 @@ def test_a_gpu_s_graph_gives_the_labels_of_the_network(gpu, street, precision):
         expected = segment(frame, gpu)
         for _ in range(3):
             assert (quick(frame) == expected).float().mean() > (0.99 if precision == "fp16" else 0.97)
-    assert len(quick.ready) == 2
+    assert len(quick.buffers) == 2
 
 
 @pytest.mark.gpu
@@ -183,7 +183,7 @@ def test_a_gpu_s_memory_does_not_grow_with_calls_or_sizes(gpu):
     quick = accelerate(gpu)
     for side in range(64, 64 + 32 * (fast.MAX_GRAPHS + 4), 32):
         quick(torch.zeros(3, side, 64, dtype=torch.uint8, device="cuda"))
-    assert len(quick.ready) == fast.MAX_GRAPHS
+    assert len(quick.buffers) == fast.MAX_GRAPHS
     frame = torch.zeros(3, 64, 64, dtype=torch.uint8, device="cuda")
     quick(frame)
     before = torch.cuda.memory_allocated()
@@ -197,5 +197,8 @@ def test_a_gpu_s_memory_does_not_grow_with_calls_or_sizes(gpu):
 def test_the_same_frame_has_the_same_labels_and_context_every_time(gpu, frames):
     quick = accelerate(gpu)
     frame = frames[0].cuda()[None]
-    looks = [quick.predict(FrameBatch(frame, None, [0.0], [(160, 240)])) for _ in range(5)]
-    assert all(labels[0][0].equal(looks[-1][0][0][0]) and context.equal(looks[-1][1]) for labels, context in looks[2:])
+    results = [quick.predict(FrameBatch(frame, None, [0.0], [(160, 240)])) for _ in range(5)]
+    assert all(
+        predictions[0].labels.equal(results[-1][0][0].labels) and context.equal(results[-1][1])
+        for predictions, context in results[2:]
+    )

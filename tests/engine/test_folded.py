@@ -9,12 +9,12 @@ from streamseg.engine.folded import Folded, FoldedInt8
 
 
 def picture(height=70, width=101, seed=0):
-    coarse = 255 * torch.rand(1, 3, 6, 8, generator=torch.Generator().manual_seed(seed))
-    return F.interpolate(coarse, (height, width), mode="bilinear").byte()
+    small = 255 * torch.rand(1, 3, 6, 8, generator=torch.Generator().manual_seed(seed))
+    return F.interpolate(small, (height, width), mode="bilinear").byte()
 
 
-def look(folded, frame, past=None, scale=1.0):
-    past = torch.zeros(len(frame), folded.keys, folded.channels) if past is None else past
+def run(folded, frame, past=None, scale=1.0):
+    past = torch.zeros(len(frame), folded.key_channels, folded.channels) if past is None else past
     context = torch.empty_like(past)
     with torch.no_grad():
         return folded.scores(frame, past, torch.full((len(frame),), scale), context), context
@@ -37,13 +37,13 @@ def test_folding_changes_no_score(factory, options):
     with torch.no_grad():
         maps, contexts = network.features(frame, past.split([64, 128, 256, 512], dim=2))
         expected = network.score(maps)
-    scores, context = look(Folded(network, torch.float32), frame, past)
+    scores, context = run(Folded(network, torch.float32), frame, past)
     torch.testing.assert_close(context, torch.cat(contexts, dim=2), atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(scores, expected, atol=1e-3 * expected.abs().max().item(), rtol=1e-3)
 
 
 @pytest.mark.parametrize("size", [(64, 96), (65, 97), (130, 66), (131, 67), (133, 32)])
-def test_strips_of_the_first_map_are_the_whole(size):
+def test_the_first_map_in_strips_is_the_whole_map(size):
     folded = Folded(streamseg.fanet18(classes=3).eval(), torch.float32)
     for frame in (picture(*size), picture(*size, seed=1)):
         pixels = frame.float() - folded.mean.view(1, 3, 1, 1)
@@ -53,7 +53,7 @@ def test_strips_of_the_first_map_are_the_whole(size):
         assert found.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_folding_leaves_the_network_as_it_was():
+def test_folding_does_not_change_the_network():
     network = streamseg.fanet18(classes=3).eval()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     Folded(network, torch.float16)
@@ -64,7 +64,7 @@ def test_folding_leaves_the_network_as_it_was():
 
 
 @pytest.mark.parametrize("size", [(64, 96), (65, 97), (131, 67)])
-def test_the_first_map_of_bytes_is_nearly_that_of_floats(size):
+def test_the_first_map_in_int8_is_nearly_that_in_fp32(size):
     folded = Folded(streamseg.load()[0], torch.float32)
     frame = streamseg.read_image("samples/suburb-1.jpg")[None, :, 300 : 300 + size[0], 300 : 300 + size[1]]
     found, expected = FoldedInt8(folded, [frame]).run_stem(frame, None), folded.run_stem(frame, None)
@@ -72,16 +72,16 @@ def test_the_first_map_of_bytes_is_nearly_that_of_floats(size):
     assert (found - expected).norm() < 0.01 * expected.norm()
 
 
-def test_bytes_give_nearly_the_same_scores():
+def test_int8_gives_nearly_the_same_scores():
     network, _ = streamseg.load()
     folded = Folded(network, torch.float32)
     frame = streamseg.read_image("samples/suburb-1.jpg")[None, :, 200:456, 300:701]
-    ours, theirs = look(FoldedInt8(folded, [frame]), frame), look(folded, frame)
+    ours, theirs = run(FoldedInt8(folded, [frame]), frame), run(folded, frame)
     assert (ours[0].argmax(dim=1) == theirs[0].argmax(dim=1)).float().mean() > 0.97
     assert (ours[1] - theirs[1]).norm() < 0.1 * theirs[1].norm()
 
 
-def test_the_most_sensitive_convolutions_stay_in_floats():
+def test_the_most_sensitive_convolutions_stay_in_fp32():
     folded = Folded(streamseg.fanet18(classes=3).eval(), torch.float32)
     ours = FoldedInt8(folded, [picture()])
     assert ours.stages[0][0] is folded.stages[0][0]

@@ -1,6 +1,6 @@
-"""The steps of the fast path: their plain definitions, and Triton's kernels, which must be the same.
+"""The steps of the fast engine: their PyTorch definitions, and the Triton kernels, which must equal them.
 
-Without a GPU the kernels run in Triton's interpreter, where Triton is installed.
+Without a GPU the kernels run in Triton's interpreter, if Triton is installed.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from streamseg.engine import kernels
 from streamseg.engine.folded import stem_on_squares
 from streamseg.engine.kernels import backend, convolution
-from streamseg.engine.tiles import labels_and_confidence_from_scores
+from streamseg.engine.labels import labels_and_confidence_from_scores
 from streamseg.models.attention import fast_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -40,7 +40,7 @@ def unfold(module, frame, precision=torch.float32):
     return out
 
 
-# what the plain definitions are
+# the PyTorch definitions
 
 
 @pytest.mark.parametrize("size", [(32, 48), (33, 47), (64, 65)])
@@ -60,7 +60,7 @@ def attention(module, x, keys=32, past=None, scale=None):
     bias, out_bias = noise(2 * keys + channels, seed=2).to(x), noise(channels, seed=3).to(x)
     past = torch.zeros(len(x), keys, channels, device=x.device) if past is None else past
     scale = torch.ones(len(x), device=x.device) if scale is None else scale
-    context = torch.empty(len(x), keys, 2 * channels, device=x.device)[..., channels:]  # a part of something wider
+    context = torch.empty(len(x), keys, 2 * channels, device=x.device)[..., channels:]  # part of a wider tensor
     total = module.gather_context(x, weight, bias, past, scale, context, keys)
     return (
         total,
@@ -82,7 +82,7 @@ def test_gather_and_attend_are_fast_attention():
     torch.testing.assert_close(found, expected)
 
 
-def test_keys_that_tensor_cores_cannot_take_are_multiplied_the_plain_way(monkeypatch):
+def test_key_channels_that_tensor_cores_cannot_take_use_pytorch(monkeypatch):
     monkeypatch.setattr(backend, "use_triton", lambda x: True)
     total, context, found, _ = attention(kernels, noise(1, 64, 5, 7), keys=8)
     assert total.shape == context.shape == (1, 8, 64)
@@ -99,7 +99,7 @@ def test_labels_and_confidence_are_those_of_the_resized_scores():
         assert (confidence[i].int() - sure.int()).abs().max() <= 1
 
 
-# Triton's kernels
+# the Triton kernels
 
 
 class Kernels:
@@ -135,7 +135,7 @@ def plain():
 def test_triton_unfolds_frames(triton, plain, size):
     frame = frames(2, *size).to(DEVICE)
     assert unfold(triton, frame, HALF).equal(unfold(plain, frame, HALF))
-    turned = frame.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # as cameras give it
+    turned = frame.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # as cameras deliver it
     assert unfold(triton, turned, HALF).equal(unfold(plain, frame, HALF))
 
 
@@ -152,7 +152,7 @@ def test_triton_attends(triton, plain, shape):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [(40, 70), (41, 33), (64, 300)])
-def test_triton_looks(triton, plain, size):
+def test_triton_computes_the_stem(triton, plain, size):
     frame, weight = unfold(plain, frames(2, *size).to(DEVICE), HALF), stem_on_squares(noise(64, 3, 7, 7) / 800)
     weight = weight.to(DEVICE, HALF).contiguous(memory_format=torch.channels_last)
     bias = noise(64, seed=1).to(DEVICE, HALF)
@@ -168,14 +168,14 @@ def test_triton_convolves(triton, plain, monkeypatch, plan, stride):
     x, weight, bias = noise(2, 64, 9, 14), noise(128, 64, 3, 3) / 24, noise(128, seed=2)
     shortcut = noise(*F.conv2d(x, weight, stride=stride, padding=1).shape, seed=3)
     x, weight, bias, shortcut = (y.to(DEVICE, HALF) for y in (x, weight, bias, shortcut))
-    turns = torch.zeros(64, dtype=torch.int32, device=DEVICE)
+    counters = torch.zeros(64, dtype=torch.int32, device=DEVICE)
     for more in ({}, {"shortcut": shortcut}):
         batch, _, tall, wide = shortcut.shape
         found = torch.zeros(2, batch, tall, wide, 192, dtype=HALF, device=DEVICE).permute(0, 1, 4, 2, 3)
         for module, out in zip((triton, plain), found, strict=True):
-            module.convolve(x, weight, bias, turns, out[:, 64:], stride=stride, padding=1, **more)
+            module.convolve(x, weight, bias, counters, out[:, 64:], stride=stride, padding=1, **more)
         torch.testing.assert_close(*found, atol=1e-2, rtol=1e-2)
-    assert not turns.any()
+    assert not counters.any()
 
 
 @pytest.mark.gpu
@@ -205,15 +205,15 @@ def test_triton_labels(triton, plain, classes, h, w, size):
         module.label(scores, size, labels, confidence)
         found.append((labels, confidence))
     (ours, sure), (theirs, as_sure) = found
-    assert (ours == theirs).float().mean() > 0.995  # but where two scores are as good as the same
+    assert (ours == theirs).float().mean() > 0.995  # except where two scores are nearly equal
     assert (sure.int() - as_sure.int()).abs().max() <= 1
 
 
-def test_triton_compiles_for_gpus_that_are_not_here():
-    """The interpreter takes more than the compiler does."""
+def test_triton_compiles_for_two_generations_of_gpus():
+    """The interpreter accepts more than the compiler."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed: pip install triton")
-    script = Path(__file__).with_name("compile_kernels.py")
+    script = Path(__file__).parents[1] / "compile_kernels.py"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""What computes in int8, as a processor without AVX-512 and VNNI has it: in a process of its own."""
+"""int8 as on a processor without AVX-512 and VNNI, in a separate process."""
 
 import os
 import platform
@@ -26,10 +26,10 @@ def run(*command):
     )
 
 
-@pytest.mark.skipif(not X86, reason="only x86 has processors that saturate")
+@pytest.mark.skipif(not X86, reason="only x86 processors saturate")
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
-def test_such_a_processor_saturates_where_weights_have_8_bits():
-    # else the next test would say nothing of it
+def test_such_a_processor_saturates_with_8_bit_weights():
+    # otherwise the next test would prove nothing
     found = run(
         "-c",
         "import torch\n"
@@ -44,10 +44,10 @@ def test_such_a_processor_saturates_where_weights_have_8_bits():
     assert float(found.stdout) < 0.6
 
 
-@pytest.mark.skipif(LIMIT in os.environ, reason="the tests themselves run so")
-def test_int8_keeps_its_laws_on_a_lesser_processor():
+@pytest.mark.skipif(LIMIT in os.environ, reason="this run is already limited")
+def test_the_int8_tests_pass_on_such_a_processor():
     files = [FOLDER / f"test_{name}.py" for name in ("convolutions", "folded", "fast")]
-    found = run("-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", "bytes", *map(str, files))
+    found = run("-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", "int8", *map(str, files))
     assert found.returncode == 0, found.stdout + found.stderr
     passed = re.search(r"(\d+) passed", found.stdout)
     assert passed

@@ -2,13 +2,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from streamseg.engine.rounding import CORRELATED, LARGEST, InputStatistics, round_weights
+from streamseg.engine.rounding import MAX_CORRELATED, MAX_WEIGHT, InputStatistics, round_weights
 
 
 def smooth_maps(number=2, channels=4, size=40, seed=0):
-    """Maps whose neighbouring pixels are much alike, as those of pictures are, and nowhere below zero."""
-    coarse = torch.rand(number, channels, size // 8, size // 8, generator=torch.Generator().manual_seed(seed))
-    return F.interpolate(coarse, (size, size), mode="bilinear")
+    """Maps with similar neighbouring pixels, as in pictures, and without negative values."""
+    small = torch.rand(number, channels, size // 8, size // 8, generator=torch.Generator().manual_seed(seed))
+    return F.interpolate(small, (size, size), mode="bilinear")
 
 
 def weights(outputs=16, inputs=4, side=3):
@@ -22,18 +22,18 @@ def statistics(weight, *maps, stride=1, padding=1):
     return found
 
 
-def test_products_of_bytes_and_weights_fit_16_bits_in_pairs():
-    assert 2 * 255 * LARGEST <= 2**15 - 1
+def test_pairs_of_products_of_bytes_and_weights_fit_16_bits():
+    assert 2 * 255 * MAX_WEIGHT <= 2**15 - 1
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_the_largest_weight_of_each_output_tells_its_scale(known):
+def test_the_largest_weight_of_each_output_determines_its_scale(known):
     weight = weights()
     rounded, scales, _ = round_weights(weight, statistics(weight, smooth_maps()) if known else None)
     assert rounded.dtype == torch.int8
-    assert rounded.flatten(1).int().abs().amax(dim=1).tolist() == [LARGEST] * 16
-    torch.testing.assert_close(scales, weight.abs().amax(dim=(1, 2, 3)) / LARGEST)
-    # so that numbers of this kind are rounded to themselves
+    assert rounded.flatten(1).int().abs().amax(dim=1).tolist() == [MAX_WEIGHT] * 16
+    torch.testing.assert_close(scales, weight.abs().amax(dim=(1, 2, 3)) / MAX_WEIGHT)
+    # so quantised weights are rounded to themselves
     again, same, _ = round_weights(rounded * scales.view(-1, 1, 1, 1))
     assert again.equal(rounded)
     torch.testing.assert_close(same, scales)
@@ -46,7 +46,7 @@ def test_without_statistics_every_weight_is_rounded_to_the_nearest():
     assert not correction.any()
 
 
-def test_errors_cancel_where_inputs_are_alike():
+def test_errors_cancel_where_inputs_correlate():
     weight, unseen = weights(), smooth_maps(seed=5)
 
     def error(inputs):
@@ -57,8 +57,8 @@ def test_errors_cancel_where_inputs_are_alike():
     assert error(statistics(weight, smooth_maps(16))) < 0.4 * error(None)
 
 
-@pytest.mark.parametrize("inputs", [4, CORRELATED // 9 + 1])
-def test_the_mean_of_each_output_stays_as_it_was(inputs):
+@pytest.mark.parametrize("inputs", [4, MAX_CORRELATED // 9 + 1])
+def test_the_mean_of_each_output_is_kept(inputs):
     weight, x = weights(inputs=inputs), smooth_maps(channels=inputs, size=24)
     rounded, scales, correction = round_weights(weight, statistics(weight, x, padding=0))
     ours = F.conv2d(x, rounded * scales.view(-1, 1, 1, 1), correction)
@@ -74,7 +74,7 @@ def test_statistics_are_those_of_the_patches(stride, padding):
     torch.testing.assert_close(found.covariance, patches.cov(correction=0), atol=1e-5, rtol=1e-4)
 
 
-def test_weights_of_zero_and_inputs_of_zero_are_no_trouble():
+def test_zero_weights_and_zero_inputs_work():
     weight = weights()
     weight[3] = 0
     rounded, scales, correction = round_weights(weight, statistics(weight, torch.zeros(1, 4, 8, 8)))

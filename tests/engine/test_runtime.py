@@ -47,25 +47,25 @@ def test_a_frame_of_another_size_is_resized_for_a_file_and_its_labels_back(expor
     file = open_exported(exported("still.onnx"))
     frame = moving(1, 150, 210)[0]
     labels, _ = label_frame(file, frame)
-    seen, _ = label_frame(file, F.interpolate(frame[None], SIZE, mode="bilinear", antialias=True)[0])
-    assert seen.shape == SIZE
-    assert labels.equal(F.interpolate(seen[None, None], (150, 210), mode="nearest-exact")[0, 0])
+    resized, _ = label_frame(file, F.interpolate(frame[None], SIZE, mode="bilinear", antialias=True)[0])
+    assert resized.shape == SIZE
+    assert labels.equal(F.interpolate(resized[None, None], (150, 210), mode="nearest-exact")[0, 0])
 
 
 @pytest.mark.parametrize(
-    ("size", "seen"), [((1, 1), (65, 65)), ((5, 200), (65, 200)), ((64, 64), (65, 65)), ((9000, 1), (8192, 65))]
+    ("size", "network_size"), [((1, 1), (65, 65)), ((5, 200), (65, 200)), ((64, 64), (65, 65)), ((9000, 1), (8192, 65))]
 )
-def test_frames_too_small_or_too_long_for_a_file_are_labelled_at_their_own_size(exported, size, seen):
+def test_frames_too_small_or_too_long_for_a_file_are_labelled_at_their_own_size(exported, size, network_size):
     file = open_exported(exported("any.onnx"))
     run, shapes = file.run, []
     file.run = lambda given: shapes.append(given["frame"].shape) or run(given)
     labels, _ = label_frame(file, torch.full((3, *size), 90, dtype=torch.uint8))
     assert (labels.dtype, labels.shape) == (torch.uint8, size)
-    assert shapes == [(1, *seen, 3)]
+    assert shapes == [(1, *network_size, 3)]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_streams_in_a_batch_do_not_see_each_other(exported, name):
+def test_streams_in_a_batch_do_not_mix(exported, name):
     file = open_exported(exported(name), trust=True)
     one, other = moving(4), [frame.flip(2) for frame in moving(4)]
     states = [None, None]
@@ -92,25 +92,21 @@ def test_threads_share_a_file(exported, name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_open_is_not_copied(exported, name):
+def test_an_open_file_cannot_be_copied(exported, name):
     file = open_exported(exported(name), trust=True)
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(
-            TypeError, match=f"{name} is open in this process alone and cannot be copied: open it again"
-        ):
+        with pytest.raises(TypeError, match=f"{name} is open in this process and cannot be copied: open it again"):
             copied(file)
 
 
-def test_what_a_file_cannot_do_is_a_sentence(exported):
+def test_what_a_file_cannot_do_is_refused_in_a_sentence(exported):
     file = open_exported(exported("still.onnx"))
     frame = moving(1)[0]
     with pytest.raises(ValueError, match="labels each frame alone: leave out the window, .* exported with --video."):
         list(streamseg.label_frames(file, [frame, frame], Fading(0.5)))
     with pytest.raises(ValueError, match="gives no confidence: export it again with --confidence."):
         file.predict(FrameBatch(frame[None], None, [0.0], [SIZE], with_confidence=True))
-    with pytest.raises(
-        ValueError, match="gives labels, whose scores it does not tell: keep them steady with a network"
-    ):
+    with pytest.raises(ValueError, match="gives labels, and no scores: leave out steady, or use a network"):
         streamseg.label_frame(file, frame, window=LastFrames(1, steady=1.0))
     with pytest.raises(ValueError, match="failed on a frame"):
         file.run({"frame": torch.zeros(1, 3, 3, 3, dtype=torch.uint8)})
@@ -164,7 +160,7 @@ def test_segment_takes_a_file_in_place_of_weights(folder, monkeypatch, capsys, n
         ("fixed.xml --device cuda", "GPU"),
         (
             "fixed.pt2",
-            "fixed.pt2 is a program, which runs when it is opened: if you made it, or trust who did, give --tr",
+            "fixed.pt2 is a program, which runs when it is opened: give --trust (trust=True) if you trust its origin.",
         ),
         ("nowhere.onnx", "No weights at nowhere.onnx: check the path."),
     ],
@@ -189,14 +185,14 @@ def test_a_file_is_measured_as_the_network_is(exported, network, drive, tmp_path
     frames = datasets.camvid(drive, "val")
     command = ("evaluate", exported("any.onnx"), "--data", drive, "--dataset", "camvid", "--json", "a.json")
     expected = {(): evaluate(network, frames), ("--window", "3"): evaluate_video(network, frames, 3)}
-    for options, wanted in expected.items():
+    for options, correct in expected.items():
         assert run(monkeypatch, *command, *options, "--plots", "plots") == 0
-        told = json.loads(Path("a.json").read_text())
-        assert told["miou"] == pytest.approx(wanted.miou, abs=0.01)
-        assert told["images"] == 3
+        report = json.loads(Path("a.json").read_text())
+        assert report["miou"] == pytest.approx(correct.miou, abs=0.01)
+        assert report["images"] == 3
     assert expected["--window", "3"].miou != pytest.approx(expected[()].miou, abs=0.01)
     shown = complaint(monkeypatch, capsys, *command, "--flip")
-    assert "any.onnx gives labels, and no shares to average: leave out --scales and --flip." in shown
+    assert "any.onnx returns labels, not scores to average: leave out --scales and --flip." in shown
     assert "leave out --precision" in complaint(monkeypatch, capsys, *command, "--precision", "fp32")
     still = (command[0], exported("still.onnx"), *command[2:])
     assert "looks at single frames" in complaint(monkeypatch, capsys, *still, "--window", "3")
@@ -208,7 +204,7 @@ def test_a_file_is_measured_as_the_network_is(exported, network, drive, tmp_path
 
 @pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
 @pytest.mark.parametrize("content", [b"", b"hello, world", b"\x80\x04K\x01.", b"<net/>", b"PK\x03\x04", None])
-def test_a_file_of_another_kind_or_cut_short_is_one_sentence(exported, tmp_path, monkeypatch, capsys, suffix, content):
+def test_a_broken_file_is_refused_in_one_sentence(exported, tmp_path, monkeypatch, capsys, suffix, content):
     whole = {".onnx": "still.onnx", ".xml": "fixed.xml", ".pt2": "fixed.pt2"}[suffix]
     path = tmp_path / f"a{suffix}"
     path.write_bytes(exported(whole).read_bytes()[:5000] if content is None else content)
@@ -220,7 +216,7 @@ def test_a_file_of_another_kind_or_cut_short_is_one_sentence(exported, tmp_path,
         open_exported(path, trust=True)
 
 
-def test_openvino_s_weights_must_be_there_and_whole(exported, tmp_path):
+def test_openvino_s_weights_must_exist_and_be_complete(exported, tmp_path):
     shutil.copyfile(exported("fixed.xml"), tmp_path / "a.xml")
     with pytest.raises(FileNotFoundError, match=r"No weights at .*a\.bin"):
         open_exported(tmp_path / "a.xml")
@@ -231,21 +227,21 @@ def test_openvino_s_weights_must_be_there_and_whole(exported, tmp_path):
         open_exported(tmp_path / "a.xml")
 
 
-def rewrite(source, path, text, ports=None):
-    """The same ONNX file with another text about it, as a hostile person would."""
+def rewrite(source, path, text, output=None):
+    """Write the same ONNX file with another manifest, as an attacker would."""
     onnx = pytest.importorskip("onnx")
     model = onnx.load(source)
     del model.metadata_props[:]
     if text is not None:
         onnx.helper.set_model_props(model, {"streamseg": text})
-    if ports:
-        model.graph.output.remove(next(port for port in model.graph.output if port.name == ports))
+    if output:
+        model.graph.output.remove(next(node for node in model.graph.output if node.name == output))
     onnx.save(model, path)
     return path
 
 
 def test_a_network_that_streamseg_did_not_export_is_refused(exported, tmp_path):
-    with pytest.raises(ValueError, match="was not exported by streamseg: make such a file with streamseg export."):
+    with pytest.raises(ValueError, match="was not exported by streamseg: create one with streamseg export."):
         open_exported(rewrite(exported("still.onnx"), tmp_path / "a.onnx", None))
 
 
@@ -274,16 +270,16 @@ def test_a_network_that_streamseg_did_not_export_is_refused(exported, tmp_path):
         {"unknown": 1},
     ],
 )
-def test_a_file_that_describes_itself_wrongly_is_refused(exported, tmp_path, change):
+def test_an_invalid_manifest_is_refused(exported, tmp_path, change):
     about = json.loads(open_exported(exported("still.onnx")).manifest.to_plain_json())
     path = rewrite(exported("still.onnx"), tmp_path / "a.onnx", json.dumps({**about, **change}))
-    with pytest.raises(ValueError, match="describes itself wrongly"):
+    with pytest.raises(ValueError, match="has invalid metadata"):
         open_exported(path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000])
-def test_what_is_no_description_at_all_is_refused(exported, tmp_path, text):
-    with pytest.raises(ValueError, match="describes itself wrongly"):
+def test_a_manifest_that_is_not_an_object_is_refused(exported, tmp_path, text):
+    with pytest.raises(ValueError, match="has invalid metadata"):
         open_exported(rewrite(exported("still.onnx"), tmp_path / "a.onnx", text))
 
 
@@ -300,7 +296,7 @@ def test_no_program_runs_unless_it_is_trusted(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"^a\.pt2 is a program, which runs when it is opened"):
         open_exported("a.pt2")
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt2"]
-    for name in ("A.PT2", "a.Pt2"):  # as some systems name files
+    for name in ("A.PT2", "a.Pt2"):  # some systems write suffixes so
         Path("a.pt2").rename(name)
         for opening in (open_exported, lambda path: open_weights(Path(path), torch.device("cpu"))):
             with pytest.raises(ValueError, match=rf"^{name} is a program, which runs when it is opened"):
@@ -309,12 +305,12 @@ def test_no_program_runs_unless_it_is_trusted(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt2"]
 
 
-def test_a_package_for_another_device_is_told_apart_and_refused(exported, tmp_path):
+def test_a_package_for_another_device_is_refused(exported, tmp_path):
     about = replace(open_exported(exported("still.onnx")).manifest, device="cuda")
     with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
         archive.writestr("a/extra/streamseg.json", about.to_json())
         archive.writestr("a/data/aotinductor/model/a.wrapper.so", b"")
-    with pytest.raises(ValueError, match="was compiled for cuda, and not for cpu: give --device, or export it anew."):
+    with pytest.raises(ValueError, match="was compiled for cuda, and not for cpu: give --device, or export it again."):
         open_exported(tmp_path / "a.pt2", trust=True)
 
 

@@ -1,4 +1,4 @@
-"""Which sizes are kept ready, against a simulated clock and on the fast form itself."""
+"""Which sizes keep their graphs, against a simulated clock and in the fast engine itself."""
 
 import random
 from collections import Counter
@@ -13,30 +13,30 @@ from streamseg.engine.engine import FrameBatch
 from streamseg.engine.sizes import RECENT, SizeCounter
 
 EAGER, CAPTURE = 5.0, 2000.0
-"""What a frame takes without a graph, and what a graph takes to be made, in frames that have one."""
+"""Time of a frame without a graph, and of the capture of a graph, in units of a frame with a graph."""
 
 
 class Clock:
-    """What the fast form spends on a GPU, where graphs are none: it shows on any machine."""
+    """Simulates the time that the fast engine spends on a GPU."""
 
     def __init__(self, engine, monkeypatch):
         self.engine, self.now, self.captures = engine, 0.0, Counter()
-        self.seen = None
-        engine.run = lambda ready: self.spend(EAGER)
+        self.current = None
+        engine.run = lambda buffers: self.spend(EAGER)
         monkeypatch.setattr(fast, "capture_graph", self.record)
 
     def spend(self, seconds):
         self.now += seconds
 
     def record(self, run, device):
-        self.captures[self.seen] += 1
+        self.captures[self.current] += 1
         self.spend(CAPTURE)
         return SimpleNamespace(replay=lambda: self.spend(1.0))
 
-    def see(self, number):
-        """Let it see a frame of one of many sizes; how long that took."""
-        begin, self.seen = self.now, number
-        replay(self.engine, 32, 32 + number)
+    def label(self, number):
+        """Run a frame of one of many sizes and return the time that it took."""
+        begin, self.current = self.now, number
+        run_batch(self.engine, 32, 32 + number)
         return self.now - begin
 
 
@@ -46,7 +46,7 @@ def clock(model, monkeypatch):
 
 
 def sizes_of(kind, count, seed=0):
-    """Sizes of requests: all alike, in turn, or most of a few."""
+    """Return sizes of requests: equally frequent, in turn, or mostly a few."""
     dice = random.Random(seed)
     if kind == "in turn":
         return [i % 20 for i in range(count)]
@@ -58,62 +58,62 @@ def sizes_of(kind, count, seed=0):
 
 
 @pytest.mark.parametrize("kind", ["in turn", "at random", "mostly three", "never the same"])
-def test_many_sizes_prepare_few_and_each_about_once(clock, kind):
+def test_with_many_sizes_few_graphs_are_captured_and_each_about_once(clock, kind):
     numbers = sizes_of(kind, 3000)
-    took = [clock.see(number) for number in numbers]
-    assert len(clock.engine.ready) == fast.MAX_GRAPHS
+    took = [clock.label(number) for number in numbers]
+    assert len(clock.engine.buffers) == fast.MAX_GRAPHS
     assert clock.captures.total() <= 2 * fast.MAX_GRAPHS
-    # no frame takes longer than one graph, and a size that comes once does not even take that
+    # no frame takes longer than one capture, and a size that comes once is not captured
     assert max(took) <= CAPTURE + 1
     if kind == "mostly three":
         assert [clock.captures[number] for number in range(3)] == [1, 1, 1]
-        assert all(clock.see(number) == 1.0 for number in range(3))
+        assert all(clock.label(number) == 1.0 for number in range(3))
     if kind == "never the same":
         assert not clock.captures
 
 
-def test_a_size_that_has_become_common_takes_the_place_of_one_that_no_longer_comes(clock):
+def test_a_size_that_becomes_frequent_replaces_one_that_no_longer_comes(clock):
     for number in [*range(fast.MAX_GRAPHS)] * 30:
-        clock.see(number)
+        clock.label(number)
     assert clock.captures == Counter(range(fast.MAX_GRAPHS))
-    took = [clock.see(fast.MAX_GRAPHS) for _ in range(RECENT)]
+    took = [clock.label(fast.MAX_GRAPHS) for _ in range(RECENT)]
     assert took[-1] == 1.0
     assert clock.captures.total() == fast.MAX_GRAPHS + 1
 
 
-def test_a_patient_engine_takes_no_longer_for_a_size_than_without_a_graph(clock):
+def test_with_capture_when_idle_no_frame_waits_for_a_capture(clock):
     clock.engine.capture_when_idle = True
-    took = [clock.see(number) for number in sizes_of("mostly three", 300)]
+    took = [clock.label(number) for number in sizes_of("mostly three", 300)]
     assert set(took) == {EAGER}
     while clock.engine.capture_next():
         pass
-    assert all(clock.see(number) == 1.0 for number in range(3))
+    assert all(clock.label(number) == 1.0 for number in range(3))
 
 
 @given(st.lists(st.integers(0, 30), max_size=1200))
 def test_the_counts_are_those_of_the_last_frames(keys):
     sizes = SizeCounter(8)
     for key in keys:
-        sizes.note(key)
+        sizes.add(key)
     assert sizes.counts == Counter(keys[-RECENT:])
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=800))
-def test_a_size_that_comes_once_drives_none_out_that_came_lately(keys):
+def test_a_size_that_comes_once_replaces_no_recent_one(keys):
     sizes = SizeCounter(8)
     for key in keys:
-        sizes.note(key)
+        sizes.add(key)
     kept = list(dict.fromkeys(keys[-RECENT:]))[:8]
-    sizes.note("once")
+    sizes.add("once")
     assert sizes.admits("once", kept) == (len(kept) < 8 or not all(sizes.counts[key] for key in kept))
 
 
-# the fast form
+# in the fast engine
 
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """Graphs that are none, so that what is kept ready shows on any machine; `made` is how many."""
+    """Replace CUDA graphs by plain functions and count the captures."""
     made = SimpleNamespace(count=0)
 
     def record(run, device):
@@ -128,48 +128,48 @@ def frames(*size):
     return FrameBatch(torch.zeros(1, 3, *size, dtype=torch.uint8), None, [0.0], [size])
 
 
-def replay(engine, *size):
+def run_batch(engine, *size):
     with torch.no_grad():
-        return engine.replay(frames(*size), torch.Size((1, 3, *size)))
+        return engine.run_batch(frames(*size), torch.Size((1, 3, *size)))
 
 
-def test_a_graph_is_made_when_a_size_comes_again_and_kept_while_others_come_once(model, graphs):
+def test_a_graph_is_captured_when_a_size_comes_again_and_kept_while_others_come_once(model, graphs):
     engine = fast.accelerate(model)
-    assert replay(engine, 64, 64).graph is None
-    assert replay(engine, 64, 64).graph is not None
+    assert run_batch(engine, 64, 64).graph is None
+    assert run_batch(engine, 64, 64).graph is not None
     for side in range(32, 32 + 2 * fast.MAX_GRAPHS):
-        replay(engine, 32, side)
-        assert replay(engine, 64, 64).graph is not None
+        run_batch(engine, 32, side)
+        assert run_batch(engine, 64, 64).graph is not None
     assert graphs.count == 1
-    assert len(engine.ready) == fast.MAX_GRAPHS
+    assert len(engine.buffers) == fast.MAX_GRAPHS
 
 
-def test_a_patient_engine_makes_graphs_only_when_told_to_the_commonest_first(model, graphs):
+def test_capture_next_captures_the_most_frequent_size_first(model, graphs):
     engine = fast.accelerate(model)
     engine.capture_when_idle = True
     for size, times in (((32, 32), 3), ((64, 64), 5), ((32, 64), 1)):
         for _ in range(times):
-            replay(engine, *size)
+            run_batch(engine, *size)
     assert graphs.count == 0
     assert engine.capture_next() is True
-    assert replay(engine, 64, 64).graph is not None
-    assert replay(engine, 32, 32).graph is None
+    assert run_batch(engine, 64, 64).graph is not None
+    assert run_batch(engine, 32, 32).graph is None
     assert engine.capture_next() is False
     assert graphs.count == 2
     assert engine.capture_next() is False
-    assert replay(engine, 32, 32).graph is not None
-    assert graphs.count == 2  # of the size that came once there is none
+    assert run_batch(engine, 32, 32).graph is not None
+    assert graphs.count == 2  # none of the size that came once
 
 
-def test_labels_are_the_same_whether_a_size_is_kept_ready_or_not(model, graphs):
+def test_labels_are_the_same_with_and_without_a_graph(model, graphs):
     engine = fast.accelerate(model)
     dice = torch.Generator().manual_seed(0)
     image = torch.randint(0, 256, (1, 3, 64, 96), dtype=torch.uint8, generator=dice)
-    views = FrameBatch(image, None, [0.0], [(64, 96)])
+    batch = FrameBatch(image, None, [0.0], [(64, 96)])
     with torch.no_grad():
-        first = engine.replay(views, image.shape).labels.clone()
+        first = engine.run_batch(batch, image.shape).labels.clone()
         for side in range(32, 32 + 2 * fast.MAX_GRAPHS):
             for _ in range(3):
-                replay(engine, 32, side)
-        assert first.equal(engine.replay(views, image.shape).labels)
-        assert first.equal(engine.replay(views, image.shape).labels)
+                run_batch(engine, 32, side)
+        assert first.equal(engine.run_batch(batch, image.shape).labels)
+        assert first.equal(engine.run_batch(batch, image.shape).labels)

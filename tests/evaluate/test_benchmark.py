@@ -13,14 +13,14 @@ CPU = torch.device("cpu")
 
 @pytest.mark.slow
 def test_macs_and_parameters_are_those_of_the_network():
-    cost = benchmark.measure("fanet18", (64, 96), 1, CPU, seconds=0.01)
+    cost = benchmark.measure_cost("fanet18", (64, 96), 1, CPU, seconds=0.01)
     network = streamseg.fanet18()
     assert cost.parameters == sum(x.numel() for x in network.parameters())
     assert cost.gmacs == pytest.approx(streamseg.count_macs(network, (1, 3, 64, 96)) / 1e9)
     assert cost.paper_fps is None
 
 
-def test_the_paper_s_speed_stands_beside_that_of_its_networks_at_its_size():
+def test_the_paper_s_speed_is_given_for_its_networks_and_sizes():
     assert benchmark.paper_fps("fanet18", (1024, 2048)) == 72
     assert benchmark.paper_fps("fanet34", (1024, 2048)) == 58
     assert benchmark.paper_fps("fanet18", (64, 96)) is None
@@ -35,8 +35,8 @@ def test_the_paper_s_speed_stands_beside_that_of_its_networks_at_its_size():
         ("enet", "", ["plain", "network alone, fp32"]),
     ],
 )
-def test_every_way_is_timed(name, precision, ways):
-    cost = benchmark.measure(name, (64, 96), 2, CPU, precision, seconds=0.01)
+def test_every_path_is_timed(name, precision, ways):
+    cost = benchmark.measure_cost(name, (64, 96), 2, CPU, precision, seconds=0.01)
     assert [timing.way for timing in cost.timings] == ways
     for timing in cost.timings:
         assert 0 < timing.median <= timing.p95 <= timing.p99
@@ -69,19 +69,19 @@ def test_the_verb_prints_a_table_and_writes_json_and_a_plot(tmp_path, monkeypatc
     ("name", "way"),
     [("any.onnx", "ONNX Runtime, fp32"), ("fixed.xml", "OpenVINO, fp32"), ("fixed.pt2", "torch, fp32")],
 )
-def test_a_file_is_timed_from_frame_to_labels_and_says_nothing_of_arithmetic(exported, name, way):
-    cost = benchmark.measure(str(exported(name)), SIZE, 2, CPU, seconds=0.01, trust=True)
+def test_an_exported_file_is_timed_from_frame_to_labels(exported, name, way):
+    cost = benchmark.measure_cost(str(exported(name)), SIZE, 2, CPU, seconds=0.01, trust=True)
     assert (cost.parameters, cost.gmacs, cost.stages, cost.paper_fps) == (None, None, {}, None)
     (timing,) = cost.timings
     assert timing.way == way
     assert timing.fps == pytest.approx(2000 / timing.median)
     shown = benchmark.format_costs([cost], SIZE, 2, benchmark.describe_machine(CPU))
     assert f"{name}: - parameters, - GMACs\n" in shown
-    assert "fast way: -" in shown
+    assert "fast path: -" in shown
 
 
 @pytest.mark.slow
-def test_the_verb_takes_files_beside_networks_and_opens_programs_that_are_trusted(exported, monkeypatch, capsys):
+def test_the_verb_takes_exported_files_and_networks(exported, monkeypatch, capsys):
     names = [str(exported("fixed.pt2")), str(exported("still.onnx"))]
     command = ["streamseg", "benchmark", *names, "enet", "--seconds", "0.01"]
     monkeypatch.setattr("sys.argv", [*command, "--size", "72x96", "--trust"])
@@ -91,7 +91,7 @@ def test_the_verb_takes_files_beside_networks_and_opens_programs_that_are_truste
         assert f"{name}: - parameters" in shown
     for options, sentence in (
         (["--size", "72x96"], "fixed.pt2 is a program, which runs when it is opened"),
-        (["--size", "64x64", "--trust"], "fixed.pt2 takes frames of 72 x 96 alone: give --size 72x96."),
+        (["--size", "64x64", "--trust"], "fixed.pt2 only takes frames of 72 x 96: give --size 72x96."),
     ):
         monkeypatch.setattr("sys.argv", [*command, *options])
         with pytest.raises(SystemExit, match="2"):
@@ -112,7 +112,7 @@ def test_the_verb_takes_files_beside_networks_and_opens_programs_that_are_truste
         (["fanet18", "--json", "nowhere/a.json"], "nowhere"),
     ],
 )
-def test_what_cannot_be_measured_is_told_in_a_sentence(monkeypatch, capsys, arguments, sentence):
+def test_errors_of_the_verb_are_one_sentence(monkeypatch, capsys, arguments, sentence):
     monkeypatch.setattr("sys.argv", ["streamseg", "benchmark", *arguments])
     with pytest.raises(SystemExit) as stop:
         cli.main()
@@ -122,8 +122,8 @@ def test_what_cannot_be_measured_is_told_in_a_sentence(monkeypatch, capsys, argu
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_gpu_s_ways_are_timed_with_their_memory():
-    cost = benchmark.measure("fanet18", (128, 256), 1, torch.device("cuda"), compiled=True, seconds=0.2)
+def test_the_paths_on_a_gpu_are_timed_with_their_memory():
+    cost = benchmark.measure_cost("fanet18", (128, 256), 1, torch.device("cuda"), compiled=True, seconds=0.2)
     ways = ["fast, fp16", "fast, fp16, video", "torch.compile", "plain", "network alone, fp32"]
     assert [timing.way for timing in cost.timings] == ways
     assert all(timing.memory_mb > 1 for timing in cost.timings)

@@ -24,7 +24,7 @@ HAND_MADE = torch.tensor([[3, 1, 0], [0, 2, 0], [0, 0, 0]])
 
 
 def random_maps(seed, classes=5, size=(40, 60)):
-    """True labels with ignored pixels, and predicted ones that are right in half of the pixels; the last class is in
+    """True labels with ignored pixels, and predictions that are right in half of the pixels; the last class is in
     neither."""
     generator = torch.Generator().manual_seed(seed)
     labels, other = torch.randint(0, classes - 1, (2, *size), generator=generator)
@@ -40,7 +40,7 @@ def test_the_scores_of_a_hand_made_confusion_matrix():
     assert pixel_accuracy(HAND_MADE) == pytest.approx(5 / 6)
 
 
-def test_a_class_that_is_predicted_but_not_there_has_an_iou_of_zero():
+def test_a_class_that_is_only_predicted_has_an_iou_of_zero():
     assert iou(torch.tensor([[2, 1], [0, 0]])).tolist() == [2 / 3, 0]
 
 
@@ -56,16 +56,16 @@ def test_confusion_matrices_add_up_over_images():
     assert together.equal(confusion_matrix(*a, 5) + confusion_matrix(*b, 5))
 
 
-def test_a_wholly_ignored_image_counts_nothing():
+def test_a_completely_ignored_image_does_not_count():
     labels, predicted = torch.full((8, 8), 255, dtype=torch.uint8), torch.zeros(8, 8, dtype=torch.long)
     assert confusion_matrix(labels, predicted, 3).equal(torch.zeros(3, 3, dtype=torch.long))
     assert boundary_counts(labels, predicted, 3).equal(torch.zeros(4, 3, dtype=torch.long))
 
 
-@pytest.mark.parametrize("foreign", [3, 30, 254])
-def test_labels_of_no_class_are_named(foreign):
-    labels, predicted = torch.tensor([[0, foreign, 255]], dtype=torch.uint8), torch.tensor([[0, 0, 0]])
-    with pytest.raises(ValueError, match=f"^The labels hold {foreign}; with 3 classes, expected 0–2, or 255 for no"):
+@pytest.mark.parametrize("unknown", [3, 30, 254])
+def test_labels_of_no_class_are_named(unknown):
+    labels, predicted = torch.tensor([[0, unknown, 255]], dtype=torch.uint8), torch.tensor([[0, 0, 0]])
+    with pytest.raises(ValueError, match=f"^The labels hold {unknown}; with 3 classes, expected 0–2, or 255 for no"):
         confusion_matrix(labels, predicted, 3)
 
 
@@ -184,7 +184,7 @@ def test_boundary_f1_is_its_definition(seed):
 
 
 def random_video(seed, frames=12, classes=3, size=(6, 8), ignored=0.02):
-    """True labels and predicted ones of each frame, which change now and then."""
+    """True and predicted labels of each frame, which change sometimes."""
     generator = torch.Generator().manual_seed(seed)
     labels, predicted = torch.randint(0, classes, (2, *size), generator=generator)
     video = []
@@ -252,7 +252,7 @@ def test_the_published_script_gives_the_same_of_a_video_of_one_more_frame_withou
     assert consistency_of([video[:-1]], window)[0] == pytest.approx(sum(accuracies) / len(accuracies))
 
 
-def test_a_prediction_that_never_changes_is_wholly_consistent_and_never_flips():
+def test_a_constant_prediction_is_consistent_and_never_flips():
     constant = torch.ones(6, 8, dtype=torch.long)
     video = [(labels, constant) for labels, _ in random_video(0)]
     plain, strict = consistency_of([video], 8)
@@ -261,7 +261,7 @@ def test_a_prediction_that_never_changes_is_wholly_consistent_and_never_flips():
     assert flip_rates_of([video]) == [0, 0]
 
 
-def test_a_prediction_that_is_always_right_is_wholly_consistent_in_the_strict_sense_too():
+def test_a_correct_prediction_is_strictly_consistent_too():
     video = [(labels, labels) for labels, _ in random_video(0)]
     assert consistency_of([video], 8) == [1, 1]
     overall, still = flip_rates_of([video])
@@ -288,7 +288,7 @@ def test_the_consistency_and_the_flips_of_a_hand_made_video():
     assert flip_rates_of([video]) == [4 / 10, 1 / 7]
 
 
-def test_a_video_starts_anew():
+def test_a_new_video_has_new_runs():
     video = random_video(0)
     halves = [video[:6], video[6:]]
     assert consistency_of(halves, 3) == pytest.approx(published_mvc(halves, 3))
@@ -306,7 +306,7 @@ def test_videos_too_short_have_no_consistency_and_do_not_count():
     assert all(map(math.isnan, flip_rates_of([short[:1]])))
 
 
-def test_runs_hold_no_frame_but_the_last():
+def test_runs_keep_only_the_last_frame():
     *_, few = runs_of(random_video(0, frames=2))
     *_, many = runs_of(random_video(0, frames=50))
     assert [x.shape for x in vars(few).values() if isinstance(x, torch.Tensor)] == [(6, 8)] * 5

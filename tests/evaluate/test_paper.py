@@ -14,7 +14,7 @@ PARTS = [table for parts in TABLES.values() for table in parts]
 
 
 @pytest.mark.parametrize("table", PARTS, ids=lambda table: table.name)
-def test_every_row_is_of_something_that_is_built_here_or_of_nothing(table):
+def test_every_row_is_of_a_known_network_or_of_none(table):
     for row in table.rows:
         assert row.network in ("", *FANETS, *BASELINES)
         assert row.attention in ATTENTIONS
@@ -45,7 +45,7 @@ def test_the_paper_s_numbers_agree_with_each_other():
         assert row.printed["avg_ms"] == pytest.approx(1000 / row.printed["fps"], rel=0.02)
 
 
-def test_the_table_of_video_is_as_printed():
+def test_the_video_table_is_that_of_the_paper():
     # name, mIoU, frames a second, mean and longest time in ms
     printed = """
         DVSNet-fast 63.2 30.4 33 -, Clockwork 64.4 5.6 177 221, DFF 69.2 5.7 175 644, Accel 72.1 2.9 340 575,
@@ -60,18 +60,18 @@ def test_the_table_of_video_is_as_printed():
 
 
 @pytest.mark.parametrize("table", PARTS, ids=lambda table: table.name)
-def test_a_share_is_one_of_a_hundred_and_no_time_is_longer_than_the_longest(table):
+def test_percentages_are_below_100_and_mean_times_below_maximum_times(table):
     for row in table.rows:
         assert all(0 < row.printed.get(name, 50.0) < 100 for name in ("miou_val", "miou_test"))
         assert row.printed.get("max_ms", 1e9) >= row.printed.get("avg_ms", 0)
 
 
-def test_data_sets_say_where_they_come_from():
+def test_every_data_set_has_a_download():
     assert {*DOWNLOADS} == {*DATASETS} - {"folder"}
     assert all(re.search("https?://", words) for words in DOWNLOADS.values())
 
 
-def test_the_numbers_need_the_standard_library_only():
+def test_the_paper_module_imports_only_the_standard_library():
     loaded = "print(*(set(sys.modules) - before))"
     program = f"import sys; before = set(sys.modules); import streamseg.evaluate.paper; {loaded}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -9,8 +9,8 @@ from streamseg.evaluate.plot import (
     confusion_plot,
     curves_plot,
     dots_plot,
-    find_room,
     lines_plot,
+    place_names,
     scatter_plot,
     write_worst,
 )
@@ -23,7 +23,7 @@ def drawing():
 
 
 def write_any(path):
-    """The plots, each as a function of a path."""
+    """Return the plots, each as a function that writes to a path."""
     frame = torch.zeros(3, 32, 48, dtype=torch.uint8)
     labels = torch.zeros(32, 48, dtype=torch.uint8)
     return {
@@ -88,7 +88,7 @@ def test_the_worst_frames_are_drawn_with_their_true_and_predicted_labels(tmp_pat
 
 
 @pytest.mark.usefixtures("drawing")
-def test_a_sign_that_starts_a_formula_is_only_a_sign(tmp_path):
+def test_a_dollar_sign_starts_no_formula(tmp_path):
     frame, labels = torch.zeros(3, 32, 48, dtype=torch.uint8), torch.zeros(32, 48, dtype=torch.uint8)
     names = ("$\\nonsense{$", "b")
     confusion_plot(tmp_path / "confusion.png", torch.eye(2), names)
@@ -97,11 +97,11 @@ def test_a_sign_that_starts_a_formula_is_only_a_sign(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_names_of_points_are_written_where_nothing_else_is():
+def test_names_of_points_do_not_overlap():
     alone, beside, under, at_the_end = (10, 100), (30, 100), (10, 92), (195, 20)
-    assert find_room(["a", "b"], [alone, at_the_end], 200) == [(True, False), (False, False)]
-    assert find_room(["a", "b"], [alone, under], 200) == [(True, False), (True, True)]
-    assert find_room(["a long name", "b"], [alone, beside], 200) == [(True, False), (True, True)]
+    assert place_names(["a", "b"], [alone, at_the_end], 200) == [(True, False), (False, False)]
+    assert place_names(["a", "b"], [alone, under], 200) == [(True, False), (True, True)]
+    assert place_names(["a long name", "b"], [alone, beside], 200) == [(True, False), (True, True)]
 
 
 @pytest.mark.usefixtures("drawing")
@@ -119,20 +119,20 @@ def test_long_names_of_dots_are_not_cut_off_and_panels_do_not_touch(tmp_path, mo
 
 
 @pytest.mark.usefixtures("drawing")
-def test_nothing_to_draw_is_said(tmp_path):
-    with pytest.raises(ValueError, match="^There are no curves to draw into .*: the run has logged nothing yet.$"):
+def test_nothing_to_plot_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="^There are no curves to plot in .*: the log is empty.$"):
         curves_plot(tmp_path / "curves.png", {"loss": []})
-    with pytest.raises(ValueError, match="^There are no points to draw into "):
+    with pytest.raises(ValueError, match="^There are no points to plot in "):
         scatter_plot(tmp_path / "scatter.png", {"x": []}, "y")
-    with pytest.raises(ValueError, match="^There are no numbers to draw into "):
+    with pytest.raises(ValueError, match="^There are no numbers to plot in "):
         dots_plot(tmp_path / "dots.png", {"a": [("b", None, None)]})
-    with pytest.raises(ValueError, match="^There are no frames to draw into "):
+    with pytest.raises(ValueError, match="^There are no frames to plot in "):
         write_worst(tmp_path / "worst.png", [], CAMVID)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("drawing")
-def test_a_plot_goes_nowhere_but_to_its_file(tmp_path, kind):
+def test_a_plot_writes_only_its_file(tmp_path, kind):
     with pytest.raises(FileNotFoundError, match="create it first"):
         write_any(tmp_path / "absent" / "plot.png")[kind]()
     write_any(tmp_path / "plot.png")[kind]()

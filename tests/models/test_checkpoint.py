@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import streamseg
 from streamseg import ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention
@@ -34,7 +35,7 @@ CAMVID = asdict(streamseg.CAMVID)
 
 
 def rewrite(path, metadata=None, weights=None, **changes):
-    """The same checkpoint with parts of it exchanged, and no checksum, as a broken or hostile program would."""
+    """Replace parts of a checkpoint, without a checksum, as a broken or hostile program would."""
     with safe_open(path, "pt") as file:
         entry = json.loads(file.metadata()["streamseg"])
     entry.pop("checksum", None)
@@ -89,9 +90,9 @@ def test_fanet34_is_built_again(tmp_path, image):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["enet", "icnet", "bisenet18"])
-def test_a_rival_is_saved_and_loaded_as_any_network(name, tmp_path, image):
+def test_a_baseline_is_saved_and_loaded_as_any_network(name, tmp_path, image):
     network = BASELINES[name](11).eval()
-    path = tmp_path / "rival.safetensors"
+    path = tmp_path / "baseline.safetensors"
     streamseg.save(network, streamseg.CAMVID, path, source="a test")
     loaded, classes = streamseg.load(path)
     assert classes == streamseg.CAMVID
@@ -101,34 +102,34 @@ def test_a_rival_is_saved_and_loaded_as_any_network(name, tmp_path, image):
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_a_rival_s_name_is_that_of_the_function_that_builds_it(name):
+def test_a_baseline_s_name_is_that_of_the_function_that_builds_it(name):
     with torch.device("meta"):
         assert BASELINES[name](2).name == name
 
 
 @pytest.mark.parametrize("changes", [{"network": "enet"}, {"attention": None, "network": "enet"}])
-def test_a_rival_with_options_of_a_fanet_is_refused(saved, changes):
+def test_a_baseline_with_options_of_a_fanet_is_refused(saved, changes):
     rewrite(saved, **changes)
-    with pytest.raises(ValueError, match="describes itself wrongly"):
+    with pytest.raises(ValueError, match="has invalid metadata"):
         streamseg.load(saved)
 
 
 def test_a_fanet_without_its_options_is_refused(tmp_path):
-    path = tmp_path / "rival.safetensors"
+    path = tmp_path / "baseline.safetensors"
     streamseg.save(BASELINES["enet"](11), streamseg.CAMVID, path)
     rewrite(path, network="fanet18")
-    with pytest.raises(ValueError, match="The options of a FANet are there, or not, but the network is fanet18"):
+    with pytest.raises(ValueError, match="network is fanet18; expected options for a FANet, and none for a baseline"):
         streamseg.load(path)
 
 
-def test_a_rival_that_load_would_build_otherwise_is_not_saved(tmp_path):
+def test_a_baseline_that_load_would_build_differently_is_not_saved(tmp_path):
     with pytest.raises(ValueError, match="A bisenet18 has no extra spatial reduction"):
         streamseg.save(BiSeNet(resnet18("Res-2"), 11), streamseg.CAMVID, tmp_path / "a.safetensors")
     with pytest.raises(ValueError, match="network is 'bisenet34'; choose one of"):
         streamseg.save(BiSeNet(resnet34("None"), 11), streamseg.CAMVID, tmp_path / "a.safetensors")
 
 
-def test_what_only_a_fanet_can_do_says_so_of_a_rival(model):
+def test_what_needs_a_fanet_refuses_a_baseline(model):
     assert require_fanet(model, "export") is model
     with pytest.raises(ValueError, match="^export needs a FANet, but these weights are of enet: give weights of a FAN"):
         require_fanet(BASELINES["enet"](3), "export")
@@ -145,14 +146,14 @@ def test_half_precision_is_saved_small_and_loaded_in_fp32(model, saved, tmp_path
         torch.testing.assert_close(tensor, expected, atol=1e-3, rtol=1e-3)
 
 
-def test_without_a_path_the_weights_that_ship_are_loaded():
+def test_without_a_path_the_bundled_weights_are_loaded():
     model, classes = streamseg.load()
     assert classes == streamseg.CAMVID
     assert model.encoder.depth == 18
     frame = streamseg.read_image(Path(__file__).parents[2] / "samples" / "suburb-1.jpg")[None, :, ::2, ::2]
     with torch.inference_mode():
         labels = model(frame)[0].argmax(dim=0)
-    # a trained network sees sky above, and road below
+    # the network is trained: sky at the top, road at the bottom
     top, bottom = labels[100, 300:700], labels[-60, 400:900]
     assert (top == classes.names.index("Sky")).float().mean() > 0.9
     assert (bottom == classes.names.index("Road")).float().mean() > 0.9
@@ -190,8 +191,8 @@ def test_a_file_that_may_not_be_read_says_so(saved, monkeypatch):
     def refuse(*_):
         raise PermissionError
 
-    monkeypatch.setattr(Path, "open", refuse)  # the tests may run as root, whom no permission stops
-    with pytest.raises(PermissionError, match=r"model\.safetensors may not be read"):
+    monkeypatch.setattr(Path, "open", refuse)  # permissions do not stop tests that run as root
+    with pytest.raises(PermissionError, match=r"model\.safetensors cannot be read"):
         streamseg.load(saved)
 
 
@@ -206,7 +207,9 @@ def test_the_weights_of_another_program_are_refused(tmp_path):
     [
         {"network": "__import__('os')"},
         {"network": 18},
-        {"attention": "Module"},
+        {"attention": "os.system"},
+        {"attention": "Attention" * 10},
+        {"attention": 3},
         {"key_channels": 10**12},
         {"key_channels": "32"},
         {"reduction": "Res-9"},
@@ -238,7 +241,7 @@ def test_the_weights_of_another_program_are_refused(tmp_path):
 )
 def test_a_wrong_description_is_refused_in_a_short_printable_line(saved, changes):
     rewrite(saved, **changes)
-    with pytest.raises(ValueError, match="describes itself wrongly") as caught:
+    with pytest.raises(ValueError, match="has invalid metadata") as caught:
         streamseg.load(saved)
     sentence = str(caught.value).replace(str(saved), "")
     assert sentence.isprintable()
@@ -248,7 +251,7 @@ def test_a_wrong_description_is_refused_in_a_short_printable_line(saved, changes
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", "[" * 100_000])
 def test_metadata_that_is_no_description_is_refused(saved, text):
     rewrite(saved, metadata={"streamseg": text})
-    with pytest.raises(ValueError, match="describes itself wrongly"):
+    with pytest.raises(ValueError, match="has invalid metadata"):
         streamseg.load(saved)
 
 
@@ -296,7 +299,7 @@ def test_a_hostile_tensor_name_is_printed_short_and_plain(saved):
     assert len(str(caught.value)) < 400
 
 
-def test_a_kind_of_number_that_torch_lacks_is_refused(saved):
+def test_a_dtype_that_torch_lacks_is_refused(saved):
     with safe_open(saved, "pt") as file:
         entry = json.loads(file.metadata()["streamseg"])
     entry.pop("checksum")
@@ -308,16 +311,16 @@ def test_a_kind_of_number_that_torch_lacks_is_refused(saved):
         streamseg.load(saved)
 
 
-def test_what_cannot_be_loaded_again_is_not_saved(model, tmp_path):
+def test_what_load_would_refuse_is_not_saved(model, tmp_path):
     path = tmp_path / "wrong.safetensors"
-    with pytest.raises(ValueError, match="tells 11 classes apart, but 19 are named"):
+    with pytest.raises(ValueError, match="has 11 classes, but 19 are named"):
         streamseg.save(model, streamseg.CITYSCAPES, path)
     with pytest.raises(ValueError, match=r"The classes are a list; expected streamseg.Classes\(names, colours\)"):
         streamseg.save(model, ["a"] * 11, path)
     with pytest.raises(ValueError, match="window is 0"):
         streamseg.save(model, streamseg.CAMVID, path, window=0)
-    with pytest.raises(ValueError, match="takes a FANet itself"):
-        streamseg.save(torch.nn.DataParallel(model), streamseg.CAMVID, path)
+    with pytest.raises(ValueError, match="The model is a DataParallel; expected a FANet or a baseline itself"):
+        streamseg.save(nn.DataParallel(model), streamseg.CAMVID, path)
     with pytest.raises(ValueError, match="source is 3; expected printable text"):
         streamseg.save(model, streamseg.CAMVID, path, source=3)
     with pytest.raises(FileNotFoundError, match="create it first"):
@@ -334,7 +337,7 @@ def subclassed(network):
 
 
 def not_finite(network):
-    torch.nn.init.constant_(network.classify[1].weight, float("nan"))
+    nn.init.constant_(network.classify[1].weight, float("nan"))
 
 
 def of_another_depth(network):
@@ -345,7 +348,7 @@ def of_another_plan(network):
     network.encoder = ResNet((1, 3, 2, 2), "Res-1", "stride")  # as many layers as ResNet-18
 
 
-def of_eighths(network):
+def in_8_bits(network):
     network.to(torch.float8_e4m3fn)
 
 
@@ -361,7 +364,7 @@ def without_numbers(network):
         (not_finite, r"'classify\.1\.weight' holds numbers that are not finite"),
         (of_another_depth, "network is 'fanet10'"),
         (of_another_plan, "cannot be saved as a fanet18: .* is missing, foreign"),
-        (of_eighths, "is no dense tensor of"),
+        (in_8_bits, "is no dense tensor of"),
         (without_numbers, "is no dense tensor of"),
     ],
 )
@@ -381,3 +384,50 @@ def test_more_key_channels_than_load_takes_are_not_saved(tmp_path):
 def test_a_saved_file_has_the_permissions_of_any_other(saved, tmp_path):
     (tmp_path / "other").touch()
     assert saved.stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+class Mine(FastAttention):
+    """An attention that streamseg does not have."""
+
+
+class Custom(nn.Module):
+    """An encoder that streamseg does not have."""
+
+    channels = (8, 8, 16, 16)
+
+    def __init__(self):
+        super().__init__()
+        sizes = [(3, 8, 4), (8, 8, 2), (8, 16, 2), (16, 16, 2)]
+        self.stages = nn.ModuleList(nn.Conv2d(a, b, 3, stride=s, padding=1) for a, b, s in sizes)
+
+    def forward(self, x):
+        maps = []
+        for stage in self.stages:
+            x = stage(x).relu()
+            maps.append(x)
+        return tuple(maps)
+
+
+def test_a_network_with_its_own_attention_is_saved_and_loaded_with_its_class(tmp_path, image):
+    network, path = streamseg.fanet18(classes=11, attention=Mine, key_channels=8).eval(), tmp_path / "a.safetensors"
+    streamseg.save(network, streamseg.CAMVID, path)
+    assert streamseg.describe(path).variant.attention == "Mine"
+    loaded, classes = streamseg.load(path, attention=Mine)
+    assert classes == streamseg.CAMVID
+    assert type(loaded.attend1) is Mine
+    assert loaded(image).equal(network(image))
+
+
+def test_without_its_class_such_a_network_is_refused(saved, tmp_path):
+    streamseg.save(streamseg.fanet18(classes=11, attention=Mine), streamseg.CAMVID, tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match=r"part of streamseg: load it with streamseg\.load\(PATH, attention=Mine\)"):
+        streamseg.load(tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match="has the attention Mine, which is not DotAttention"):
+        streamseg.load(tmp_path / "a.safetensors", attention=DotAttention)
+    with pytest.raises(ValueError, match="has the attention FastAttention, which is not Mine"):
+        streamseg.load(saved, attention=Mine)
+
+
+def test_a_network_with_its_own_encoder_is_not_saved(tmp_path):
+    with pytest.raises(ValueError, match=r"cannot describe the encoder Custom: save model\.state_dict\(\) with torch"):
+        streamseg.save(streamseg.FANet(Custom(), 11), streamseg.CAMVID, tmp_path / "a.safetensors")

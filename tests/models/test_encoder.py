@@ -45,7 +45,7 @@ def torchvision_file(blocks):
 
 @pytest.mark.parametrize(("encoder", "blocks"), [(resnet18, (2, 2, 2, 2)), (resnet34, (3, 4, 6, 3))])
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_torchvisions_file_fills_everything_but_the_projection_of_res_1(encoder, blocks, suffix, tmp_path):
+def test_torchvisions_file_fills_everything_except_the_projection_of_res_1(encoder, blocks, suffix, tmp_path):
     weights = torchvision_file(blocks)
     file = tmp_path / f"resnet{suffix}"
     save_file(weights, file) if suffix == ".safetensors" else torch.save(weights, file)
@@ -69,7 +69,7 @@ def test_the_encoder_equals_its_plain_definition(encoder, blocks, reduction, str
         torch.testing.assert_close(network(image), tuple(expected))
 
 
-def test_the_encoders_convolutions_start_by_their_outputs():
+def test_the_encoder_s_convolutions_are_initialised_by_fan_out():
     torch.manual_seed(0)
     for name, layer in resnet18().named_modules():
         if isinstance(layer, torch.nn.Conv2d):
@@ -93,7 +93,7 @@ def test_the_plain_encoder_equals_torchvisions():
 
 @pytest.mark.parametrize("reduce_by", ["stride", "average", "max"])
 @pytest.mark.parametrize("reduction", PLACES)
-def test_the_maps_are_halved_from_the_place_of_the_reduction_on(reduction, reduce_by):
+def test_the_maps_are_halved_from_the_reduction_on(reduction, reduce_by):
     place = PLACES.index(reduction)
     features = resnet18(reduction, reduce_by).eval()(torch.rand(1, 3, 192, 256))
     for stage, (stride, channels, feature) in enumerate(
@@ -168,7 +168,7 @@ def test_pickled_code_is_never_run(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"\x80", b"PK\x03\x04", b"not weights", b"\xff" * 100])
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_a_file_that_is_no_weights_is_refused(content, suffix, tmp_path):
+def test_a_file_without_weights_is_refused(content, suffix, tmp_path):
     file = tmp_path / f"weights{suffix}"
     file.write_bytes(content)
     with pytest.raises(ValueError, match="is no (safetensors|torch) file"):
@@ -185,7 +185,7 @@ def test_a_file_that_is_no_weights_is_refused(content, suffix, tmp_path):
         torch.zeros(64, 3, 7, 7, dtype=torch.float8_e4m3fn),
     ],
 )
-def test_weights_that_are_no_usable_numbers_are_refused_and_the_encoder_is_as_before(tensor, tmp_path):
+def test_weights_that_are_not_finite_floats_are_refused_and_the_encoder_is_unchanged(tensor, tmp_path):
     torch.save({**torchvision_file((2, 2, 2, 2)), "conv1.weight": tensor}, tmp_path / "weights.pth")
     network = resnet18()
     before = network.layer4[0].conv1.weight.clone()
@@ -207,6 +207,11 @@ def test_an_encoder_of_another_depth_has_no_imagenet_weights():
         load_imagenet(ResNet((1, 1, 1, 1), "None", "stride"))
 
 
+def test_another_encoder_has_no_imagenet_weights():
+    with pytest.raises(ValueError, match=r"The encoder is a Identity; expected a ResNet: use its load_state_dict\(\)"):
+        load_imagenet(torch.nn.Identity())
+
+
 def test_a_missing_file_is_named():
     with pytest.raises(FileNotFoundError, match=r"No weights at nowhere\.pth"):
         load_imagenet(resnet18(), "nowhere.pth")
@@ -214,7 +219,7 @@ def test_a_missing_file_is_named():
 
 @pytest.fixture
 def published(monkeypatch, tmp_path):
-    """A cache of our own, and a file that counts as the published one; the list names each download of it."""
+    """Replace torch's cache and the published file; the list records each download."""
     torch.save(torchvision_file((2, 2, 2, 2)), tmp_path / "published.pth")
     content = (tmp_path / "published.pth").read_bytes()
     digits = hashlib.sha256(content).hexdigest()[:8]

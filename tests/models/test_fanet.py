@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import streamseg
 from streamseg import ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention, count_macs
-from streamseg.models.encoder import ResNet
+from streamseg.models.encoder import ResNet, resnet18
 
 FULL = (1, 3, 1024, 2048)
 EVERY = [FastAttention, DotAttention, SelfAttention, ChannelAttention, NoAttention]
@@ -17,12 +17,12 @@ EVERY = [FastAttention, DotAttention, SelfAttention, ChannelAttention, NoAttenti
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler():
-    """Networks share the code of step: what one test compiled must not count against the next one's limit."""
+    """Forget what other tests compiled: networks share the code of step, and its recompilations are limited."""
     torch.compiler.reset()
 
 
 def shallow(attention=FastAttention):
-    """A FANet for the compilers, whose time goes with the layers: a block of each kind is enough for them."""
+    """A FANet with one block of each kind: compile time grows with the number of layers."""
     torch.manual_seed(0)
     return streamseg.FANet(ResNet((2, 1, 1, 1), "Res-1", "stride"), 4, attention, key_channels=8).eval()
 
@@ -42,7 +42,7 @@ def test_the_network_equals_its_plain_definition(factory, blocks):
     first, second = torch.randint(0, 256, (2, 2, 3, 65, 111), generator=torch.Generator().manual_seed(0)).byte()
     with torch.inference_mode():
         logits, context = plain.fanet(network.state_dict(), first, blocks)
-        # the buffers of mean and std were rounded to fp32
+        # the buffers mean and std were rounded to fp32
         torch.testing.assert_close(network.step(first), (logits, tuple(context)), atol=1e-5, rtol=1e-5)
         logits, again = plain.fanet(network.state_dict(), second, blocks, past=context)
         torch.testing.assert_close(network.step(second, context), (logits, tuple(again)), atol=1e-5, rtol=1e-5)
@@ -60,7 +60,7 @@ def test_convolutions_outside_the_encoder_start_as_the_authors_do():
 
 
 def gmacs_of(factory, **options):
-    """What a network costs for a whole image of Cityscapes; it needs no numbers for that."""
+    """Return the GMACs of a network for an image of Cityscapes; no weights are needed."""
     with torch.device("meta"):
         return count_macs(factory(**options), FULL) / 1e9
 
@@ -72,7 +72,7 @@ def test_the_cost_is_that_of_the_paper_s_layers():
 
 @pytest.mark.parametrize(("key_channels", "gmacs"), [(8, 47.02), (16, 47.14), (32, 47.39), (64, 47.90), (128, 48.90)])
 def test_the_cost_by_key_channels(key_channels, gmacs):
-    # the authors' layers, which compute 0.30 more that nothing uses
+    # the authors' layers, 0.30 of which compute something that nothing uses
     assert gmacs_of(streamseg.fanet18, key_channels=key_channels) == pytest.approx(gmacs - 0.30, rel=0.005)
 
 
@@ -104,21 +104,21 @@ def test_any_size_gives_logits_of_that_size(model, size):
 
 @pytest.mark.parametrize("reduction", ["None", "Conv-0", "Res-1", "Res-2", "Res-3", "Res-4"])
 @pytest.mark.parametrize("reduce_by", ["stride", "average", "max"])
-def test_every_reduction_makes_a_network(reduction, reduce_by):
+def test_every_reduction_gives_logits(reduction, reduce_by):
     network = streamseg.fanet18(classes=3, reduction=reduction, reduce_by=reduce_by).eval()
     with torch.inference_mode():
         assert network(torch.rand(1, 3, 33, 47)).shape == (1, 3, 33, 47)
 
 
 @pytest.mark.parametrize("attention", EVERY)
-def test_every_attention_takes_its_own_context_as_past_and_only_fast_ones_heed_it(attention):
+def test_every_attention_takes_its_context_as_past_and_only_fast_ones_use_it(attention):
     network = plain.randomise(streamseg.fanet18(classes=3, attention=attention, key_channels=8))
     image = torch.randint(0, 256, (2, 3, 40, 56), generator=torch.Generator().manual_seed(0)).byte()
     with torch.inference_mode():
         alone, context = network.step(image)
         after_itself, again = network.step(image, past=context)
     assert alone.shape == (2, 3, 40, 56)
-    torch.testing.assert_close(again[0], context[0])  # of Res-1, which no other past has reached
+    torch.testing.assert_close(again[0], context[0])  # of Res-1, whose input does not depend on the past
     assert torch.allclose(after_itself, alone, atol=1e-4) == (attention not in (FastAttention, DotAttention))
     keys = 8 if attention in (FastAttention, DotAttention) else 0
     assert [matrix.shape for matrix in context] == [(2, keys, channels) for channels in (64, 128, 256, 512)]
@@ -162,7 +162,7 @@ def test_a_past_of_zeros_is_no_past_and_a_real_one_changes_the_logits(model, ima
 def test_a_streamed_frame_equals_attention_to_the_pixels_of_all_frames_at_once(window):
     """Paper Eq. 6."""
     network = plain.randomise(streamseg.fanet18(classes=5, key_channels=8))
-    # in fp64 from the start, which the buffers are not
+    # in fp64 without rounding to fp32, unlike the buffers
     network.mean = 255 * torch.tensor([0.485, 0.456, 0.406]).double().view(1, 3, 1, 1)
     network.std = 255 * torch.tensor([0.229, 0.224, 0.225]).double().view(1, 3, 1, 1)
     frames = torch.randint(0, 256, (window, 1, 3, 48, 80), generator=torch.Generator().manual_seed(0)).double()
@@ -272,7 +272,7 @@ def test_the_network_compiles_to_kernels(image):
 
 
 @pytest.mark.xfail(
-    torch.__version__ < "2.13", reason="older torch takes the parity of a pooled map for a constant", strict=False
+    torch.__version__ < "2.13", reason="older torch treats the parity of a pooled map as a constant", strict=False
 )
 @pytest.mark.slow
 def test_the_network_exports_with_free_batch_and_size_from_65_up():
@@ -286,7 +286,7 @@ def test_the_network_exports_with_free_batch_and_size_from_65_up():
         past = model.step(image)[1]
         with torch.inference_mode():
             torch.testing.assert_close(exported(image, past), model.step(image, past), atol=1e-4, rtol=1e-4)
-    # up to 64, Res-4's map has a side of one pixel, which torch takes for a constant
+    # up to 64, Res-4's map has a side of one pixel, which torch treats as a constant
     small = torch.randint(0, 256, (2, 3, 64, 272), dtype=torch.uint8)
     with pytest.raises(AssertionError, match="65"):
         exported(small, model.step(small)[1])
@@ -300,7 +300,7 @@ def test_the_network_exports_at_any_fixed_size():
 
 
 class Step(nn.Module):
-    """What to export for video: export takes a module's forward."""
+    """step() as a module's forward, which torch.export needs."""
 
     def __init__(self, network):
         super().__init__()
@@ -348,7 +348,7 @@ def test_a_wrong_image_is_refused_in_a_sentence(model, shape, sentence):
     [(torch.zeros(1, 3, 64, 64, dtype=dtype), dtype) for dtype in (torch.bool, torch.int64, torch.complex64)]
     + [(None, "NoneType"), ([[0]], "list"), (torch.zeros(1, 3, 64, 64).numpy(), "ndarray")],
 )
-def test_an_image_that_is_no_tensor_of_bytes_or_floats_is_refused(model, image, kind):
+def test_an_image_of_another_type_is_refused(model, image, kind):
     with pytest.raises(ValueError, match=f"The image is a .*{kind}; expected a tensor of bytes or floats in 0–255"):
         model(image)
 
@@ -383,15 +383,30 @@ def test_a_network_needs_whole_numbers_of_classes_and_key_channels(option, value
         streamseg.fanet18(**{option: value})
 
 
-@pytest.mark.parametrize("attention", ["FastAttention", None, nn.Identity, FastAttention(8)])
-def test_an_unknown_attention_lists_the_known_ones(attention):
-    with pytest.raises(
-        ValueError, match="attention is .* choose one of the classes FastAttention, DotAttention, SelfAttention"
-    ):
+@pytest.mark.parametrize("attention", ["FastAttention", None, nn.Identity, FastAttention(8), dict])
+def test_an_attention_without_the_interface_is_refused(attention):
+    sentence = "attention is .*; expected a module class with context_shape and compute_context, such as FastAttention"
+    with pytest.raises(ValueError, match=sentence):
         streamseg.fanet18(attention=attention)
 
 
-def test_a_network_that_averages_sees_the_same_in_a_scene_that_stands_still(image):
+class Uneven(FastAttention):
+    def __init__(self, channels, key_channels):
+        super().__init__(channels, channels)
+
+
+def test_contexts_of_different_heights_are_refused():
+    with pytest.raises(ValueError, match=r"shapes \[\(64, 64\), \(128, 128\).*expected the same first number"):
+        streamseg.fanet18(attention=Uneven)
+
+
+@pytest.mark.parametrize("encoder", [None, nn.Identity(), resnet18])
+def test_an_encoder_without_the_interface_is_refused(encoder):
+    with pytest.raises(ValueError, match="The encoder is a .*; expected a module that returns the maps of Res-1"):
+        streamseg.FANet(encoder, 3)
+
+
+def test_a_network_that_averages_gives_the_same_logits_while_the_scene_stands_still(image):
     torch.manual_seed(0)
     model = streamseg.fanet18(classes=4, averages=True).eval()
     with torch.inference_mode():
@@ -403,9 +418,9 @@ def test_a_network_that_averages_sees_the_same_in_a_scene_that_stands_still(imag
         torch.testing.assert_close(model.step(image, nothing, 0.0)[0], alone, atol=1e-4, rtol=1e-4)
 
 
-def test_what_a_frame_leaves_can_be_had_without_its_labels(model, image):
+def test_the_context_can_be_computed_without_the_logits(model, image):
     with torch.inference_mode():
         _, context = model.step(image)
-        remembered = model.compute_context(model.encode(image))
-    for ours, theirs in zip(remembered, context, strict=True):
+        alone = model.compute_context(model.encode(image))
+    for ours, theirs in zip(alone, context, strict=True):
         torch.testing.assert_close(ours, theirs)

@@ -23,25 +23,25 @@ torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
 torch.Tensor.float = torch.Tensor.double
 
-from streamseg.train import runlog, loop
+from streamseg.train import loop, runlog, setup
 from streamseg.train.config import TrainConfig
 
-loop.PRECISIONS["fp32"] = torch.float64
+setup.PRECISIONS["fp32"] = torch.float64
 runlog.EVERY = 1
 runlog.plot.curves_plot = lambda *_: None
 config = TrainConfig(
-    dataset="folder", network="fanet18", crop=(64, 64), iterations=2, batch=4, rate=0.002, auxiliary=0.4,
-    class_weighting=0.3, overlap=1.0, mixing=0.5, precision="fp32", validate_every=1,
+    dataset="folder", network="fanet18", crop=(64, 64), iterations=2, batch=4, learning_rate=0.002, auxiliary_loss=0.4,
+    class_weighting=0.3, iou_loss=1.0, classmix=0.5, precision="fp32", validate_every=1,
 )
-follow = loop.follow
+update_ema = loop.update_ema
 
-def die(average, current, memory, step):
-    follow(average, current, memory, step)
+def die(ema, current, decay, step):
+    update_ema(ema, current, decay, step)
     if step == 1 and (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 if sys.argv[3:]:
-    loop.follow = die
+    loop.update_ema = die
 loop.train(
     config, Path(sys.argv[1]), Path(sys.argv[2]), device=torch.device("cpu"), initial="nothing", save_seconds=0,
 )

@@ -11,18 +11,18 @@ import pytest
 import torch
 from exports import exported as exported, moving, small
 from PIL import Image
-from servers import Files, serving as serving_files
+from servers import Files, serve_http
 from waiting import PATIENCE
 
 from streamseg.serve import page
 from streamseg.stream.label_frames import label_frame
 
-# where the library comes from
+# the library
 
 
 @pytest.fixture
 def registry(tmp_path, monkeypatch):
-    """npm's registry on this machine, with a library whose files are their own names, and a machine without any."""
+    """An npm registry on this machine, with a library of small files; the machine has no copy of it."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
         for name in ("package.json", *(f"dist/{name}" for name in page.NEEDED)):
@@ -39,14 +39,14 @@ def registry(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("NPM_CONFIG_REGISTRY", raising=False)
-    with serving_files(partial(Files, folder=tmp_path / "registry")) as address:
+    with serve_http(partial(Files, folder=tmp_path / "registry")) as address:
         yield address
 
 
-def test_the_library_is_fetched_from_the_registry_that_npm_is_told_of(registry, tmp_path, monkeypatch):
-    assert page.registry() == "https://registry.npmjs.org"
+def test_the_library_is_downloaded_from_the_registry_of_npmrc_or_the_environment(registry, tmp_path, monkeypatch):
+    assert page.registry_address() == "https://registry.npmjs.org"
     (tmp_path / ".npmrc").write_text(f"fund=false\nregistry = {registry}/\n")
-    assert page.registry() == registry
+    assert page.registry_address() == registry
     assert page.find_library() is None
     cached = page.fetch_library(page.cache_folder() / page.INSIDE.name)
     assert sorted(path.name for path in cached.iterdir()) == sorted(page.NEEDED)
@@ -56,18 +56,18 @@ def test_the_library_is_fetched_from_the_registry_that_npm_is_told_of(registry, 
     assert page.fetch_library(page.INSIDE) == page.find_library() == page.INSIDE
 
 
-def test_another_library_than_expected_is_not_used(registry, monkeypatch):
+def test_a_library_with_a_wrong_hash_is_not_used(registry, monkeypatch):
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", registry)
     monkeypatch.setattr(page, "INTEGRITY", "sha512-AAAA")
-    with pytest.raises(ValueError, match=f"is not the {page.LIBRARY} {page.VERSION} that is expected"):
+    with pytest.raises(ValueError, match=f"is not {page.LIBRARY} {page.VERSION}: its hash is wrong"):
         page.fetch_library(page.INSIDE)
     assert page.find_library() is None
 
 
 @pytest.mark.parametrize("where", ["http://127.0.0.1:9", "/nowhere"])
-def test_a_library_that_cannot_be_had_is_one_sentence(registry, monkeypatch, where):
+def test_a_library_that_cannot_be_downloaded_is_one_sentence(registry, monkeypatch, where):
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", registry + where if where.startswith("/") else where)
-    with pytest.raises(OSError, match=r"could not be fetched \(.*\): .*run: python -m streamseg.serve.page"):
+    with pytest.raises(OSError, match=r"could not be downloaded \(.*\): .*run: python -m streamseg.serve.page"):
         page.fetch_library(page.INSIDE)
 
 
@@ -91,10 +91,10 @@ def browser():
 
 @pytest.fixture
 def visited(browser, exported):
-    """A server and its page, which wants a token: it asks nothing of other servers, and nothing goes wrong in it."""
-    serving = pytest.importorskip("serving", reason="fastapi is not installed: pip install 'streamseg[serve]'")
+    """A server with a token, and its page: it sends no request to other servers, and no error occurs in it."""
+    serving = pytest.importorskip("serving")
     wrong = []
-    with serving.serving(weights=exported("any.onnx"), token="secret") as running:
+    with serving.run_server(weights=exported("any.onnx"), token="secret") as running:
         context = browser.new_context(viewport={"width": 1000, "height": 800})
         tab = context.new_page()
         tab.set_default_timeout(1000 * PATIENCE)
@@ -102,7 +102,7 @@ def visited(browser, exported):
         tab.on("request", lambda request: None if request.url.startswith(own) else wrong.append(request.url))
         tab.on("pageerror", lambda error: wrong.append(str(error)))
         tab.goto(own[0])
-        tab.wait_for_selector("#ask[open]")
+        tab.wait_for_selector("#token-dialog[open]")
         yield running, tab
         context.close()
     assert wrong == []
@@ -110,7 +110,7 @@ def visited(browser, exported):
 
 @pytest.fixture
 def opened(visited):
-    """The page of a server that is ready."""
+    """The page after the token was given."""
     _, tab = visited
     give_token(tab, "secret")
     tab.wait_for_selector("#classes li")
@@ -123,13 +123,13 @@ def give_token(tab, token):
 
 
 def pixels(tab):
-    """What is drawn on the page, (H, W, 3)."""
+    """The picture on the page, (H, W, 3)."""
     data = tab.locator("#view").evaluate("canvas => canvas.toDataURL()").partition(",")[2]
     return numpy.array(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"))
 
 
-def grip(tab):
-    """Where the grip of the slider begins and ends, in pixels from the left of the picture."""
+def handle(tab):
+    """Where the handle of the slider begins and ends, in pixels from the left of the picture."""
     style = tab.locator("#frame").evaluate(
         "frame => (({ left, width }) => [left, width].map(parseFloat))(getComputedStyle(frame, '::after'))"
     )
@@ -144,8 +144,8 @@ def download(tab, button, folder):
     return path
 
 
-def wait(tab, where):
-    """Wait for a picture's labels, computed there."""
+def wait_for_labels(tab, where):
+    """Wait until a picture is labelled, on the server or in this browser."""
     tab.wait_for_selector(f"#where:text('{where}')")
     tab.wait_for_selector("#message:empty", state="attached")
     tab.wait_for_selector("#save-labels:enabled")
@@ -154,12 +154,12 @@ def wait(tab, where):
 @pytest.mark.slow
 def test_a_picture_is_labelled_on_the_server_and_in_the_browser_alike(opened, exported, tmp_path):
     if page.find_library() is None:
-        pytest.skip("onnxruntime-web is not there, and is fetched online by: python -m streamseg.serve.page")
+        pytest.skip("onnxruntime-web is missing: python -m streamseg.serve.page downloads it")
     (frame,) = moving(1, 120, 160)
     picture = frame.permute(1, 2, 0).numpy()
     Image.fromarray(picture).save(tmp_path / "street.png")
     opened.set_input_files("#file", tmp_path / "street.png")
-    wait(opened, "on the server")
+    wait_for_labels(opened, "on the server")
     expected, _ = label_frame(small(), frame)
     ours = numpy.array(Image.open(download(opened, "#save-labels", tmp_path)))
     assert (tmp_path / "street-labels.png").exists()
@@ -170,7 +170,7 @@ def test_a_picture_is_labelled_on_the_server_and_in_the_browser_alike(opened, ex
     assert numpy.array_equal(drawn, pixels(opened))
     assert numpy.abs(drawn.astype(int) - picture).mean() > 10
 
-    # the classes, by the keyboard: what is switched off is seen as it is
+    # classes by keyboard: the pixels of a hidden class are those of the picture
     largest = int(numpy.bincount(ours.ravel()).argmax())
     opened.locator("#classes input").nth(largest).focus()
     opened.keyboard.press("Space")
@@ -182,54 +182,54 @@ def test_a_picture_is_labelled_on_the_server_and_in_the_browser_alike(opened, ex
     opened.click("#all")
     assert numpy.array_equal(pixels(opened), drawn)
 
-    # the slider, likewise: its left is plain, and its grip is in view at both ends
+    # the slider by keyboard: no colours to its left, and the handle is inside the picture at both ends
     opened.locator("#split").focus()
     opened.keyboard.press("End")
     assert numpy.array_equal(pixels(opened), picture)
     room = opened.locator("#frame").evaluate("frame => frame.clientWidth")
-    assert grip(opened) == pytest.approx((room - 40, room), abs=1)
+    assert handle(opened) == pytest.approx((room - 40, room), abs=1)
     opened.keyboard.press("Home")
-    assert grip(opened) == (0, 40)
+    assert handle(opened) == (0, 40)
     opened.locator("#opacity").fill("0")
     assert numpy.array_equal(pixels(opened), picture)
 
     opened.locator("[value=server]").focus()
     opened.keyboard.press("ArrowRight")
-    wait(opened, "in this browser")
+    wait_for_labels(opened, "in this browser")
     assert opened.inner_text("#privacy") == "Nothing leaves this computer."
     theirs = numpy.array(Image.open(download(opened, "#save-labels", tmp_path)))
     assert (ours == theirs).mean() >= 0.995
 
 
-def test_a_wrong_token_is_told_in_its_place_and_another_can_be_given(visited, tmp_path):
+def test_a_wrong_token_is_reported_in_the_dialog_and_another_can_be_given(visited, tmp_path):
     running, tab = visited
-    assert not tab.is_visible("#token-wrong")  # nobody has given a token yet
-    for token, told in (
-        ("wrong", "The server refuses this token: check it, and try again."),
-        ("straße 1", "A token has letters, digits and . _ ~ + - alone: check it, and try again."),
-        ("secre", "The server refuses this token: check it, and try again."),
+    assert not tab.is_visible("#token-error")  # nobody has given a token yet
+    for token, problem in (
+        ("wrong", "Wrong token: check it and try again."),
+        ("straße 1", "A token contains only letters, digits and . _ ~ + -: check it and try again."),
+        ("secre", "Wrong token: check it and try again."),
     ):
         give_token(tab, token)
-        tab.wait_for_selector(f"#ask[open] #token-wrong:text('{told}')")
+        tab.wait_for_selector(f"#token-dialog[open] #token-error:text('{problem}')")
         assert tab.get_attribute("#token", "aria-invalid") == "true"
         assert tab.evaluate("document.activeElement.id") == "token"
-    give_token(tab, " secret ")  # as it is copied from somewhere
+    give_token(tab, " secret ")  # copied with spaces
     tab.wait_for_selector("#classes li")
-    assert not tab.is_visible("#ask")
+    assert not tab.is_visible("#token-dialog")
 
-    # a server that was started again with another token refuses the stream, and a browser does not tell why
+    # a server that was restarted with another token rejects the stream, and the browser does not say why
     running.gate.token = "other"
     (frame,) = moving(1, 120, 160)
     Image.fromarray(frame.permute(1, 2, 0).numpy()).save(tmp_path / "street.png")
     tab.set_input_files("#file", tmp_path / "street.png")
-    tab.wait_for_selector("#ask[open] #token-wrong:text('The server refuses this token')")
+    tab.wait_for_selector("#token-dialog[open] #token-error:text('Wrong token')")
     give_token(tab, "other")
-    wait(tab, "on the server")
+    wait_for_labels(tab, "on the server")
 
 
 WATCH = """() => {
-  window.told = [];
-  const note = () => told.push([
+  window.changes = [];
+  const note = () => changes.push([
     document.getElementById("message").textContent,
     document.getElementById("busy").hidden ? "no bar" : document.getElementById("bar").getAttribute("value"),
   ]);
@@ -239,9 +239,9 @@ WATCH = """() => {
 
 
 @pytest.mark.slow
-def test_a_new_picture_is_seen_at_once_and_a_bar_tells_how_far_the_browser_is(opened, tmp_path):
+def test_a_new_picture_is_shown_at_once_with_the_progress_of_the_browser_engine(opened, tmp_path):
     if page.find_library() is None:
-        pytest.skip("onnxruntime-web is not there, and is fetched online by: python -m streamseg.serve.page")
+        pytest.skip("onnxruntime-web is missing: python -m streamseg.serve.page downloads it")
     held = []
     opened.route("**/browser", lambda route: held.append(route))  # the server takes its time
     opened.evaluate(WATCH)
@@ -252,38 +252,38 @@ def test_a_new_picture_is_seen_at_once_and_a_bar_tells_how_far_the_browser_is(op
         picture = frame.permute(1, 2, 0).numpy()
         Image.fromarray(picture).save(tmp_path / name)
         opened.set_input_files("#file", tmp_path / name)
-        opened.wait_for_selector("#message:text('The server gets the network ready for this browser')")
+        opened.wait_for_selector("#message:text('The server is exporting the network for this browser')")
         opened.wait_for_selector(f"#view[width='{picture.shape[1]}']")
         assert numpy.array_equal(pixels(opened), picture)
         assert opened.is_visible("#bar")
-        assert opened.get_attribute("#bar", "value") is None  # nobody knows how long it takes
+        assert opened.get_attribute("#bar", "value") is None  # of unknown length
         assert opened.is_disabled("#save-labels")
-    opened.wait_for_selector("#bar-told:text(' s')")  # so that it is seen to go on
+    opened.wait_for_selector("#bar-value:text(' s')")  # the seconds so far
     assert len(held) == 1
     held[0].continue_()
-    wait(opened, "in this browser")
+    wait_for_labels(opened, "in this browser")
     assert not opened.is_visible("#bar")
     stages = {}
-    for message, value in opened.evaluate("told"):
+    for message, value in opened.evaluate("changes"):
         stages.setdefault(message, []).append(value)
     names = [name.split()[0] for name in stages if name and name.endswith("…")]
-    assert names == ["The", "Loading", "Compiling", "Labelling"]
-    loading = next(name for name in stages if name.startswith("Loading the network and its library, "))
-    shares = [float(value) for value in stages[loading] if value not in (None, "no bar")]
+    assert names == ["The", "Downloading", "Compiling", "Labelling"]
+    downloading = next(name for name in stages if name.startswith("Downloading the network and onnxruntime-web, "))
+    shares = [float(value) for value in stages[downloading] if value not in (None, "no bar")]
     assert shares == sorted(shares)
     assert 0 < shares[0] < 0.5 < shares[-1] < 1
     assert None in stages["Compiling the network for this browser …"]
 
 
-def test_a_moving_picture_is_labelled_live_and_what_is_no_picture_is_told(opened, tmp_path):
+def test_a_video_is_labelled_live_and_a_file_that_is_neither_is_an_error(opened, tmp_path):
     Path(tmp_path / "a.txt").write_text("no picture")
     opened.set_input_files("#file", tmp_path / "a.txt")
-    opened.wait_for_selector("#message.bad:text('a.txt is nothing that this browser can show')")
+    opened.wait_for_selector("#message.error:text('This browser cannot open a.txt')")
     clip = tmp_path / "clip.webm"
     write_clip(clip)
     opened.set_input_files("#file", clip)
     opened.wait_for_selector("#rate:text('fps')")
-    assert opened.inner_text("#seen") == "96 × 72"
+    assert opened.inner_text("#resolution") == "96 × 72"
     opened.click("#play")
     opened.wait_for_selector("#play:text('Play')")
 

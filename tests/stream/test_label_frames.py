@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import streamseg
 from streamseg import NoAttention
-from streamseg.engine.tiles import labels_from_scores
+from streamseg.engine.labels import labels_from_scores
 from streamseg.io.images import write_image
 from streamseg.models import checkpoint
 from streamseg.models.baselines import BASELINES

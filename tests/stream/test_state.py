@@ -173,7 +173,7 @@ def test_a_state_does_not_grow(model, frames, window):
 
 def test_a_state_of_another_network_is_refused(model, frames):
     _, state = run(streamseg.fanet18(classes=11, key_channels=8).eval(), frames[:1], 2)
-    with pytest.raises(ValueError, match="of another network: its contexts have 8 x 960 numbers, .* this network 32 x"):
+    with pytest.raises(ValueError, match="another network: its contexts are 8 x 960, but those of this network 32 x"):
         label_frame(model, frames[1], state, 2)
 
 

@@ -2,6 +2,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -11,8 +12,8 @@ from streamseg.models.attention import ATTENTIONS
 from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import FANETS
 from streamseg.models.encoder import ReduceBy, Reduction
-from streamseg.train.config import RECIPES, TrainConfig
-from streamseg.train.loop import ATTENTIONS as NAMES, PRECISIONS
+from streamseg.train.config import OLD_NAMES, RECIPES, TrainConfig
+from streamseg.train.setup import ATTENTIONS as NAMES, PRECISIONS
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -25,7 +26,7 @@ def test_a_recipe_can_be_run(name):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_called_after_its_data_set_and_network(name):
+def test_a_recipe_is_named_after_its_data_set_and_network(name):
     config = RECIPES[name].config
     clips = "video-" if config.window > 1 else ""
     assert name.removeprefix("paper-") == f"{config.dataset}-{clips}{config.network.removeprefix('fanet')}"
@@ -34,45 +35,54 @@ def test_a_recipe_is_called_after_its_data_set_and_network(name):
 @pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("paper-")])
 def test_a_recipe_of_the_paper_has_the_papers_settings(name):
     config = RECIPES[name].config
-    assert (config.optimiser, config.rate, config.weight_decay) == ("sgd", 1e-2, 5e-4)
+    assert (config.optimiser, config.learning_rate, config.weight_decay) == ("sgd", 1e-2, 5e-4)
     assert (config.batch, config.scale) == (16, (0.75, 2.0))
     assert config.crop == {"camvid": (720, 960), "cityscapes": (768, 1536), "coco-stuff": (640, 640)}[config.dataset]
-    # and nothing that the paper does not speak of
-    ours = ("mixing", "warm_up", "clip", "auxiliary", "hard_pixels", "class_weighting", "overlap", "ema")
+    # and nothing that is not in the paper
+    ours = (
+        "classmix",
+        "warm_up",
+        "grad_clip",
+        "auxiliary_loss",
+        "ohem_threshold",
+        "class_weighting",
+        "iou_loss",
+        "ema_decay",
+    )
     assert all(getattr(config, name) == 0 for name in ours)
-    assert (config.encoder_rate, config.jitter, config.split) == (1, 0.5, "train")
+    assert (config.encoder_rate_factor, config.jitter, config.split) == (1, 0.5, "train")
     assert (config.window, config.averages) == (1, False)
 
 
 @pytest.mark.parametrize(
     ("setting", "value", "expected"),
     [
-        ("crop", (16, 64), "32 pixels or more each way"),
+        ("crop", (16, 64), "at least 32 x 32 pixels"),
         ("iterations", 0, "1 or more"),
         ("window", 0, "1 to 1024"),
         ("validate_every", 0, "1 or more"),
         ("batch", -2, "1 or more"),
-        ("scale", (2.0, 0.5), "two numbers above 0, the lower one first"),
-        ("scale", (0.0, 1.0), "two numbers above 0, the lower one first"),
+        ("scale", (2.0, 0.5), "two numbers above 0, the lower first"),
+        ("scale", (0.0, 1.0), "two numbers above 0, the lower first"),
         ("jitter", 1.5, "0 to 1"),
-        ("rate", 0.0, "more than 0"),
-        ("rate", float("nan"), "more than 0"),
-        ("ema", 1.0, "0 to less than 1"),
+        ("learning_rate", 0.0, "more than 0"),
+        ("learning_rate", float("nan"), "more than 0"),
+        ("ema_decay", 1.0, "0 to less than 1"),
         ("warm_up", 1.0, "0 to less than 1"),
         ("warm_up", -0.1, "0 to less than 1"),
-        ("hard_pixels", 70.0, "0 to less than 1"),
-        ("mixing", 7.0, "0 to 1"),
+        ("ohem_threshold", 70.0, "0 to less than 1"),
+        ("classmix", 7.0, "0 to 1"),
         ("class_weighting", -3.0, "0 to 1"),
-        ("overlap", -1.0, "0 or more"),
-        ("clip", -1.0, "0 or more"),
+        ("iou_loss", -1.0, "0 or more"),
+        ("grad_clip", -1.0, "0 or more"),
         ("weight_decay", -1.0, "0 or more"),
-        ("encoder_rate", -1.0, "0 or more"),
-        ("auxiliary", float("nan"), "0 or more"),
-        ("rate", float("inf"), "more than 0"),
+        ("encoder_rate_factor", -1.0, "0 or more"),
+        ("auxiliary_loss", float("nan"), "0 or more"),
+        ("learning_rate", float("inf"), "more than 0"),
         ("key_channels", 0, "1 to 1024"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused_by_name(setting, value, expected):
+def test_an_impossible_setting_is_refused_by_name(setting, value, expected):
     config = replace(RECIPES["folder-18"].config, **{setting: value})
     with pytest.raises(ValueError, match=re.escape(f"{setting} is {value}; expected {expected}.")):
         config.check()
@@ -92,23 +102,36 @@ def test_the_choices_of_a_config_are_all_that_can_be_built():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"network": "erfnet", "window": 4, "mixing": 0.0}, "window is 4; expected 1: only FANets have this option."),
+        ({"network": "erfnet", "window": 4, "classmix": 0.0}, "window is 4; expected 1: only FANets have this option."),
         ({"network": "erfnet", "attention": "self"}, "attention is self; expected fast: only FANets have this option."),
         ({"network": "icnet", "key_channels": 8}, "key_channels is 8; expected 32: only FANets have this option."),
         ({"network": "icnet", "averages": True}, "averages is True; expected False: only FANets have this option."),
-        ({"attention": "none", "window": 4, "mixing": 0.0}, "window is 4; expected 1: this attention has no past."),
+        ({"attention": "none", "window": 4, "classmix": 0.0}, "window is 4; expected 1: this attention has no past."),
         (
             {"network": "bisenet18", "batch": 1},
-            "batch is 1; expected 2 or more for bisenet18, which has batch norm of one number an image.",
+            "batch is 1; expected 2 or more for bisenet18, which has batch norm on one value per image.",
         ),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(settings, sentence):
+def test_settings_that_exclude_each_other_are_refused(settings, sentence):
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         replace(RECIPES["camvid-18"].config, **settings).check()
 
 
-def test_the_settings_need_the_standard_library_only():
+def test_the_page_on_training_lists_the_former_names():
+    page = (Path(__file__).parents[2] / "docs/training.md").read_text()
+    listed = re.findall(r"^\| `--([a-z-]+)` \| `--([a-z-]+)` \|$", page, re.MULTILINE)
+    assert {old.replace("-", "_"): new.replace("-", "_") for new, old in listed} == OLD_NAMES
+
+
+def test_every_former_name_maps_to_one_setting():
+    names = get_type_hints(TrainConfig)
+    assert set(OLD_NAMES.values()) <= set(names)
+    assert not set(OLD_NAMES) & set(names)
+    assert len(set(OLD_NAMES.values())) == len(OLD_NAMES)
+
+
+def test_the_config_imports_only_the_standard_library():
     loaded = "print(*(set(sys.modules) - before))"
     program = f"import sys; before = set(sys.modules); import streamseg.train.config; {loaded}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -12,8 +12,8 @@ from streamseg.train.losses import iou_loss, soft_iou_counts
 
 
 @pytest.fixture(scope="module")
-def views(toy):
-    """Two frames and their labels, as training sees them."""
+def crops(toy):
+    """Two augmented frames and their labels."""
     dataset = folder(toy, "train")
     images, labels = (torch.stack(part) for part in zip(*(dataset[i] for i in range(2)), strict=True))
     images, labels = augment(images, labels, sample_params(2, (1.0, 1.0), 0.0, 0.0, seed=0), (64, 96))
@@ -21,76 +21,76 @@ def views(toy):
     return images, labels
 
 
-def test_the_plain_loss_is_the_cross_entropy_of_the_network(views):
+def test_the_default_loss_is_the_cross_entropy_of_the_network(crops):
     network = streamseg.fanet18(classes=3).eval()
-    textbook = nn.functional.cross_entropy(network(views[0]), views[1], ignore_index=IGNORE).item()
-    assert LossModule(network, torch.ones(3)).eval()(*views).item() == pytest.approx(textbook, rel=1e-4)
+    textbook = nn.functional.cross_entropy(network(crops[0]), crops[1], ignore_index=IGNORE).item()
+    assert LossModule(network, torch.ones(3)).eval()(*crops).item() == pytest.approx(textbook, rel=1e-4)
 
 
-def test_each_part_of_the_loss_counts_as_much_as_it_is_told(views):
+def test_each_part_of_the_loss_counts_by_its_weight(crops):
     network = streamseg.fanet18(classes=3).eval()
 
     def loss(**parts):
         torch.manual_seed(0)  # of the auxiliary heads
-        return LossModule(network, torch.ones(3), **parts).eval()(*views).item()
+        return LossModule(network, torch.ones(3), **parts).eval()(*crops).item()
 
     plain = loss()
-    for part in ("auxiliary", "overlap"):
+    for part in ("auxiliary_loss", "iou_loss"):
         half, whole = (loss(**{part: share}) for share in (0.5, 1.0))
         assert whole > plain
         assert half == pytest.approx((plain + whole) / 2, rel=1e-5)
     with torch.no_grad():
-        overlap = iou_loss(soft_iou_counts(network(views[0]), views[1])).item()
-    assert loss(overlap=1.0) == pytest.approx(plain + overlap, rel=1e-4)
-    assert loss(hard_pixels=0.3) > plain
+        soft_iou = iou_loss(soft_iou_counts(network(crops[0]), crops[1])).item()
+    assert loss(iou_loss=1.0) == pytest.approx(plain + soft_iou, rel=1e-4)
+    assert loss(ohem_threshold=0.3) > plain
 
 
 def test_auxiliary_heads_exist_only_where_they_are_used():
     network = streamseg.fanet18(classes=3)
     assert len(LossModule(network, torch.ones(3)).heads) == 0
-    assert len(LossModule(network, torch.ones(3), auxiliary=0.4).heads) == 2
+    assert len(LossModule(network, torch.ones(3), auxiliary_loss=0.4).heads) == 2
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_every_rival_is_trained_with_heads_on_its_own_deep_maps(name):
-    with torch.device("meta"):  # shapes alone: what they learn is tested where they are
+def test_every_baseline_is_trained_with_heads_on_its_own_deep_maps(name):
+    with torch.device("meta"):  # shapes only: other tests train them
         network = BASELINES[name](3)
-        trainee = LossModule(network, torch.ones(3), auxiliary=0.4, hard_pixels=0.7, overlap=1.0)
+        loss_module = LossModule(network, torch.ones(3), auxiliary_loss=0.4, ohem_threshold=0.7, iou_loss=1.0)
         images, labels = torch.empty(2, 3, 64, 64), torch.zeros(2, 64, 64, dtype=torch.int64)
-        trainee(images, labels).backward()
-    assert len(trainee.heads) == len(network.deep_channels)
-    assert all(parameter.grad is not None for parameter in trainee.parameters() if parameter.requires_grad)
+        loss_module(images, labels).backward()
+    assert len(loss_module.heads) == len(network.deep_channels)
+    assert all(parameter.grad is not None for parameter in loss_module.parameters() if parameter.requires_grad)
 
 
-def test_the_loss_of_a_rival_is_that_of_its_logits_at_full_size(views):
+def test_the_loss_of_a_baseline_is_that_of_its_logits_at_full_size(crops):
     for name in ("enet", "icnet"):  # whose outputs have the image's size, and a quarter of it
         network = BASELINES[name](3).eval()
-        textbook = nn.functional.cross_entropy(network(views[0]), views[1], ignore_index=IGNORE).item()
-        assert LossModule(network, torch.ones(3)).eval()(*views).item() == pytest.approx(textbook, rel=1e-4)
+        textbook = nn.functional.cross_entropy(network(crops[0]), crops[1], ignore_index=IGNORE).item()
+        assert LossModule(network, torch.ones(3)).eval()(*crops).item() == pytest.approx(textbook, rel=1e-4)
 
 
 @pytest.mark.parametrize("averages", [False, True])
-def test_the_loss_of_a_clip_is_that_of_its_last_frame_with_the_past_in_view(views, averages):
-    images, labels = views
+def test_the_loss_of_a_clip_is_that_of_its_last_frame_with_the_past(crops, averages):
+    images, labels = crops
     network = streamseg.fanet18(classes=3, averages=averages).eval()
     past = torch.stack([images.flip(0), images.flip(-1)], dim=1)
-    seen = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
+    used = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     with torch.no_grad():
         newer, older = (network.step(past[:, i])[1] for i in range(2))
         both = [a + b * torch.tensor([1.0, 0.0]).view(2, 1, 1) for a, b in zip(newer, older, strict=True)]
         logits, _ = network.step(images, both, torch.tensor([2.0, 1.0]).view(2, 1, 1))
         expected = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE).item()
-    assert LossModule(network, torch.ones(3)).eval()(images, labels, past, seen).item() == pytest.approx(
+    assert LossModule(network, torch.ones(3)).eval()(images, labels, past, used).item() == pytest.approx(
         expected, rel=1e-4
     )
 
 
-def test_steadiness_is_how_far_a_moved_camera_says_otherwise(views):
+def test_the_consistency_loss_is_the_change_under_a_camera_motion(crops):
     network = streamseg.fanet18(classes=3).eval()
     still, moved = torch.tensor([[1.0, 0.0, 0.0], [1.03, 0.04, -0.04]]).unsqueeze(1).expand(2, 2, 3)
 
-    def loss(motion, steadiness):
-        return LossModule(network, torch.ones(3), steadiness=steadiness).eval()(*views, motion=motion).item()
+    def loss(motion, weight):
+        return LossModule(network, torch.ones(3), consistency_loss=weight).eval()(*crops, motion=motion).item()
 
     plain = loss(None, 1.0)
     assert loss(moved, 0.0) == plain

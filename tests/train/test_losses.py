@@ -49,7 +49,7 @@ def test_hard_pixels_are_those_below_the_threshold(pair):
     torch.testing.assert_close(loss / count, hard.mean())
 
 
-def test_where_few_are_hard_the_hardest_sixteenth_counts(pair):
+def test_with_few_hard_pixels_the_hardest_sixteenth_counts(pair):
     _, labels = pair
     sure = 6 * F.one_hot(labels.where(labels != 255, 0), 4).permute(0, 3, 1, 2).float()
     sure = sure + torch.rand(2, 4, 12, 16, generator=torch.Generator().manual_seed(1))
@@ -60,7 +60,7 @@ def test_where_few_are_hard_the_hardest_sixteenth_counts(pair):
 
 
 @pytest.mark.parametrize("left", [1, 5, 23])
-def test_where_less_than_a_sixteenth_has_a_label_only_labelled_pixels_count(pair, left):
+def test_with_less_than_a_sixteenth_labelled_only_labelled_pixels_count(pair, left):
     logits, labels = pair
     labels = labels.clone().flatten()
     labels[labels != 255] = torch.where(torch.arange((labels != 255).sum()) < left, labels[labels != 255], 255)
@@ -72,26 +72,26 @@ def test_where_less_than_a_sixteenth_has_a_label_only_labelled_pixels_count(pair
     torch.testing.assert_close(count, weights[labels[labels != 255]].sum())
 
 
-def test_overlap_is_nothing_for_the_truth_and_all_for_its_contrary(pair):
+def test_the_iou_loss_is_0_for_the_truth_and_1_for_its_contrary(pair):
     _, labels = pair
     truth = 100 * F.one_hot(labels.where(labels != 255, 0), 4).permute(0, 3, 1, 2).float()
     assert iou_loss(soft_iou_counts(truth, labels)) == pytest.approx(0, abs=1e-6)
     assert iou_loss(soft_iou_counts(truth.roll(1, dims=1), labels)) == pytest.approx(1, abs=1e-6)
 
 
-def test_overlap_looks_only_at_classes_that_occur():
+def test_the_iou_loss_counts_only_classes_that_occur():
     labels = torch.zeros(1, 8, 8, dtype=torch.long)
     right = torch.tensor([100.0, 0, 0, 0]).view(1, 4, 1, 1).expand(1, 4, 8, 8)
     assert iou_loss(soft_iou_counts(right, labels)) == pytest.approx(0, abs=1e-6)
 
 
-def test_overlaps_of_parts_of_a_batch_add_up(pair):
+def test_the_iou_counts_of_parts_of_a_batch_add_up(pair):
     logits, labels = pair
     parts = sum(soft_iou_counts(logits[i : i + 1], labels[i : i + 1]) for i in range(2))
     torch.testing.assert_close(parts, soft_iou_counts(logits, labels))
 
 
-def test_class_weights_favour_the_rare_and_leave_the_mean_pixel_alone():
+def test_class_weights_are_larger_for_rare_classes_and_1_for_the_mean_pixel():
     pixels = torch.tensor([900.0, 90.0, 10.0])
     assert class_weights(pixels, 0.0).equal(torch.ones(3))
     weights = class_weights(pixels, 0.5)
@@ -99,7 +99,7 @@ def test_class_weights_favour_the_rare_and_leave_the_mean_pixel_alone():
     assert (weights * pixels).sum() / pixels.sum() == pytest.approx(1)
 
 
-def test_a_class_rarer_than_a_ten_thousandth_weighs_as_one_of_that_share():
+def test_class_weights_stop_growing_at_a_ten_thousandth_of_the_pixels():
     pixels = torch.tensor([1e6, 1.0, 100.0, 0.0])
     weights = class_weights(pixels, 1.0)
     torch.testing.assert_close(weights[1] / weights[0], torch.tensor(1e4), rtol=1e-3, atol=0)
@@ -107,7 +107,7 @@ def test_a_class_rarer_than_a_ten_thousandth_weighs_as_one_of_that_share():
     torch.testing.assert_close(weights[2] / weights[0], torch.tensor(1e4), rtol=1e-3, atol=0)
 
 
-def test_divergence_is_pytorchs_kl_divergence():
+def test_the_kl_divergence_is_pytorchs():
     a, b = torch.randn(2, 2, 4, 5, 6, generator=torch.Generator().manual_seed(0))
     expected = F.kl_div(a.log_softmax(dim=1), b.softmax(dim=1), reduction="none").sum(dim=1).mean()
     torch.testing.assert_close(kl_divergence(a, b), expected)

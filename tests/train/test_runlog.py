@@ -9,7 +9,7 @@ import torch
 from streamseg.classes import Classes
 from streamseg.data.datasets import folder
 from streamseg.train.config import TrainConfig
-from streamseg.train.runlog import EVERY, SILENCE, RunLog, hash_files, hash_names, summarise
+from streamseg.train.runlog import EVERY, MAX_SILENCE, RunLog, hash_files, hash_names, summarise
 
 CPU = torch.device("cpu")
 CONFIG = TrainConfig(dataset="folder", network="fanet18", crop=(64, 64), iterations=2000, batch=4)
@@ -20,16 +20,16 @@ def steps(out):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"sessions": 3}', "{}", "[" * 100_000])
-def test_a_damaged_record_of_a_run_is_told_when_the_run_goes_on_and_is_kept(tmp_path, toy, text):
+def test_a_resumed_run_refuses_a_damaged_run_json_and_keeps_it(tmp_path, toy, text):
     (tmp_path / "run.json").write_text(text)
     log = RunLog(tmp_path, 100, False)
-    with pytest.raises(ValueError, match="run.json is damaged: move it away, and the run goes on with a new one.$"):
+    with pytest.raises(ValueError, match="run.json is damaged: move it away, and resume the run without it.$"):
         log.describe_run(CONFIG, folder(toy, "train"), CPU, toy, "nothing", 1)
     assert (tmp_path / "run.json").read_text() == text
 
 
 @pytest.mark.parametrize("line", ["5", "[]", '{"step": "50"}', '{"step": null}', '{"loss": 1}', "[" * 100_000])
-def test_a_damaged_entry_of_a_log_is_left_out(tmp_path, line):
+def test_a_damaged_log_entry_is_skipped(tmp_path, line):
     RunLog(tmp_path, 0, False).write({"step": 50, "loss": 1.0})
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write(line + "\n")
@@ -38,14 +38,14 @@ def test_a_damaged_entry_of_a_log_is_left_out(tmp_path, line):
     assert steps(tmp_path) == [50]
 
 
-def test_an_entry_is_in_the_file_as_soon_as_it_is_written(tmp_path):
+def test_an_entry_is_written_to_the_file_at_once(tmp_path):
     log = RunLog(tmp_path / "new" / "run", 0, False)
     for step in (50, 100):
         log.write({"step": step, "loss": 0.5})
         assert steps(tmp_path / "new" / "run")[-1] == step
 
 
-def test_a_run_that_goes_on_forgets_the_entries_after_its_state(tmp_path):
+def test_a_resumed_run_drops_the_entries_after_its_state(tmp_path):
     log = RunLog(tmp_path, 0, False)
     for step in (50, 100, 150):
         log.write({"step": step, "loss": 1 / step})
@@ -56,7 +56,7 @@ def test_a_run_that_goes_on_forgets_the_entries_after_its_state(tmp_path):
 
 
 @pytest.mark.parametrize("rest", ['{"step": 1', '{"step": 100, "val_iou": {"a": 1}', "\x00\x00", "{", "{}}", "{}"])
-def test_a_last_line_that_was_cut_short_is_survived(tmp_path, rest):
+def test_a_last_line_that_was_cut_short_is_skipped(tmp_path, rest):
     RunLog(tmp_path, 0, False).write({"step": 50, "loss": 1.0})
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write(rest)
@@ -70,7 +70,7 @@ def test_the_first_run_of_a_folder_starts_an_empty_log(tmp_path):
     assert steps(tmp_path) == []
 
 
-def test_what_a_killed_run_was_writing_is_cleared_away(tmp_path):
+def test_unfinished_files_of_a_killed_run_are_deleted(tmp_path):
     (tmp_path / ".streamseg-4f6a.pt").touch()
     (tmp_path / ".streamseg-77.jsonl").touch()
     (tmp_path / ".mine").touch()
@@ -79,30 +79,30 @@ def test_what_a_killed_run_was_writing_is_cleared_away(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mine", "log.jsonl", "state.pt"]
 
 
-def test_every_command_of_a_run_is_kept(toy, tmp_path, monkeypatch):
+def test_run_json_has_every_command_of_a_run(toy, tmp_path, monkeypatch):
     for first, command in ((0, ["a"]), (50, ["b"])):
         monkeypatch.setattr(sys, "argv", command)
         RunLog(tmp_path, first, False).describe_run(CONFIG, folder(toy, "train"), CPU, toy, "nothing", 1)
     assert [run["command"] for run in json.loads((tmp_path / "run.json").read_text())["sessions"]] == [["a"], ["b"]]
 
 
-def test_a_fingerprint_knows_other_files_but_not_another_place(toy, paint, tmp_path):
+def test_the_hash_of_files_depends_on_files_but_not_on_their_folder(toy, paint, tmp_path):
     dataset = folder(toy, "train")
     moved = folder(paint(tmp_path / "moved", [(64, 96)] * 8), "train")
     assert hash_files(moved) == hash_files(dataset)
     assert hash_files(replace(dataset, pairs=dataset.pairs[1:])) != hash_files(dataset)
 
 
-def test_a_mended_file_is_the_same_data_and_other_names_or_classes_are_not(toy, paint, tmp_path):
+def test_the_hash_of_names_depends_on_names_and_classes_but_not_on_contents(toy, paint, tmp_path):
     dataset = folder(toy, "train")
-    mended = folder(paint(tmp_path / "mended", [(72, 96)] * 8), "train")
-    assert hash_names(mended) == hash_names(dataset)
+    changed = folder(paint(tmp_path / "changed", [(72, 96)] * 8), "train")
+    assert hash_names(changed) == hash_names(dataset)
     assert hash_names(replace(dataset, pairs=dataset.pairs[1:])) != hash_names(dataset)
     classes = Classes(("a", "b", "c"), dataset.classes.colours)
     assert hash_names(replace(dataset, classes=classes)) != hash_names(dataset)
 
 
-def test_where_there_is_no_terminal_each_entry_is_a_line(tmp_path, capsys):
+def test_without_a_terminal_each_entry_is_a_line(tmp_path, capsys):
     log = RunLog(tmp_path, 0, False)
     for done in range(EVERY, 201, EVERY):
         log.step(CONFIG, done, 0.5, 0.001, CPU)
@@ -113,7 +113,7 @@ def test_where_there_is_no_terminal_each_entry_is_a_line(tmp_path, capsys):
     assert lines[3].endswith(" GB")
 
 
-def test_the_speed_is_that_of_the_last_iterations_without_the_validation(tmp_path, monkeypatch):
+def test_the_speed_does_not_count_validation(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     log = RunLog(tmp_path, 0, False)
@@ -130,34 +130,34 @@ def test_the_speed_is_that_of_the_last_iterations_without_the_validation(tmp_pat
     assert not log.has_validation(150)
 
 
-def test_the_first_line_comes_with_the_first_iteration_and_none_is_waited_for_long(tmp_path, capsys, monkeypatch):
+def test_progress_is_shown_after_the_first_iteration_and_then_often(tmp_path, capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     log = RunLog(tmp_path, 20, False)
-    seen = []
+    shown = []
     for done in range(21, EVERY):  # three seconds each, on a slow CPU
         now[0] += 3
         if log.is_due(done):
             log.live(CONFIG, done, 1.25, 0.001)
-            seen.append((done, now[0]))
-    assert [done for done, _ in seen[:3]] == [21, 25, 29]
-    assert max(after[1] - before[1] for before, after in pairwise([(20, 0.0), *seen])) < SILENCE + 3
+            shown.append((done, now[0]))
+    assert [done for done, _ in shown[:3]] == [21, 25, 29]
+    assert max(after[1] - before[1] for before, after in pairwise([(20, 0.0), *shown])) < MAX_SILENCE + 3
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "21/2000  loss 1.250  rate 1.0e-03"
-    assert len(lines) == len(seen)
-    assert steps(tmp_path) == []  # no entries: those are of EVERY iterations
+    assert len(lines) == len(shown)
+    assert steps(tmp_path) == []  # no entries yet: there is one every EVERY iterations
     log.step(CONFIG, EVERY, 0.5, 0.001, CPU)
-    now[0] += SILENCE / 2
+    now[0] += MAX_SILENCE / 2
     assert not log.is_due(EVERY + 1)
 
 
-def test_a_system_that_does_not_tell_its_memory_gets_a_line_without_it(tmp_path, capsys, monkeypatch):
+def test_progress_leaves_out_an_unknown_memory(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("streamseg.machine.peak_memory", lambda: 0.0)
     RunLog(tmp_path, 0, False).step(CONFIG, EVERY, 0.5, 0.001, CPU)
     assert capsys.readouterr().err.endswith(" left\n")
 
 
-def test_on_a_terminal_one_line_is_written_over_and_ended_at_the_end(tmp_path, capsys, monkeypatch):
+def test_on_a_terminal_progress_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     log = RunLog(tmp_path, 0, False)
     for done in (EVERY, 2 * EVERY, 2000):
@@ -179,7 +179,7 @@ def test_tensorboard_gets_the_numbers_of_each_entry(tmp_path):
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(50, 0.5)]
 
 
-def test_without_tensorboard_it_says_how_to_get_it(tmp_path, monkeypatch):
+def test_without_tensorboard_the_error_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match=r"^TensorBoard is not installed: pip install 'streamseg\[train\]'$"):
         RunLog(tmp_path, 0, True)

@@ -1,6 +1,6 @@
-"""The steps of the fast path that PyTorch has no single kernel for: each a plain definition, and the same in Triton.
+"""The steps of the fast engine that PyTorch has no single kernel for, each in PyTorch and in Triton.
 
-A GPU runs the Triton kernel, where Triton is installed; everything else runs the plain definition.
+A GPU runs the Triton kernel, if Triton is installed; everything else runs the PyTorch definition.
 
 Shapes: B batch, K classes, H x W the frame, h x w a map, N its pixels, C its channels, D key channels. Maps are
 channels_last, in half precision on a GPU.
@@ -8,13 +8,13 @@ channels_last, in half precision on a GPU.
 
 from streamseg.engine.kernels.attention import attend, gather_context
 from streamseg.engine.kernels.backend import VERSION, use_triton
-from streamseg.engine.kernels.convolution import TILES, convolve
+from streamseg.engine.kernels.convolution import MAX_TILES, convolve
 from streamseg.engine.kernels.labels import label
 from streamseg.engine.kernels.resize import add_resized, resize_into
 from streamseg.engine.kernels.stem import squares, stem_convolution, unfold_frame
 
 __all__ = [
-    "TILES",
+    "MAX_TILES",
     "VERSION",
     "add_resized",
     "attend",

@@ -1,4 +1,4 @@
-"""Fast attention in two passes: what a map attends to, and the map plus what it finds there.
+"""Fast attention in two passes: the sum of context and past, and the map plus its attended values.
 
 Shapes: B batch, N pixels, C channels, D key channels.
 """
@@ -11,21 +11,22 @@ from torch.nn import functional as F
 
 from streamseg.engine.kernels import backend
 from streamseg.engine.kernels.backend import jit, tl, wait
+from streamseg.models.attention import to_map, to_pixels
 
 
 def gather_context(
     x: Tensor, weight: Tensor, bias: Tensor, past: Tensor, scale: Tensor, context: Tensor, keys: int
 ) -> Tensor:
-    """What a map (B, C, h, w) attends to, (B, D, C) in its precision: its own context plus the past, times a scale.
+    """Return the sum of a map's context and the past, times a scale, (B, D, C) in the precision of the map.
 
-    The context is that of its keys, normalised, and its values, averaged over the pixels.
+    The context of a map (B, C, h, w) is the product of its normalised keys and its values, averaged over the pixels.
 
     Args:
-        weight: (C, 2D + C): query, key and value side by side.
+        weight: (C, 2D + C): query, key and value concatenated.
         bias: (2D + C).
         past: (B, D, C), fp32.
         scale: (B,), fp32.
-        context: (B, D, C), fp32: where the map's own context is written.
+        context: Receives the context of the map, (B, D, C), fp32.
     """
     batch, channels, height, width = x.shape
     pixels = height * width
@@ -38,7 +39,7 @@ def gather_context(
     tiles = backend.cdiv(pixels, tile)
     each = backend.cdiv(tiles, min(tiles, 128))
     parts = backend.cdiv(tiles, each)
-    # parts that are summed in order, and no atomics: the same frame has the same context every time
+    # partial sums that are added in a fixed order, without atomics, so that results are reproducible
     partial = torch.empty(batch, parts, keys, channels, device=x.device)
     context_kernel[parts, channels // columns, batch](
         x,
@@ -97,11 +98,11 @@ def total_kernel(
     d, chunk, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     columns = chunk * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.arange(0, PARTS)[:, None]
-    seen = tl.load(partial + ((image * parts + part) * D + d) * C + columns[None, :], part < parts, 0.0)
-    own = tl.sum(seen, axis=0) / pixels
+    sums = tl.load(partial + ((image * parts + part) * D + d) * C + columns[None, :], part < parts, 0.0)
+    own = tl.sum(sums, axis=0) / pixels
     tl.store(context + image * context_b + d * context_d + columns, own)
-    found = (own + tl.load(past + image * past_b + d * past_d + columns)) * tl.load(scale + image)
-    tl.store(total + (image * D + d) * C + columns, found.to(total.dtype.element_ty))
+    scaled = (own + tl.load(past + image * past_b + d * past_d + columns)) * tl.load(scale + image)
+    tl.store(total + (image * D + d) * C + columns, scaled.to(total.dtype.element_ty))
 
 
 @jit
@@ -132,10 +133,10 @@ def context_kernel(
         key = tl.zeros((TILE, D), tl.float32) + tl.load(bias + D + d).to(tl.float32)[None, :]
         value = tl.zeros((TILE, COLUMNS), tl.float32) + tl.load(bias + 2 * D + columns).to(tl.float32)[None, :]
         for c in range(0, C, DEPTH):
-            seen = tl.load(x + (image * pixels + rows[:, None]) * C + c + depth[None, :], inside, 0.0)
+            inputs = tl.load(x + (image * pixels + rows[:, None]) * C + c + depth[None, :], inside, 0.0)
             line = weight + (c + depth[:, None]) * wide
-            key = tl.dot(seen, tl.load(line + D + d[None, :]), key)
-            value = tl.dot(seen, tl.load(line + 2 * D + columns[None, :]), value)
+            key = tl.dot(inputs, tl.load(line + D + d[None, :]), key)
+            value = tl.dot(inputs, tl.load(line + 2 * D + columns[None, :]), value)
         key = key / tl.maximum(tl.sqrt(tl.sum(key * key, axis=1)), 1e-6)[:, None]
         key = tl.where(inside, key, 0.0).to(half)
         total = tl.dot(tl.trans(key), tl.maximum(value, 0.0).to(half), total)
@@ -146,11 +147,11 @@ def context_kernel(
 def attend(
     x: Tensor, total: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, out_bias: Tensor, keys: int
 ) -> Tensor:
-    """A map (B, C, h, w) plus what it finds in the contexts of the window.
+    """Return a map (B, C, h, w) plus its attended values.
 
     Args:
-        total: What it attends to, (B, D, C).
-        weight: (C, 2D + C): query, key and value side by side.
+        total: The result of gather_context, (B, D, C).
+        weight: (C, 2D + C): query, key and value concatenated.
         bias: (2D + C).
         out_weight: (C, C), after attention.
         out_bias: (C).
@@ -159,8 +160,8 @@ def attend(
     pixels = height * width
     if not (backend.use_triton(x) and backend.fits_tensor_cores(keys)):
         query = F.normalize(to_pixels(x) @ weight[:, :keys] + bias[:keys], dim=-1, eps=1e-6)
-        found = (query @ total @ out_weight + out_bias).relu()
-        return x + found.transpose(1, 2).unflatten(2, (height, width))
+        attended = (query @ total @ out_weight + out_bias).relu()
+        return x + to_map(attended, x)
     out = torch.empty_like(x)
     tile, columns = 64, min(64, channels)
     attend_kernel[backend.cdiv(pixels, tile), channels // columns, batch](
@@ -209,19 +210,14 @@ def attend_kernel(
     half = x.dtype.element_ty
     query = tl.zeros((TILE, D), tl.float32) + tl.load(bias + d).to(tl.float32)[None, :]
     for c in range(0, C, DEPTH):
-        seen = tl.load(x + (image * pixels + rows[:, None]) * C + c + depth[None, :], inside, 0.0)
-        query = tl.dot(seen, tl.load(weight + (c + depth[:, None]) * wide + d[None, :]), query)
+        inputs = tl.load(x + (image * pixels + rows[:, None]) * C + c + depth[None, :], inside, 0.0)
+        query = tl.dot(inputs, tl.load(weight + (c + depth[:, None]) * wide + d[None, :]), query)
     query = (query / tl.maximum(tl.sqrt(tl.sum(query * query, axis=1)), 1e-6)[:, None]).to(half)
-    found = tl.zeros((TILE, COLUMNS), tl.float32) + tl.load(out_bias + columns).to(tl.float32)[None, :]
+    attended = tl.zeros((TILE, COLUMNS), tl.float32) + tl.load(out_bias + columns).to(tl.float32)[None, :]
     for c in range(0, C, DEPTH):
         context = tl.load(total + image * D * C + d[:, None] * C + c + depth[None, :])
         value = tl.dot(query, context).to(half)
-        found = tl.dot(value, tl.load(out_weight + (c + depth[:, None]) * C + columns[None, :]), found)
-    place = (image * pixels + rows[:, None]) * C + columns[None, :]
-    own = tl.load(x + place, inside, 0.0).to(tl.float32)
-    tl.store(out + place, (own + tl.maximum(found, 0.0)).to(half), inside)
-
-
-def to_pixels(x: Tensor) -> Tensor:
-    """A map (B, C, h, w) as pixels (B, N, C)."""
-    return x.flatten(2).transpose(1, 2)
+        attended = tl.dot(value, tl.load(out_weight + (c + depth[:, None]) * C + columns[None, :]), attended)
+    offset = (image * pixels + rows[:, None]) * C + columns[None, :]
+    own = tl.load(x + offset, inside, 0.0).to(tl.float32)
+    tl.store(out + offset, (own + tl.maximum(attended, 0.0)).to(half), inside)

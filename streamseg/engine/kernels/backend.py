@@ -1,4 +1,4 @@
-"""Triton, where it is installed, and whether its kernels can run."""
+"""Triton, if it is installed, and checks of whether its kernels can run."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ except ImportError:  # no Triton: a machine without a GPU
 
 
 def use_triton(x: Tensor) -> bool:
-    """Whether Triton's kernels run where a tensor is."""
+    """Return whether the Triton kernels can run on a tensor's device."""
     return x.is_cuda and VERSION != "none" and is_recent(x.device)
 
 
 @cache
 def is_recent(device: torch.device) -> bool:
-    """Whether a GPU is one that Triton is made for: of 2020 or later."""
+    """Return whether Triton supports a GPU: Ampere (2020) or later."""
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def early(device: torch.device) -> dict[str, bool]:
-    """What tells a kernel, and the GPU, that it may be launched before the one before it has ended: from Hopper on.
+    """Return the options of programmatic dependent launch, which launches a kernel before the previous one has ended.
 
-    Such a kernel begins with wait(EARLY), before it reads or writes anything.
+    It exists from Hopper on. Such a kernel starts with wait(EARLY), before it reads or writes anything.
     """
     return {"EARLY": True, "launch_pdl": True} if is_hopper(device) else {"EARLY": False}
 
@@ -50,24 +50,24 @@ def is_hopper(device: torch.device) -> bool:
 
 @jit
 def wait(EARLY):
-    """Wait until the kernel before this one has ended."""
+    """Wait until the previous kernel has ended."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
 
 
 @jit
 def release(EARLY):
-    """Let the kernel after this one be launched, which waits for the rest of this one: when that is short."""
+    """Allow the next kernel to be launched; it waits for the rest of this one, which should be short."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @cache
 def processors(device: torch.device) -> int:
-    """How many programs a GPU runs at a time, if each takes all of a processor."""
+    """Return the number of multiprocessors of a GPU; 1 on the CPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def fits_tensor_cores(side: int) -> bool:
-    """Whether Triton multiplies matrices of such a side: powers of two from 16 up."""
+    """Return whether Triton can multiply matrices of that side: powers of two from 16 up."""
     return side >= 16 and side & (side - 1) == 0

@@ -14,26 +14,26 @@ from torch.nn import functional as F
 from streamseg.engine.kernels import backend
 from streamseg.engine.kernels.backend import jit, release, tl, wait
 
-TILES = 1024
-"""The most parts of a map whose sums are shared among programs."""
+MAX_TILES = 1024
+"""Maximum number of output tiles whose sums are split among programs."""
 
 
 class Plan(NamedTuple):
-    """How a convolution is cut into programs."""
+    """How a convolution is divided among programs."""
 
     pixels: int
     channels: int
     depth: int
-    """How many channels of the input are read at a time."""
+    """Number of input channels that are read at a time."""
     splits: int
-    """How many programs share the sum of one output."""
+    """Number of programs that share the sum of one output."""
 
 
 def convolve(
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
-    turns: Tensor,
+    counters: Tensor,
     out: Tensor,
     *,
     stride: int,
@@ -41,13 +41,13 @@ def convolve(
     shortcut: Tensor | None = None,
     relu: bool = True,
 ) -> None:
-    """A convolution of square kernels, plus a shortcut (B, N, h, w), if given, and ReLU, into a map (B, N, h, w).
+    """Compute a convolution with a square kernel, an optional shortcut (B, N, h, w) and ReLU into a map (B, N, h, w).
 
     Args:
         weight: (N, C, side, side), channels_last.
         bias: (N,).
-        turns: Zeros, int32, for this convolution alone: what its programs count themselves with.
-        out: Where the map goes; may be some channels of a wider one.
+        counters: Zeros, int32, used by this convolution only: its programs count those that have finished.
+        out: Receives the map; may be some channels of a wider one.
     """
     if not backend.use_triton(x):
         y = F.conv2d(x, weight, bias, stride, padding)
@@ -68,7 +68,7 @@ def convolve(
         x if shortcut is None else shortcut,
         out,
         torch.empty(sums, device=x.device),
-        turns,
+        counters,
         height,
         width,
         tall,
@@ -100,7 +100,7 @@ def convolve_kernel(
     shortcut,
     out,
     sums,
-    turns,
+    counters,
     height,
     width,
     tall,
@@ -129,46 +129,46 @@ def convolve_kernel(
     across: tl.constexpr = C // DEPTH
     steps: tl.constexpr = SIDE * SIDE * across
     each: tl.constexpr = (steps + SPLITS - 1) // SPLITS
-    found = tl.zeros((PIXELS, CHANNELS), tl.float32)
+    total_sum = tl.zeros((PIXELS, CHANNELS), tl.float32)
     for number in range(each):
         step = split * each + number
         tap, c = step // across, step % across * DEPTH + depth
         i, j = row * STRIDE + tap // SIDE - PADDING, column * STRIDE + tap % SIDE - PADDING
-        known = inside & (i >= 0) & (i < height) & (j >= 0) & (j < width) & (step < steps)
-        seen = tl.load(x + ((image * height + i) * width + j)[:, None] * C + c[None, :], known[:, None], 0.0)
-        place = (n * SIDE * SIDE + tap)[None, :] * C + c[:, None]
-        found = tl.dot(seen, tl.load(weight + place, step < steps, 0.0), found)
+        valid = inside & (i >= 0) & (i < height) & (j >= 0) & (j < width) & (step < steps)
+        inputs = tl.load(x + ((image * height + i) * width + j)[:, None] * C + c[None, :], valid[:, None], 0.0)
+        offset = (n * SIDE * SIDE + tap)[None, :] * C + c[:, None]
+        total_sum = tl.dot(inputs, tl.load(weight + offset, step < steps, 0.0), total_sum)
     release(EARLY)
     last = True
-    if SPLITS > 1:  # the program that comes last adds the others' sums to its own, always in the same order
+    if SPLITS > 1:  # the last program to finish adds the sums of all, always in the same order
         part = tile * tl.num_programs(1) + chunk
         shares = sums + part * SPLITS * PIXELS * CHANNELS
         shares += tl.arange(0, PIXELS)[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-        tl.store(shares + split * PIXELS * CHANNELS, found)
+        tl.store(shares + split * PIXELS * CHANNELS, total_sum)
         tl.debug_barrier()
-        last = tl.atomic_add(turns + part, 1, sem="acq_rel") == SPLITS - 1
+        last = tl.atomic_add(counters + part, 1, sem="acq_rel") == SPLITS - 1
         if last:
-            found = tl.zeros((PIXELS, CHANNELS), tl.float32)
+            total_sum = tl.zeros((PIXELS, CHANNELS), tl.float32)
             for other in tl.static_range(SPLITS):
-                found += tl.load(shares + other * PIXELS * CHANNELS)
-            tl.store(turns + part, 0)
+                total_sum += tl.load(shares + other * PIXELS * CHANNELS)
+            tl.store(counters + part, 0)
     if last:
-        found += tl.load(bias + n).to(tl.float32)[None, :]
+        total_sum += tl.load(bias + n).to(tl.float32)[None, :]
         if SHORTCUT:
-            found += tl.load(shortcut + pixel[:, None] * N + n[None, :], inside[:, None], 0.0).to(tl.float32)
+            total_sum += tl.load(shortcut + pixel[:, None] * N + n[None, :], inside[:, None], 0.0).to(tl.float32)
         if RELU:
-            found = tl.maximum(found, 0.0)
-        tl.store(out + pixel[:, None] * out_stride + n[None, :], found.to(out.dtype.element_ty), inside[:, None])
+            total_sum = tl.maximum(total_sum, 0.0)
+        tl.store(out + pixel[:, None] * out_stride + n[None, :], total_sum.to(out.dtype.element_ty), inside[:, None])
 
 
 def make_plan(pixels: int, inputs: int, outputs: int, taps: int) -> Plan:
-    """A plan whose programs are enough for a large GPU; measured on an H200.
+    """Return a plan with enough programs for a large GPU; the limits were measured on an H200.
 
     Args:
-        pixels: Of the output.
+        pixels: Pixels of the output.
         inputs: Channels of the input.
         outputs: Channels of the output.
-        taps: How many pixels of the input each of the output is made from.
+        taps: Pixels of the kernel.
     """
     depth = min(128, inputs)
     if pixels >= 16384:

@@ -13,8 +13,9 @@ from streamseg.engine.kernels.backend import jit, tl, wait
 
 
 def label(scores: Tensor, size: tuple[int, int], labels: Tensor, confidence: Tensor | None = None) -> None:
-    """Labels (B, H, W), uint8, of scores (B, K, h, w) resized bilinearly, and their probabilities, 255 for 1, into
-    `labels` and `confidence`; the resized scores are never written.
+    """Write the labels (B, H, W) of scores (B, K, h, w), resized bilinearly, and their probabilities (255 is 1).
+
+    Both are uint8. The resized scores are never written to memory.
     """
     height, width = size
     if not backend.use_triton(scores):
@@ -65,7 +66,7 @@ def label_kernel(
 ):
     wait(EARLY)
     block, strip, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    # the rows of the frame between the middles of two rows of the map
+    # the rows of the frame between the centres of two rows of the map
     first = tl.maximum(tl.ceil((strip - 0.5) * height / h - 0.5), 0.0).to(tl.int32)
     end = tl.minimum(tl.ceil((strip + 0.5) * height / h - 0.5), height).to(tl.int32)
     top, bottom = tl.maximum(strip - 1, 0), tl.minimum(strip, h - 1)
@@ -76,7 +77,7 @@ def label_kernel(
     right, across = tl.minimum(left + 1, w - 1), x - left
     above, below = scores + image * stride_b + top * stride_y, scores + image * stride_b + bottom * stride_y
     best = tl.full((ROWS, BLOCK), float("-inf"), tl.float32)
-    found, total = tl.zeros((ROWS, BLOCK), tl.int32), tl.zeros((ROWS, BLOCK), tl.float32)
+    best_class, total = tl.zeros((ROWS, BLOCK), tl.int32), tl.zeros((ROWS, BLOCK), tl.float32)
     for k in range(CLASSES):
         near, far = k * stride_k + left * stride_x, k * stride_k + right * stride_x
         a, b = tl.load(above + near).to(tl.float32), tl.load(above + far).to(tl.float32)
@@ -86,10 +87,10 @@ def label_kernel(
         if CONFIDENCE:
             highest = tl.maximum(best, score)
             total = total * tl.exp(best - highest) + tl.exp(score - highest)
-        found = tl.where(score > best, k, found)
+        best_class = tl.where(score > best, k, best_class)
         best = tl.maximum(best, score)
     inside = (rows < end)[:, None] & (columns < width)[None, :]
-    place = (image * height + rows)[:, None] * width + columns[None, :]
-    tl.store(labels + place, found.to(tl.uint8), inside)
+    offset = (image * height + rows)[:, None] * width + columns[None, :]
+    tl.store(labels + offset, best_class.to(tl.uint8), inside)
     if CONFIDENCE:
-        tl.store(confidence + place, (255 / total + 0.5).to(tl.uint8), inside)
+        tl.store(confidence + offset, (255 / total + 0.5).to(tl.uint8), inside)

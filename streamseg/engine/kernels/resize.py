@@ -14,11 +14,11 @@ from streamseg.engine.kernels.backend import jit, tl, wait
 
 
 def add_resized(x: Tensor, small: Tensor) -> Tensor:
-    """A map (B, C, h, w) plus a smaller one, resized bilinearly."""
+    """Return a map (B, C, h, w) plus a smaller one, resized bilinearly."""
     if not backend.use_triton(x):
         return x + F.interpolate(small, x.shape[-2:], mode="bilinear", align_corners=False)
     out = torch.empty_like(x)
-    resize(small, out, x)
+    launch_resize(small, out, x)
     return out
 
 
@@ -27,14 +27,14 @@ def resize_into(out: Tensor, small: Tensor) -> None:
     if not backend.use_triton(out):
         out[:, : small.shape[1]] = F.interpolate(small, out.shape[-2:], mode="bilinear", align_corners=False)
         return
-    resize(small, out)
+    launch_resize(small, out)
 
 
-def resize(small: Tensor, out: Tensor, add: Tensor | None = None) -> None:
-    """Resize a map bilinearly into the first channels of another, plus a third of that size, if given."""
+def launch_resize(small: Tensor, out: Tensor, add: Tensor | None = None) -> None:
+    """Resize a map bilinearly into the first channels of another, and add a third map of that size if given."""
     batch, channels, h, w = small.shape
     _, total, height, width = out.shape
-    block = max(1, 2048 // channels)  # of four corners each, which must fit into the registers
+    block = max(1, 2048 // channels)  # four corners per pixel must fit into the registers
     resize_kernel[backend.cdiv(width, block), height, batch](
         small,
         out,
@@ -80,8 +80,8 @@ def resize_kernel(
     a, b = tl.load(above + near, inside, 0.0).to(tl.float32), tl.load(above + far, inside, 0.0).to(tl.float32)
     c, d = tl.load(below + near, inside, 0.0).to(tl.float32), tl.load(below + far, inside, 0.0).to(tl.float32)
     upper, lower = a + (b - a) * across, c + (d - c) * across
-    found = upper + (lower - upper) * down
+    resized = upper + (lower - upper) * down
     pixel = ((image * height + row) * width + column)[:, None]
     if ADD:
-        found += tl.load(add + pixel * C + channel[None, :], inside, 0.0).to(tl.float32)
-    tl.store(out + pixel * total + channel[None, :], found.to(out.dtype.element_ty), inside)
+        resized += tl.load(add + pixel * C + channel[None, :], inside, 0.0).to(tl.float32)
+    tl.store(out + pixel * total + channel[None, :], resized.to(out.dtype.element_ty), inside)

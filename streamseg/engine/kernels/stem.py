@@ -1,8 +1,9 @@
 """From a frame's bytes to the first map: Conv-0, ReLU and the pooling after it.
 
-The 7x7 convolution of stride 2 is one of 4x4 and stride 1 over squares of 2x2 pixels, whose 12 numbers, in the order
-row, column, channel, are the channels; four more stay zero, for the tensor cores. Around the image are two squares of
-zeros at the top and left, one at the bottom and right: what the 7x7 convolution pads with.
+The 7x7 convolution of stride 2 is computed as one of 4x4 and stride 1 over squares of 2x2 pixels, whose 12 numbers, in
+the order row, column, channel, are the channels; four more channels stay zero, for the tensor cores. The image is
+padded with two squares of zeros at the top and left, and one at the bottom and right: the padding of the 7x7
+convolution.
 
 Shapes: B batch, H x W the frame, N channels.
 """
@@ -18,7 +19,7 @@ from streamseg.engine.kernels.backend import jit, release, tl, wait
 
 
 def unfold_frame(frame: Tensor, mean: Tensor, out: Tensor) -> None:
-    """Frames (B, 3, H, W), bytes, less the mean (3,), as the first convolution takes them, into `out`.
+    """Subtract the mean (3,) from frames (B, 3, H, W), bytes, and write them as squares, the input of Conv-0.
 
     Args:
         out: (B, 16, H/2 + 3, W/2 + 3), zeros; sides are rounded up.
@@ -46,7 +47,7 @@ def unfold_frame(frame: Tensor, mean: Tensor, out: Tensor) -> None:
 
 
 def squares(x: Tensor) -> Tensor:
-    """Every square of 2x2 pixels (B, 3, H, W) as one of 12 channels (B, 12, H/2, W/2); zeros fill up the last."""
+    """Rearrange squares of 2x2 pixels (B, 3, H, W) to 12 channels (B, 12, H/2, W/2), padding odd sides with 0."""
     height, width = x.shape[-2:]
     x = F.pad(x, (0, width % 2, 0, height % 2)).unflatten(3, (-1, 2)).unflatten(2, (-1, 2))
     return x.permute(0, 3, 5, 1, 2, 4).flatten(1, 3)
@@ -76,17 +77,17 @@ def unfold_kernel(
     x = 2 * column[:, None] + (part % 6 // 3)[None, :]
     channel = part % 3
     inside = (part < 12)[None, :] & (y < height)[None, :] & (x < width)
-    place = image * stride_b + (channel * stride_c + y * stride_y)[None, :] + x * stride_x
-    found = tl.load(frame + place, inside, 0).to(tl.float32) - tl.load(mean + channel).to(tl.float32)[None, :]
-    found = tl.where(inside, found, 0.0)
+    offset = image * stride_b + (channel * stride_c + y * stride_y)[None, :] + x * stride_x
+    pixels = tl.load(frame + offset, inside, 0).to(tl.float32) - tl.load(mean + channel).to(tl.float32)[None, :]
+    pixels = tl.where(inside, pixels, 0.0)
     target = ((image * rows + row + 2) * columns + column + 2)[:, None] * 16 + part[None, :]
-    tl.store(out + target, found.to(out.dtype.element_ty), (column < columns - 3)[:, None])
+    tl.store(out + target, pixels.to(out.dtype.element_ty), (column < columns - 3)[:, None])
 
 
 def stem_convolution(unfolded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The first map (B, N, H/4, W/4) of unfolded frames: convolution, ReLU, and the largest of 3x3, every second pixel.
+    """Return the first map (B, N, H/4, W/4) of unfolded frames: convolution, ReLU and max pooling (3x3, stride 2).
 
-    The map before the pooling, the largest of all, is never written.
+    The map before the pooling, the largest of the network, is never written to memory.
 
     Args:
         weight: (N, 16, 4, 4), channels_last.
@@ -99,7 +100,7 @@ def stem_convolution(unfolded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     out = torch.empty(batch, tall, wide, channels, dtype=unfolded.dtype, device=unfolded.device).permute(0, 3, 1, 2)
     block = 128
     strip = make_strip(backend.cdiv(wide, block // 2 - 1) * batch, tall, backend.processors(unfolded.device))
-    look_kernel[backend.cdiv(wide, block // 2 - 1), backend.cdiv(tall, strip), batch](
+    stem_kernel[backend.cdiv(wide, block // 2 - 1), backend.cdiv(tall, strip), batch](
         unfolded,
         weight,
         bias,
@@ -118,16 +119,16 @@ def stem_convolution(unfolded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def make_strip(blocks: int, tall: int, processors: int) -> int:
-    """How many rows a program makes: so many that all programs together take the fewest rounds of all processors."""
+    """Return the number of rows per program that minimises the total time on all multiprocessors."""
 
-    def rounds(strip: int) -> float:
+    def time(strip: int) -> float:
         return backend.cdiv(blocks * backend.cdiv(tall, strip), processors) * (strip + 0.7)
 
-    return min(range(4, 25), key=rounds)
+    return min(range(4, 25), key=time)
 
 
 @jit
-def look_kernel(
+def stem_kernel(
     unfolded,
     weight,
     bias,
@@ -146,33 +147,33 @@ def look_kernel(
     unfolded += image * rows * columns * 16
     half: tl.constexpr = BLOCK // 2
     channel, part = tl.arange(0, C), tl.arange(0, 64)
-    place = weight + channel[None, :] * 256 + part[:, None]
-    w0, w1, w2, w3 = tl.load(place), tl.load(place + 64), tl.load(place + 128), tl.load(place + 192)
+    first_row = weight + channel[None, :] * 256 + part[:, None]
+    w0, w1, w2, w3 = tl.load(first_row), tl.load(first_row + 64), tl.load(first_row + 128), tl.load(first_row + 192)
     add = tl.load(bias + channel).to(tl.float32)[None, :]
-    # columns of the convolution: one before each pair under a pixel of the pooled map; the last pair lacks a neighbour
+    # columns of the convolution, one to the left of the pair below each pooled pixel; the last pair has no neighbour
     first = 2 * block * (half - 1) - 1
     column = first + tl.arange(0, BLOCK)
-    known = ((column >= 0) & (column < columns - 3))[:, None]
+    valid = ((column >= 0) & (column < columns - 3))[:, None]
     lines = unfolded + column[:, None] * 16 + part[None, :]
     y = strip * STRIP
-    top = read_line(lines, 2 * y - 1, rows, columns, known)
-    l0 = read_line(lines, 2 * y, rows, columns, known)
-    l1 = read_line(lines, 2 * y + 1, rows, columns, known)
-    l2 = read_line(lines, 2 * y + 2, rows, columns, known)
+    top = read_line(lines, 2 * y - 1, rows, columns, valid)
+    l0 = read_line(lines, 2 * y, rows, columns, valid)
+    l1 = read_line(lines, 2 * y + 1, rows, columns, valid)
+    l2 = read_line(lines, 2 * y + 2, rows, columns, valid)
     above = tl.dot(l2, w3, tl.dot(l1, w2, tl.dot(l0, w1, tl.dot(top, w0)))) + add
-    above = tl.where(known & (y > 0), above, 0.0)
+    above = tl.where(valid & (y > 0), above, 0.0)
     next_one = tl.minimum(tl.arange(0, half) + 1, half - 1)
     next_one = tl.broadcast_to(next_one[:, None], (half, C))
     x = block * (half - 1) + tl.arange(0, half)
     inside = x < tl.minimum(wide, (block + 1) * (half - 1))
     release(EARLY)
     for _ in range(STRIP):
-        l3 = read_line(lines, 2 * y + 3, rows, columns, known)
-        l4 = read_line(lines, 2 * y + 4, rows, columns, known)
+        l3 = read_line(lines, 2 * y + 3, rows, columns, valid)
+        l4 = read_line(lines, 2 * y + 4, rows, columns, valid)
         even = tl.dot(l3, w3, tl.dot(l2, w2, tl.dot(l1, w1, tl.dot(l0, w0)))) + add
         odd = tl.dot(l4, w3, tl.dot(l3, w2, tl.dot(l2, w1, tl.dot(l1, w0)))) + add
-        odd = tl.where(known & (2 * y + 1 < rows - 3), odd, 0.0)
-        best = tl.maximum(tl.maximum(above, odd), tl.where(known, even, 0.0))
+        odd = tl.where(valid & (2 * y + 1 < rows - 3), odd, 0.0)
+        best = tl.maximum(tl.maximum(above, odd), tl.where(valid, even, 0.0))
         best = tl.maximum(best, 0.0).to(out.dtype.element_ty)
         left, middle = tl.split(tl.trans(tl.reshape(best, (half, 2, C)), (0, 2, 1)))
         right = tl.gather(left, next_one, 0)
@@ -183,6 +184,6 @@ def look_kernel(
 
 
 @jit
-def read_line(lines, row, rows, columns, known):
-    """Four squares side by side for each column of the convolution."""
-    return tl.load(lines + row * columns * 16, known & (row >= 0) & (row < rows), 0.0)
+def read_line(lines, row, rows, columns, valid):
+    """Load four adjacent squares for each column of the convolution."""
+    return tl.load(lines + row * columns * 16, valid & (row >= 0) & (row < rows), 0.0)

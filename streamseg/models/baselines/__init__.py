@@ -1,9 +1,9 @@
-"""The rivals that the FANet paper compares itself with: one network a file, with FANet's contract.
+"""Baselines: the networks that the FANet paper compares itself with, one a file, with the interface of FANet.
 
-Each takes RGB images (B, 3, H, W), bytes or floats in 0–255, of any size from 32 up, and returns logits (B, K, H, W).
-Its `name` is that of the function that builds it; its `encoder`, where it has one, takes ImageNet weights.
-For training, `outputs` gives the logits before the last resize, and the maps on which its authors hang auxiliary heads,
-from shallow to deep; `deep_channels` are the channels of those maps.
+Each takes RGB images (B, 3, H, W), bytes or floats in 0–255, with sides of 32 or more, and returns logits (B, K, H, W).
+Its `name` is that of the function that builds it; its `encoder`, if it has one, can load ImageNet weights.
+For training, `outputs` returns the logits before the last resize, and the maps on which the authors train auxiliary
+heads, from shallow to deep; `deep_channels` are the channels of those maps.
 """
 
 from collections.abc import Callable
@@ -32,6 +32,6 @@ BASELINES: dict[str, Callable[[int], Baseline]] = {
     "fcn8s": fcn8s,
     "deeplab": deeplab,
 }
-"""Every rival's factory, by the name that it has on the command line."""
+"""The function that builds each baseline, by its name on the command line."""
 
 __all__ = ["BASELINES", "Baseline", *BASELINES]

@@ -2,10 +2,11 @@
 
 A. Paszke, A. Chaurasia, S. Kim, E. Culurciello, "ENet: A Deep Neural Network Architecture for Real-Time Semantic
 Segmentation", 2016. Where the paper and the authors' published code differ we follow the code, not the later ports: a
-bottleneck is a quarter as wide as its output, PReLU has a slope for each channel, nothing stands between the two
-asymmetric convolutions, and the expansion has no activation of its own.
+bottleneck is a quarter as wide as its output, PReLU has a slope for each channel, the two asymmetric convolutions
+follow each other directly, and the expansion has no activation.
 
-Ours alone: an image whose sides are no multiples of 8 has its last row and column repeated, and the logits are cut.
+Difference: if the sides of an image are not multiples of 8, its last row and column are repeated, and the logits are
+cropped.
 
 Shapes: B batch, K classes, H height, W width.
 
@@ -16,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from streamseg.checks import check_count
-from streamseg.models.layers import add_pixel_statistics, check_image, normalise, pad_to_multiple, unpool
+from streamseg.models.layers import check_image, init_network, normalise, pad_to_multiple, unpool
 
 
 class ENet(nn.Module):
     """Three stages of the encoder, at 1/4, 1/8 and 1/8, and two of the decoder, at 1/4 and 1/2."""
 
+    classes: int
     mean: Tensor
     std: Tensor
     name = "enet"
@@ -30,9 +31,7 @@ class ENet(nn.Module):
 
     def __init__(self, classes: int):
         super().__init__()
-        check_count("classes", classes)
-        self.classes = classes
-        add_pixel_statistics(self)
+        init_network(self, classes)
         self.initial = Initial()
         self.down1 = Down(3 + 13, 64, dropout=0.01)
         self.stage1 = nn.Sequential(*(Encode(64, square(16), dropout=0.01) for _ in range(4)))
@@ -46,25 +45,25 @@ class ENet(nn.Module):
         self.classify = nn.ConvTranspose2d(16, classes, 2, stride=2)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Logits (B, K, H, W) of an RGB image (B, 3, H, W), bytes or floats in 0–255."""
+        """Return the logits (B, K, H, W) of RGB images (B, 3, H, W), bytes or floats in 0–255."""
         logits, _ = self.outputs(image)
         return logits
 
     def outputs(self, image: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Logits (B, K, H, W), and the encoder's map, on which the authors train the encoder first."""
+        """Return logits (B, K, H, W), and the encoder's map, on which the authors train the encoder first."""
         check_image(image)
         x0 = self.initial(pad_to_multiple(normalise(image, self.mean, self.std), 8))
-        x1, places1 = self.down1(x0)
+        x1, indices1 = self.down1(x0)
         x1 = self.stage1(x1)
-        x2, places2 = self.down2(x1)
+        x2, indices2 = self.down2(x1)
         x2 = self.stage3(self.stage2(x2))
-        x = self.stage4(self.up4(x2, places2, x1))
-        x = self.stage5(self.up5(x, places1, x0))
+        x = self.stage4(self.up4(x2, indices2, x1))
+        x = self.stage5(self.up5(x, indices1, x0))
         return self.classify(x)[..., : image.shape[2], : image.shape[3]], (x2,)
 
 
 class Initial(nn.Module):
-    """A strided convolution beside a pooling of the image itself."""
+    """A strided convolution concatenated with a pooling of the image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +89,7 @@ class Encode(nn.Module):
 
 
 class Down(nn.Module):
-    """A bottleneck that halves the size; it returns where its pooling found the maxima, too."""
+    """A bottleneck that halves the size; it also returns the indices of its max pooling."""
 
     def __init__(self, inputs: int, outputs: int, dropout: float):
         super().__init__()
@@ -100,9 +99,9 @@ class Down(nn.Module):
         self.activate = nn.PReLU(outputs)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        pooled, places = F.max_pool2d_with_indices(x, (2, 2))
+        pooled, indices = F.max_pool2d_with_indices(x, (2, 2))
         pooled = F.pad(pooled, (0, 0, 0, 0, 0, self.extra))  # channels of zeros
-        return self.activate(pooled + self.branch(x)), places
+        return self.activate(pooled + self.branch(x)), indices
 
 
 class Decode(nn.Module):
@@ -118,7 +117,7 @@ class Decode(nn.Module):
 
 
 class Up(nn.Module):
-    """A bottleneck that doubles the size, with the places of the pooling that had halved it."""
+    """A bottleneck that doubles the size, with the indices of the pooling that halved it."""
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
@@ -127,12 +126,12 @@ class Up(nn.Module):
         self.branch = decoder_branch(inputs, middle, outputs)
         self.activate = nn.ReLU()
 
-    def forward(self, x: Tensor, places: Tensor, pooled: Tensor) -> Tensor:
-        return self.activate(unpool(self.narrow(x), places, pooled.shape) + self.branch(x))
+    def forward(self, x: Tensor, indices: Tensor, pooled: Tensor) -> Tensor:
+        return self.activate(unpool(self.narrow(x), indices, pooled.shape) + self.branch(x))
 
 
 def encoder_branch(reduce: nn.Conv2d, middle: nn.Module, outputs: int, dropout: float) -> nn.Sequential:
-    """The way through a bottleneck of the encoder."""
+    """Build the residual branch of a bottleneck of the encoder."""
     width = outputs // 4
     return nn.Sequential(
         *(reduce, norm(width), nn.PReLU(width)),
@@ -142,7 +141,7 @@ def encoder_branch(reduce: nn.Conv2d, middle: nn.Module, outputs: int, dropout: 
 
 
 def decoder_branch(inputs: int, middle: nn.Module, outputs: int) -> nn.Sequential:
-    """The way through a bottleneck of the decoder."""
+    """Build the residual branch of a bottleneck of the decoder."""
     width = outputs // 4
     return nn.Sequential(
         *(nn.Conv2d(inputs, width, 1, bias=False), norm(width), nn.ReLU()),
@@ -152,19 +151,19 @@ def decoder_branch(inputs: int, middle: nn.Module, outputs: int) -> nn.Sequentia
 
 
 def eight_bottlenecks() -> nn.Sequential:
-    """The series that the second and the third stage have in common."""
+    """Build the bottlenecks that the second and the third stage have in common."""
     middles = [square(32), square(32, 2), asymmetric(32), square(32, 4)]
     middles += [square(32), square(32, 8), asymmetric(32), square(32, 16)]
     return nn.Sequential(*(Encode(128, middle) for middle in middles))
 
 
 def square(channels: int, dilation: int = 1) -> nn.Module:
-    """The usual middle of a bottleneck."""
+    """Build a 3x3 convolution, the usual middle of a bottleneck."""
     return nn.Conv2d(channels, channels, 3, padding=dilation, dilation=dilation)
 
 
 def asymmetric(channels: int) -> nn.Module:
-    """A 5x5 convolution as a row and a column."""
+    """Build a 5x5 convolution as a row and a column."""
     row = nn.Conv2d(channels, channels, (1, 5), padding=(0, 2), bias=False)
     return nn.Sequential(row, nn.Conv2d(channels, channels, (5, 1), padding=(2, 0)))
 

@@ -2,26 +2,27 @@
 
 E. Romera, J. M. Álvarez, L. M. Bergasa, R. Arroyo, "ERFNet: Efficient Residual Factorized ConvNet for Real-Time
 Semantic Segmentation", 2018. Layers as in the authors' published code, where every convolution has a bias. Their head
-for training the encoder alone (2,451 parameters) is no part of the network.
+for training the encoder alone (2,451 parameters) is not part of the network.
 
-Ours alone: an image whose sides are no multiples of 8 has its last row and column repeated, and the logits are cut.
+Difference: if the sides of an image are not multiples of 8, its last row and column are repeated, and the logits are
+cropped.
 
 Shapes: B batch, K classes, H height, W width.
 
 Golden: 2,064,191 parameters and 26.604 GMACs at 512 x 1024 for 19 classes, 106.417 at 1024 x 2048: the 103 that the
-FANet paper prints beside 512 x 1024 belongs to the larger size.
+FANet paper prints for 512 x 1024 belongs to the larger size.
 """
 
 import torch
 from torch import Tensor, nn
 
-from streamseg.checks import check_count
-from streamseg.models.layers import add_pixel_statistics, check_image, normalise, pad_to_multiple
+from streamseg.models.layers import check_image, init_network, normalise, pad_to_multiple
 
 
 class ERFNet(nn.Module):
     """An encoder down to 1/8 and a decoder of two small steps; both of factorised blocks."""
 
+    classes: int
     mean: Tensor
     std: Tensor
     name = "erfnet"
@@ -29,9 +30,7 @@ class ERFNet(nn.Module):
 
     def __init__(self, classes: int):
         super().__init__()
-        check_count("classes", classes)
-        self.classes = classes
-        add_pixel_statistics(self)
+        init_network(self, classes)
         self.down = nn.Sequential(
             Down(3, 16),
             Down(16, 64),
@@ -46,12 +45,12 @@ class ERFNet(nn.Module):
         self.classify = nn.ConvTranspose2d(16, classes, 2, stride=2)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Logits (B, K, H, W) of an RGB image (B, 3, H, W), bytes or floats in 0–255."""
+        """Return the logits (B, K, H, W) of RGB images (B, 3, H, W), bytes or floats in 0–255."""
         logits, _ = self.outputs(image)
         return logits
 
     def outputs(self, image: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Logits (B, K, H, W), and the encoder's map, on which the authors train the encoder first."""
+        """Return logits (B, K, H, W), and the encoder's map, on which the authors train the encoder first."""
         check_image(image)
         x = self.down(pad_to_multiple(normalise(image, self.mean, self.std), 8))
         logits = self.classify(self.up(x))
@@ -59,7 +58,7 @@ class ERFNet(nn.Module):
 
 
 class Down(nn.Module):
-    """A strided convolution beside a pooling."""
+    """A strided convolution concatenated with a pooling."""
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
@@ -97,7 +96,7 @@ def row(channels: int, dilation: int = 1) -> nn.Conv2d:
 
 
 def up(inputs: int, outputs: int) -> nn.Sequential:
-    """A learned doubling of the size."""
+    """Build a transposed convolution that doubles the size."""
     transposed = nn.ConvTranspose2d(inputs, outputs, 3, stride=2, padding=1, output_padding=1)
     return nn.Sequential(transposed, norm(outputs), nn.ReLU())
 

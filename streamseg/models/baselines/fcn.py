@@ -1,9 +1,9 @@
-"""FCN-16s and FCN-8s: VGG16 made convolutional to its last layer, its scores enlarged and joined with shallower ones.
+"""FCN-16s and FCN-8s: a fully convolutional VGG16 whose scores are upsampled and added to those of shallower layers.
 
 E. Shelhamer, J. Long, T. Darrell, "Fully Convolutional Networks for Semantic Segmentation", 2017. Layers as in the
-authors' published networks: 100 pixels of padding, poolings that round up, and fixed crops that undo both. Enlarging is
-bilinear and fixed there as well, so we do it channel by channel: the same numbers, for 182 classes with a fifth fewer
-MACs. The scores start at zero, as there.
+authors' published networks: 100 pixels of padding, poolings that round up, and fixed crops that undo both. Upsampling
+is bilinear and fixed there too, so it is done channel by channel here: the same numbers, for 182 classes with a fifth
+fewer MACs. The scores are initialised with zeros, as there.
 
 The FANet paper prints the accuracy of FCN-16s; the two cost nearly the same.
 
@@ -17,44 +17,42 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from streamseg.checks import check_count
-from streamseg.models.baselines.vgg import start, vgg16
-from streamseg.models.layers import add_pixel_statistics, check_image, normalise
+from streamseg.models.baselines.vgg import init_he, vgg16
+from streamseg.models.layers import check_image, init_network, normalise
 
 
 class FCN(nn.Module):
-    """The scores of the last layer, joined with those of the fourth pooling, and maybe the third, and enlarged.
+    """The scores of the last layer plus those of the fourth and, in FCN-8s, the third pooling, upsampled.
 
     Args:
-        offsets: Where the scores of the fourth pooling, and of the third, are cut, so that they lie on those below.
-        margin: Where the enlarged scores are cut, so that they lie on the image.
+        offsets: Offsets of the crops that align the scores of the fourth, and the third, pooling with deeper ones.
+        margin: Offset of the crop that aligns the upsampled scores with the image.
     """
 
+    classes: int
     mean: Tensor
     std: Tensor
     deep_channels = ()
 
     def __init__(self, classes: int, offsets: tuple[int, ...], margin: int):
         super().__init__()
-        check_count("classes", classes)
+        init_network(self, classes)
         stride = 2 ** (5 - len(offsets))
         self.name = f"fcn{stride}s"
-        self.classes = classes
         self.margin = margin
-        add_pixel_statistics(self)
         self.trunk = Trunk()
-        self.score = score(4096, classes)
+        self.score = zero_conv(4096, classes)
         joins = zip((512, 256), offsets, strict=False)
         self.joins = nn.ModuleList(Join(channels, classes, offset) for channels, offset in joins)
-        self.up = enlarge(classes, stride)
+        self.up = bilinear_upsampling(classes, stride)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Logits (B, K, H, W) of an RGB image (B, 3, H, W), bytes or floats in 0–255."""
+        """Return the logits (B, K, H, W) of RGB images (B, 3, H, W), bytes or floats in 0–255."""
         logits, _ = self.outputs(image)
         return logits
 
     def outputs(self, image: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Logits (B, K, H, W), and no maps for auxiliary heads."""
+        """Return logits (B, K, H, W), and no maps for auxiliary heads."""
         check_image(image)
         x3, x4, x7 = self.trunk(normalise(image, self.mean, self.std))
         x = self.score(x7)
@@ -64,13 +62,13 @@ class FCN(nn.Module):
 
 
 class Join(nn.Module):
-    """Scores, enlarged twice, and those of a shallower pooling."""
+    """Scores, upsampled by 2, plus those of a shallower pooling."""
 
     def __init__(self, channels: int, classes: int, offset: int):
         super().__init__()
         self.offset = offset
-        self.up = enlarge(classes, 2)
-        self.score = score(channels, classes)
+        self.up = bilinear_upsampling(classes, 2)
+        self.score = zero_conv(channels, classes)
 
     def forward(self, x: Tensor, shallow: Tensor) -> Tensor:
         x = self.up(x)
@@ -85,12 +83,12 @@ class Trunk(nn.Module):
         self.groups = vgg16()
         self.pool = nn.MaxPool2d(2, ceil_mode=True)
         fc6, fc7 = nn.Conv2d(512, 4096, 7), nn.Conv2d(4096, 4096, 1)
-        start(fc6)
-        start(fc7)
+        init_he(fc6)
+        init_he(fc7)
         self.full = nn.Sequential(fc6, nn.ReLU(), nn.Dropout(0.5), fc7, nn.ReLU(), nn.Dropout(0.5))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # the first convolution pads the hundredth: fc6 needs 7 pixels even of a small image's last map
+        # with the padding of the first convolution 100 in all: fc6 needs 7 pixels even on a small image's last map
         x = F.pad(x, (99, 99, 99, 99))
         maps = []
         for layers in self.groups:
@@ -99,16 +97,16 @@ class Trunk(nn.Module):
         return maps[2], maps[3], self.full(x)
 
 
-def score(inputs: int, classes: int) -> nn.Conv2d:
-    """Scores that are zero before training."""
+def zero_conv(inputs: int, classes: int) -> nn.Conv2d:
+    """Build a 1x1 convolution that is initialised with zeros."""
     convolution = nn.Conv2d(inputs, classes, 1)
     for parameter in convolution.parameters():
         nn.init.zeros_(parameter)
     return convolution
 
 
-def enlarge(classes: int, factor: int) -> nn.ConvTranspose2d:
-    """Bilinear enlargement as a transposed convolution that is not trained; it leaves a border for `crop`."""
+def bilinear_upsampling(classes: int, factor: int) -> nn.ConvTranspose2d:
+    """Build bilinear upsampling as a transposed convolution that is not trained; `crop` removes its border."""
     transposed = nn.ConvTranspose2d(classes, classes, 2 * factor, stride=factor, groups=classes, bias=False)
     tent = 1 - (torch.arange(2 * factor) - (factor - 0.5)).abs() / factor
     with torch.no_grad():
@@ -117,7 +115,7 @@ def enlarge(classes: int, factor: int) -> nn.ConvTranspose2d:
 
 
 def crop(x: Tensor, offset: int, like: Tensor) -> Tensor:
-    """A part of a map, from an offset each way, of another's height and width."""
+    """Crop a map to the height and width of `like`, from the same offset in both directions."""
     height, width = like.shape[-2:]
     return x[..., offset : offset + height, offset : offset + width]
 

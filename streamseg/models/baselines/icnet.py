@@ -1,11 +1,11 @@
-"""ICNet: the deep layers see a small image, and two shallow branches restore the detail.
+"""ICNet: the deep layers run on a small image, and two shallow branches restore the detail.
 
 H. Zhao, X. Qi, X. Shen, J. Shi, J. Jia, "ICNet for Real-Time Semantic Segmentation on High-Resolution Images", 2018.
 Layers as in the authors' published network: PSPNet-50 at half its width, with the stride of a bottleneck in its first
-1x1 convolution. The two heads that only training has (7,334 parameters) are left out: their maps are in `outputs`.
+1x1 convolution. The two auxiliary heads (7,334 parameters) are left out: their maps are in `outputs`.
 
-Ours alone: resizes put pixel centres, not corners, on each other, as everywhere in this package; and they round a size
-up where it cannot be divided, so that any image will do and 1025 x 2049 gives the authors' sizes.
+Differences: resizes have align_corners=False, as everywhere in this package, and they round sizes up, so that images of
+any size work and 1025 x 2049 gives the authors' sizes.
 
 Shapes: B batch, K classes, H height, W width.
 
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from streamseg.checks import check_count
-from streamseg.models.layers import add_pixel_statistics, check_image, conv, normalise, resize, resize_to
+from streamseg.models.layers import check_image, conv, init_network, normalise, resize, resize_to
 
 
 class ICNet(nn.Module):
     """Three branches, named as in the paper: sub1 goes down to 1/8, sub2 to 1/16, and sub4 from there to 1/32."""
 
+    classes: int
     mean: Tensor
     std: Tensor
     name = "icnet"
@@ -30,9 +30,7 @@ class ICNet(nn.Module):
 
     def __init__(self, classes: int):
         super().__init__()
-        check_count("classes", classes)
-        self.classes = classes
-        add_pixel_statistics(self)
+        init_network(self, classes)
         self.sub1 = nn.Sequential(conv(3, 32, 3, stride=2), conv(32, 32, 3, stride=2), conv(32, 64, 3, stride=2))
         self.sub2 = nn.Sequential(
             *(conv(3, 32, 3, stride=2), conv(32, 32, 3), conv(32, 64, 3), nn.MaxPool2d(3, stride=2, padding=1)),
@@ -50,12 +48,12 @@ class ICNet(nn.Module):
         self.classify = nn.Conv2d(128, classes, 1)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Logits (B, K, H, W) of an RGB image (B, 3, H, W), bytes or floats in 0–255."""
+        """Return the logits (B, K, H, W) of RGB images (B, 3, H, W), bytes or floats in 0–255."""
         logits, _ = self.outputs(image)
         return resize(logits, image)
 
     def outputs(self, image: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Logits at 1/4 of the image, and the maps at 1/16 and 1/32 on which the authors train auxiliary heads."""
+        """Return logits at 1/4 of the image, and the maps at 1/16 and 1/32 for auxiliary heads."""
         check_image(image)
         x = normalise(image, self.mean, self.std)
         x1 = self.sub1(x)
@@ -64,7 +62,7 @@ class ICNet(nn.Module):
 
         x2 = self.fuse2(x4, x2)
         x1 = self.fuse1(x2, x1)
-        return self.classify(resize_to(x1, *divide(image, 4))), (x2, x4)
+        return self.classify(resize_to(x1, *divided_size(image, 4))), (x2, x4)
 
 
 class Bottleneck(nn.Module):
@@ -101,23 +99,23 @@ class Fuse(nn.Module):
 
 
 def bottlenecks(count: int, inputs: int, width: int, dilation: int = 1) -> list[Bottleneck]:
-    """A stage of bottlenecks."""
+    """Build a stage of bottlenecks."""
     rest = [Bottleneck(4 * width, width, dilation=dilation) for _ in range(count - 1)]
     return [Bottleneck(inputs, width, dilation=dilation), *rest]
 
 
 def pool_pyramid(x: Tensor) -> Tensor:
-    """A map plus its averages over grids of 1, 2, 3 and 6 bins each way."""
+    """Add to a map its averages over grids of 1, 2, 3 and 6 bins in each direction."""
     return x + torch.stack([resize(F.adaptive_avg_pool2d(x, bins), x) for bins in (1, 2, 3, 6)]).sum(dim=0)
 
 
 def shrink(x: Tensor, factor: int) -> Tensor:
-    """A smaller copy of a map or an image."""
-    return resize_to(x, *divide(x, factor))
+    """Downsample a map or an image by a factor."""
+    return resize_to(x, *divided_size(x, factor))
 
 
-def divide(x: Tensor, factor: int) -> tuple[int, int]:
-    """Height and width of a map over a factor, rounded up."""
+def divided_size(x: Tensor, factor: int) -> tuple[int, int]:
+    """Return height and width of a map divided by a factor, rounded up."""
     return -(-x.shape[2] // factor), -(-x.shape[3] // factor)
 
 

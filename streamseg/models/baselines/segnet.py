@@ -1,4 +1,4 @@
-"""SegNet: VGG16 and its mirror image, which puts values back where max pooling found them.
+"""SegNet: VGG16 and a mirrored decoder, which unpools with the indices of the max poolings.
 
 V. Badrinarayanan, A. Kendall, R. Cipolla, "SegNet: A Deep Convolutional Encoder-Decoder Architecture for Image
 Segmentation", 2017. Layers as in the authors' published network: every convolution has a bias although batch norm
@@ -12,14 +12,14 @@ Golden: 29,453,971 parameters and 142.779 GMACs at 360 x 640 for 19 classes; 29,
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from streamseg.checks import check_count
-from streamseg.models.baselines.vgg import group, normed, start, vgg16
-from streamseg.models.layers import add_pixel_statistics, check_image, normalise, unpool
+from streamseg.models.baselines.vgg import batch_norm_conv, group, init_he, vgg16
+from streamseg.models.layers import check_image, init_network, normalise, unpool
 
 
 class SegNet(nn.Module):
     """The encoder's five groups each end in a pooling; the decoder's five each begin by undoing one."""
 
+    classes: int
     mean: Tensor
     std: Tensor
     name = "segnet"
@@ -27,32 +27,30 @@ class SegNet(nn.Module):
 
     def __init__(self, classes: int):
         super().__init__()
-        check_count("classes", classes)
-        self.classes = classes
-        add_pixel_statistics(self)
-        self.down = vgg16(normed)
+        init_network(self, classes)
+        self.down = vgg16(batch_norm_conv)
         widths = ((512, 512, 512, 512), (512, 512, 512, 256), (256, 256, 256, 128), (128, 128, 64), (64, 64))
-        self.up = nn.ModuleList(group(channels, normed) for channels in widths)
+        self.up = nn.ModuleList(group(channels, batch_norm_conv) for channels in widths)
         self.classify = nn.Conv2d(64, classes, 3, padding=1)
-        start(self.classify)
+        init_he(self.classify)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Logits (B, K, H, W) of an RGB image (B, 3, H, W), bytes or floats in 0–255."""
+        """Return the logits (B, K, H, W) of RGB images (B, 3, H, W), bytes or floats in 0–255."""
         logits, _ = self.outputs(image)
         return logits
 
     def outputs(self, image: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Logits (B, K, H, W), and no maps for auxiliary heads."""
+        """Return logits (B, K, H, W), and no maps for auxiliary heads."""
         check_image(image)
         x = normalise(image, self.mean, self.std)
-        sizes, found = [], []
+        sizes, indices = [], []
         for layers in self.down:
             x = layers(x)
             sizes.append(x.shape)
-            x, places = F.max_pool2d_with_indices(x, (2, 2))
-            found.append(places)
+            x, maxima = F.max_pool2d_with_indices(x, (2, 2))
+            indices.append(maxima)
         for layers in self.up:
-            x = layers(unpool(x, found.pop(), sizes.pop()))
+            x = layers(unpool(x, indices.pop(), sizes.pop()))
         return self.classify(x), ()
 
 

@@ -1,12 +1,12 @@
 """ShelfNet-18: a ResNet-18 whose maps go up, down and up again through a decoder, an encoder and a decoder.
 
 J. Zhuang, J. Yang, L. Gu, N. Dvornek, "ShelfNet for Fast Semantic Segmentation", 2019. Layers as in the authors'
-published code of the real-time network: three levels, not the paper's four. Left out are a block that this code makes
-but never calls (37,184 parameters) and the two heads that only training has (243,328): their maps are in `outputs`.
+published code of the real-time network: three levels, not the paper's four. Left out are a block that this code builds
+but never calls (37,184 parameters) and the two auxiliary heads (243,328): their maps are in `outputs`.
 
-Ours alone: resizes go to the size of the map that they are added to, so that any image will do; the last one puts
-pixel centres, not corners, on each other; and ReLU follows batch norm where the authors' memory-saving batch norm needs
-a leaky one of slope 0.01.
+Differences: resizes go to the size of the map that they are added to, so that images of any size work; the last one has
+align_corners=False; and ReLU follows batch norm where the authors' memory-saving batch norm needs a leaky ReLU of slope
+0.01.
 
 Shapes: B batch, K classes, H height, W width.
 
@@ -15,13 +15,12 @@ Golden: 14,320,256 parameters and 98.707 GMACs at 1024 x 2048 for 19 classes (th
 
 from torch import Tensor, nn
 
-from streamseg.checks import check_count
 from streamseg.models.baselines.bisenet import Refine
 from streamseg.models.encoder import ResNet, resnet18
 from streamseg.models.layers import (
-    add_pixel_statistics,
     check_image,
     conv,
+    init_network,
     initialise,
     normalise,
     resize,
@@ -32,16 +31,15 @@ from streamseg.models.layers import (
 class ShelfNet(nn.Module):
     """Four columns over three levels: the encoder, up, down, up. Res-2, Res-3, Res-4 have 64, 128, 256 channels."""
 
+    classes: int
     mean: Tensor
     std: Tensor
     deep_channels = (128, 256)
 
     def __init__(self, encoder: ResNet, classes: int):
         super().__init__()
-        check_count("classes", classes)
+        init_network(self, classes)
         self.name = f"shelfnet{encoder.depth}"
-        self.classes = classes
-        add_pixel_statistics(self)
         self.encoder = encoder
         _, c2, c3, c4 = encoder.channels
         self.narrow2 = conv(c2, 64, 1)
@@ -54,8 +52,8 @@ class ShelfNet(nn.Module):
         self.down2 = Shared(64)
         self.down3 = Shared(128)
         self.down4 = Shared(256)
-        self.shrink2 = halve(64, 128)
-        self.shrink3 = halve(128, 256)
+        self.shrink2 = strided_conv(64, 128)
+        self.shrink3 = strided_conv(128, 256)
         self.second3 = Up(256, 128)
         self.second2 = Up(128, 64)
         classifier = nn.Conv2d(64, classes, 3, padding=1, bias=False)
@@ -63,12 +61,12 @@ class ShelfNet(nn.Module):
         self.classify = nn.Sequential(conv(64, 64, 3), classifier)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Logits (B, K, H, W) of an RGB image (B, 3, H, W), bytes or floats in 0–255."""
+        """Return the logits (B, K, H, W) of RGB images (B, 3, H, W), bytes or floats in 0–255."""
         logits, _ = self.outputs(image)
         return resize(logits, image)
 
     def outputs(self, image: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Logits at 1/8 of the image, and the maps at 1/16 and 1/32 on which the authors train auxiliary heads."""
+        """Return logits at 1/8 of the image, and the maps at 1/16 and 1/32 for auxiliary heads."""
         check_image(image)
         _, x2, x3, x4 = self.encoder(normalise(image, self.mean, self.std))
         x2, x3, x4 = self.narrow2(x2), self.narrow3(x3), self.narrow4(x4)
@@ -104,7 +102,7 @@ class Shared(nn.Module):
 
 
 class Up(nn.Module):
-    """A deep map, refined and enlarged, joins the one of the level above."""
+    """Add a deep map, refined and upsampled, to the map of the level above."""
 
     def __init__(self, deep: int, shallow: int):
         super().__init__()
@@ -115,8 +113,8 @@ class Up(nn.Module):
         return self.smooth(resize_nearest(self.refine(deep), shallow) + shallow)
 
 
-def halve(inputs: int, outputs: int) -> nn.Sequential:
-    """A way down to the next level."""
+def strided_conv(inputs: int, outputs: int) -> nn.Sequential:
+    """Build a strided convolution to the next deeper level."""
     convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1)
     initialise(convolution)
     return nn.Sequential(convolution, nn.ReLU())

@@ -1,7 +1,7 @@
-"""The page that serve shows, and the library that computes in a browser: onnxruntime-web, which npm's registry has.
+"""The files of the web page, and onnxruntime-web, the library that runs the network in a browser.
 
-It is no part of the repository. `python -m streamseg.page` fetches it into the package, for wheels; a server that has
-none fetches it once, into the user's cache.
+The library is not in the repository. `python -m streamseg.serve.page` downloads it from the npm registry into the
+package, for wheels; a server without it downloads it once, into the user's cache.
 """
 
 import base64
@@ -16,7 +16,7 @@ from streamseg.io.files import written_whole
 
 LIBRARY, VERSION = "onnxruntime-web", "1.30.0"
 INTEGRITY = "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
-"""What npm's registry says that the package must hash to."""
+"""The hash of the package in the npm registry."""
 
 NEEDED = (
     "ort.wasm.min.mjs",
@@ -26,15 +26,15 @@ NEEDED = (
     "ort-wasm-simd-threaded.asyncify.mjs",
     "ort-wasm-simd-threaded.asyncify.wasm",
 )
-"""The files of the package's dist folder that a browser loads: for the CPU and, below, for a GPU."""
+"""The files of the package's dist folder that a browser loads: the first three for the CPU, the others for a GPU."""
 
 PAGE = Path(__file__).parent
 INSIDE = PAGE / "vendor" / f"{LIBRARY}-{VERSION}"
-"""The library in a wheel."""
+"""The folder of the library in a wheel."""
 
 
 def find_library() -> Path | None:
-    """The folder of the library: in the package or else in the cache; None if it is in neither."""
+    """Return the folder of the library, in the package or in the cache; None if it is in neither."""
     for folder in (INSIDE, cache_folder() / INSIDE.name):
         if all((folder / name).is_file() for name in NEEDED):
             return folder
@@ -42,29 +42,29 @@ def find_library() -> Path | None:
 
 
 def fetch_library(folder: Path) -> Path:
-    """Fetch the library into a folder, unless it hashes to something else than it should."""
-    address = f"{registry()}/{LIBRARY}/-/{LIBRARY}-{VERSION}.tgz"
+    """Download the library into a folder, and check its hash."""
+    address = f"{registry_address()}/{LIBRARY}/-/{LIBRARY}-{VERSION}.tgz"
     try:
         data = web.fetch(web.join_address(web.split_address(address)))
     except OSError as error:
         raise OSError(
-            f"{LIBRARY} could not be fetched ({str(error).rstrip('.')}): go online, or set NPM_CONFIG_REGISTRY to a "
-            "registry that can be reached, and run: python -m streamseg.serve.page"
+            f"{LIBRARY} could not be downloaded ({str(error).rstrip('.')}): go online, or set NPM_CONFIG_REGISTRY to a "
+            "registry within reach, and run: python -m streamseg.serve.page"
         ) from None
     if f"sha512-{base64.b64encode(hashlib.sha512(data).digest()).decode()}" != INTEGRITY:
-        raise ValueError(f"{web.redact(address)} is not the {LIBRARY} {VERSION} that is expected: it is not used.")
+        raise ValueError(f"{web.redact(address)} is not {LIBRARY} {VERSION}: its hash is wrong, and it is not used.")
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         for name in NEEDED:
             file = archive.extractfile(f"package/dist/{name}")
-            assert file  # the hash says what is inside
+            assert file  # the hash was checked
             with written_whole(folder / name) as temporary:
                 temporary.write_bytes(file.read())
     return folder
 
 
-def registry() -> str:
-    """The address of npm's registry: as npm is told, in the environment or in ~/.npmrc, or else the public one."""
+def registry_address() -> str:
+    """Return the npm registry that the environment or ~/.npmrc names, or else the public one."""
     given = os.environ.get("NPM_CONFIG_REGISTRY")
     file = Path.home() / ".npmrc"
     if not given and file.is_file():
@@ -74,5 +74,5 @@ def registry() -> str:
 
 
 def cache_folder() -> Path:
-    """Where what was made or fetched once is kept."""
+    """Return the folder for files that are made or downloaded once."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "streamseg"

@@ -1,4 +1,4 @@
-"""python -m streamseg.serve.page: fetch the library that computes in a browser into the package."""
+"""python -m streamseg.serve.page: download the library that runs the network in a browser into the package."""
 
 import sys
 

@@ -1,123 +1,134 @@
-// Two ways to the labels of a frame, alike: begin() forgets all frames before, label(canvas, still) gives bytes.
+// The two engines: on the server and in the browser. reset() forgets earlier frames; label(canvas, still) returns the
+// labels, one byte per pixel; close() ends the engine's connection.
 
-import { through } from "./png.js";
+import { pipeThrough } from "./png.js";
 
-const LEAST = 65; // pixels a side that a network for any size takes
+const MIN_SIDE = 65; // smallest input, in pixels per side, of a network for any size
 
-// The network of the server, over a WebSocket, which keeps the state of the stream.
+// The network on the server, through a WebSocket; the server keeps the state of the stream.
 export class ServerEngine {
   constructor(token) {
     this.protocols = ["streamseg", ...(token ? [`bearer.${token}`] : [])];
-    this.where = "on the server";
+    this.description = "on the server";
   }
 
-  async begin() {
-    this.end();
+  async reset() {
+    this.close();
     const address = new URL("stream", location.href);
     address.protocol = address.protocol.replace("http", "ws");
-    this.line = new Line(address, this.protocols);
-    await this.line.opened;
+    this.socket = new MessageSocket(address, this.protocols);
+    await this.socket.opened;
   }
 
   async label(canvas, still) {
-    // a picture without loss, so that labels are the same wherever they are computed; frames of a video quickly
+    // pictures lossless, so that both engines get the same pixels; frames of a video small
     const blob = await new Promise((resolve) => canvas.toBlob(resolve, still ? "image/png" : "image/jpeg", 0.92));
     const bytes = await blob.arrayBuffer();
-    const { line } = this;
+    const { socket } = this;
     for (;;) {
-      line.socket.send(bytes);
-      const told = JSON.parse(await line.next());
-      if (!told.error) return through(new DecompressionStream("deflate"), await line.next());
-      if (told.status !== 503) throw new Error(told.error);
-      await new Promise((resolve) => setTimeout(resolve, 1000 * (told.again ?? 1)));
+      socket.send(bytes);
+      const answer = JSON.parse(await socket.nextMessage());
+      if (!answer.error) return pipeThrough(new DecompressionStream("deflate"), await socket.nextMessage());
+      if (answer.status !== 503) throw new Error(answer.error);
+      await new Promise((resolve) => setTimeout(resolve, 1000 * (answer.again ?? 1)));
     }
   }
 
-  end() {
-    this.line?.socket.close();
+  close() {
+    this.socket?.close();
   }
 }
 
-// A WebSocket whose messages are waited for one by one.
-class Line {
+// A WebSocket whose messages are awaited one by one.
+class MessageSocket {
   constructor(address, protocols) {
     this.socket = new WebSocket(address, protocols);
     this.socket.binaryType = "arraybuffer";
     this.messages = [];
     this.wake = () => {};
-    const put = (message) => { this.messages.push(message); this.wake(); };
-    this.socket.onmessage = ({ data }) => put(data);
-    this.socket.onclose = () => put(null);
+    const add = (message) => { this.messages.push(message); this.wake(); };
+    this.socket.onmessage = ({ data }) => add(data);
+    this.socket.onclose = () => add(null);
     this.opened = new Promise((resolve, reject) => {
       this.socket.onopen = resolve;
       this.socket.onerror = () => {
-        const error = new Error("The server cannot be reached, or has no room for another stream.");
-        reject(Object.assign(error, { refused: true })); // why, no browser tells
+        const error = new Error("Cannot connect to the server, or too many streams are open.");
+        reject(Object.assign(error, { rejected: true })); // browsers do not say why
       };
     });
   }
 
-  async next() {
+  send(message) {
+    this.socket.send(message);
+  }
+
+  close() {
+    this.socket.close();
+  }
+
+  async nextMessage() {
     while (!this.messages.length) await new Promise((resolve) => { this.wake = resolve; });
     if (this.messages[0] === null) throw new Error("The server has closed the stream.");
     return this.messages.shift();
   }
 }
 
-// The network in a worker of this page; nothing leaves the computer.
+// The network in a web worker of this page; no frame leaves the computer.
 export class BrowserEngine {
-  static async open(about, token, progress) {
-    const engine = new BrowserEngine(progress);
-    engine.size = about.size;
-    engine.where = await engine.ask({ open: about, token });
+  static async open(model, token, onProgress) {
+    const engine = new BrowserEngine(onProgress);
+    engine.size = model.size;
+    engine.description = await engine.request({ open: model, token });
     return engine;
   }
 
-  constructor(progress) {
-    this.waiting = []; // who asked, in order; the worker answers in order
+  constructor(onProgress) {
+    this.pending = []; // requests; the worker answers them in order
     this.worker = new Worker("worker.js", { type: "module" });
     this.worker.onmessage = ({ data }) => {
-      if ("progress" in data) progress(data.progress);
-      else if ("error" in data) this.waiting.shift().reject(new Error(data.error));
-      else this.waiting.shift().resolve(data.done);
+      if ("progress" in data) onProgress(data.progress);
+      else if ("error" in data) this.pending.shift().reject(new Error(data.error));
+      else this.pending.shift().resolve(data.result);
     };
     this.worker.onerror = (event) => {
-      this.waiting.shift()?.reject(new Error(event.message || "The worker of this page failed."));
+      this.pending.shift()?.reject(new Error(event.message || "The web worker of this page failed."));
     };
   }
 
-  ask(message, moved = []) {
+  request(message, transfer = []) {
     return new Promise((resolve, reject) => {
-      this.waiting.push({ resolve, reject });
-      this.worker.postMessage(message, moved);
+      this.pending.push({ resolve, reject });
+      this.worker.postMessage(message, transfer);
     });
   }
 
-  async begin() {
-    await this.ask({ begin: true });
+  async reset() {
+    await this.request({ reset: true });
   }
 
   async label(canvas) {
     const { width, height } = canvas;
-    const [tall, wide] = this.size ?? [Math.max(LEAST, height), Math.max(LEAST, width)];
-    const same = tall === height && wide === width;
-    const seen = same ? canvas : new OffscreenCanvas(wide, tall);
-    const context = seen.getContext("2d", { willReadFrequently: true });
-    if (!same) context.drawImage(canvas, 0, 0, wide, tall);
-    const { data } = context.getImageData(0, 0, wide, tall);
-    const labels = await this.ask({ pixels: data, height: tall, width: wide }, [data.buffer]);
-    return same ? labels : resize(labels, wide, tall, width, height);
+    const [inputHeight, inputWidth] = this.size ?? [Math.max(MIN_SIDE, height), Math.max(MIN_SIDE, width)];
+    const same = inputHeight === height && inputWidth === width;
+    const input = same ? canvas : new OffscreenCanvas(inputWidth, inputHeight);
+    const context = input.getContext("2d", { willReadFrequently: true });
+    if (!same) context.drawImage(canvas, 0, 0, inputWidth, inputHeight);
+    const { data } = context.getImageData(0, 0, inputWidth, inputHeight);
+    const labels = await this.request({ pixels: data, height: inputHeight, width: inputWidth }, [data.buffer]);
+    return same ? labels : resize(labels, inputWidth, inputHeight, width, height);
   }
 
-  end() {}
+  close() {}
 }
 
-// Labels at another size, each from the pixel that it lies on.
-export function resize(labels, width, height, wide, tall) {
-  const found = new Uint8Array(wide * tall);
-  for (let y = 0; y < tall; y++) {
-    const row = Math.floor(((y + 0.5) * height) / tall) * width;
-    for (let x = 0; x < wide; x++) found[y * wide + x] = labels[row + Math.floor(((x + 0.5) * width) / wide)];
+// Resizes labels, each new pixel from the nearest old one.
+export function resize(labels, width, height, newWidth, newHeight) {
+  const resized = new Uint8Array(newWidth * newHeight);
+  for (let y = 0; y < newHeight; y++) {
+    const row = Math.floor(((y + 0.5) * height) / newHeight) * width;
+    for (let x = 0; x < newWidth; x++) {
+      resized[y * newWidth + x] = labels[row + Math.floor(((x + 0.5) * width) / newWidth)];
+    }
   }
-  return found;
+  return resized;
 }

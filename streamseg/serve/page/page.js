@@ -1,43 +1,44 @@
-// The page: a picture, a video or the camera comes in, an engine labels its frames, and they are shown.
+// The page: open a picture, a video or the camera, label its frames with an engine, and show them.
 
+import { currentToken, fetchJson } from "./api.js";
 import { BrowserEngine, ServerEngine, resize } from "./engines.js";
 import { encodeLabels } from "./png.js";
-import { ask, at, knownToken, say, sayBusy } from "./talk.js";
+import { byId, showMessage, showProgress } from "./status.js";
 
-const view = at("view").getContext("2d");
-const video = at("video");
-const mask = document.createElement("canvas");
-const frames = [0, 1].map(() => document.createElement("canvas")); // one is shown while the other is labelled
+const view = byId("view").getContext("2d");
+const video = byId("video");
+const maskCanvas = document.createElement("canvas");
+const frameCanvases = [0, 1].map(() => document.createElement("canvas")); // one is shown while the other is labelled
 
 const MEGAPIXEL = 1e6;
-const STILL = 0.8, MOVING = 0.25; // megapixels, unless told otherwise
-const NONE = 255; // the label of pixels of no class
+const PICTURE_MEGAPIXELS = 0.8, VIDEO_MEGAPIXELS = 0.25; // of the automatic resolution
+const NO_CLASS = 255; // label of pixels without a class
 
 let info, engine;
 let source = null; // { still, picture or video, width, height, name }
-let shown = null; // { canvas, labels } of the last frame
-let hidden = new Set();
-let turn = 0; // which run is the present one; others end by themselves
-let samples = 0;
+let shown = null; // { canvas, labels } of the frame on the page, if it is labelled
+const hiddenClasses = new Set();
+let latestRun = 0; // number of the latest labelSource(); earlier ones stop by themselves
+let samplesShown = 0;
 
-const engines = new Map(); // by place, those of the server by token too
-let loading = null; // what is told while an engine is opened in the browser
+const engines = new Map(); // by place, those of the server also by token
+let opening = null; // the progress of opening the browser engine: [text, share]
 
-async function open() {
-  info = await ask("info");
-  at("about").textContent = `${info.weights.replace(/\.[^.]*$/, "")} · ${info.classes.length} classes`;
-  at("sample").hidden = !info.samples.length;
+async function loadInfo() {
+  info = await fetchJson("info");
+  byId("about").textContent = `${info.weights.replace(/\.[^.]*$/, "")} · ${info.classes.length} classes`;
+  byId("sample").hidden = !info.samples.length;
   for (const entry of info.classes) {
     entry.rgb = [1, 3, 5].map((i) => parseInt(entry.colour.slice(i, i + 2), 16));
   }
   listClasses();
 }
 
-// An engine for the place that is chosen, opened once.
-async function pickEngine() {
-  const place = chosenPlace(), key = place === "server" ? `server ${knownToken()}` : place;
-  if (!engines.has(key)) engines.set(key, place === "server" ? new ServerEngine(knownToken()) : openInBrowser());
-  if (place === "browser" && loading) sayBusy(...loading); // which another run may have begun
+// Returns the engine for the chosen place, opened once.
+async function getEngine() {
+  const place = chosenPlace(), key = place === "server" ? `server ${currentToken()}` : place;
+  if (!engines.has(key)) engines.set(key, place === "server" ? new ServerEngine(currentToken()) : openBrowserEngine());
+  if (place === "browser" && opening) showProgress(...opening); // an earlier run may have started it
   try {
     return await engines.get(key);
   } catch (error) {
@@ -46,21 +47,21 @@ async function pickEngine() {
   }
 }
 
-async function openInBrowser() {
-  const tell = (...words) => {
-    loading = words;
-    if (chosenPlace() === "browser") sayBusy(...loading);
+async function openBrowserEngine() {
+  const report = (...progress) => {
+    opening = progress;
+    if (chosenPlace() === "browser") showProgress(...opening);
   };
   try {
-    tell("The server gets the network ready for this browser, which takes up to a minute the first time …");
-    const about = await ask("browser");
-    about.library = new URL(about.library, location.href).href;
-    return await BrowserEngine.open(about, knownToken(), ({ bytes, total }) => {
-      if (bytes < total) tell(`Loading the network and its library, ${Math.ceil(total / 1e6)} MB …`, bytes / total);
-      else tell("Compiling the network for this browser …");
+    report("The server is exporting the network for this browser: up to a minute, the first time only …");
+    const model = await fetchJson("browser");
+    model.library = new URL(model.library, location.href).href;
+    return await BrowserEngine.open(model, currentToken(), ({ bytes, total }) => {
+      if (bytes < total) report(`Downloading the network and onnxruntime-web, ${Math.ceil(total / 1e6)} MB …`, bytes / total);
+      else report("Compiling the network for this browser …");
     });
   } finally {
-    loading = null;
+    opening = null;
   }
 }
 
@@ -70,37 +71,37 @@ function chosenPlace() {
 
 // Sources
 
-async function take(file) {
-  if (file.type.startsWith("video/")) return takeVideo(URL.createObjectURL(file), file.name);
+async function openFile(file) {
+  if (file.type.startsWith("video/")) return openVideo(URL.createObjectURL(file), file.name);
   try {
-    await takePicture(file, file.name);
+    await openPicture(file, file.name);
   } catch {
-    // what the browser takes for no picture may be a video without a type
-    await takeVideo(URL.createObjectURL(file), file.name);
+    // not a picture: it may be a video without a media type
+    await openVideo(URL.createObjectURL(file), file.name);
   }
 }
 
-async function takePicture(blob, name) {
+async function openPicture(blob, name) {
   const picture = await createImageBitmap(blob, { imageOrientation: "from-image" });
-  await begin({ still: true, picture, width: picture.width, height: picture.height, name });
+  await showSource({ still: true, picture, width: picture.width, height: picture.height, name });
 }
 
-async function takeVideo(address, name) {
-  await play(() => { video.src = address; }, name);
+async function openVideo(address, name) {
+  await playVideo(() => { video.src = address; }, name);
 }
 
-async function takeCamera() {
-  if (!navigator.mediaDevices) throw new Error("Browsers lend the camera to https:// and localhost pages alone.");
-  const wanted = { video: { facingMode: "environment", width: { ideal: 1280 } } };
-  const stream = await navigator.mediaDevices.getUserMedia(wanted).catch((error) => {
-    throw new Error(`There is no camera for this page (${error.message || error.name}).`);
+async function openCamera() {
+  if (!navigator.mediaDevices) throw new Error("Browsers allow the camera only on https:// and localhost pages.");
+  const constraints = { video: { facingMode: "environment", width: { ideal: 1280 } } };
+  const stream = await navigator.mediaDevices.getUserMedia(constraints).catch((error) => {
+    throw new Error(`The camera could not be opened (${error.message || error.name}).`);
   });
-  await play(() => { video.srcObject = stream; }, "camera");
+  await playVideo(() => { video.srcObject = stream; }, "camera");
 }
 
-async function takeSample() {
-  const name = info.samples[samples++ % info.samples.length];
-  await takePicture(await (await fetch(`samples/${name}`)).blob(), name);
+async function openSample() {
+  const name = info.samples[samplesShown++ % info.samples.length];
+  await openPicture(await (await fetch(`samples/${name}`)).blob(), name);
 }
 
 function stopVideo() {
@@ -111,104 +112,105 @@ function stopVideo() {
   video.removeAttribute("src");
 }
 
-async function play(load, name) {
+async function playVideo(load, name) {
   stopVideo();
   load();
   await new Promise((resolve, reject) => {
     video.onloadeddata = resolve;
-    video.onerror = () => reject(new Error(`${name} is nothing that this browser can show: try a JPEG, PNG or MP4.`));
+    video.onerror = () => reject(new Error(`This browser cannot open ${name}: try a JPEG, PNG or MP4.`));
   });
   await video.play();
-  await begin({ still: false, video, width: video.videoWidth, height: video.videoHeight, name });
+  await showSource({ still: false, video, width: video.videoWidth, height: video.videoHeight, name });
 }
 
-async function begin(next) {
+async function showSource(next) {
   if (next.still) stopVideo();
   source = next;
-  at("drop").hidden = true;
-  at("figure").hidden = at("facts").hidden = at("again").hidden = false;
-  const focused = document.activeElement; // which a move takes the focus from
-  at("again").append(at("open"), at("camera"), at("sample"));
+  byId("drop").hidden = true;
+  byId("figure").hidden = byId("facts").hidden = byId("source-buttons").hidden = false;
+  const focused = document.activeElement; // moving a button takes its focus away
+  byId("source-buttons").append(byId("open"), byId("camera"), byId("sample"));
   focused.focus({ preventScroll: true });
-  at("player").hidden = source.still || Boolean(video.srcObject);
-  showPlain();
-  await run();
+  byId("player").hidden = source.still || Boolean(video.srcObject);
+  showUnlabelled();
+  await labelSource();
 }
 
-// From frames to labels
+// Labelling
 
-async function run() {
+async function labelSource() {
   if (!source) return;
-  const mine = ++turn;
-  at("privacy").textContent = "";
-  if (at("message").classList.contains("bad")) say("");
+  const thisRun = ++latestRun;
+  byId("privacy").textContent = "";
+  if (byId("message").classList.contains("error")) showMessage("");
   try {
-    const next = await playUntil(pickEngine(), mine);
-    if (mine !== turn) return;
-    engine?.end();
+    const next = await showUnlabelledUntil(getEngine(), thisRun);
+    if (thisRun !== latestRun) return;
+    engine?.close();
     engine = next;
-    await engine.begin();
-    if (mine !== turn) return;
-    if (source.still) sayBusy("Labelling the picture …");
-    else say("");
-    at("where").textContent = engine.where;
-    if (engine instanceof BrowserEngine) at("privacy").textContent = "Nothing leaves this computer.";
+    await engine.reset();
+    if (thisRun !== latestRun) return;
+    if (source.still) showProgress("Labelling the picture …");
+    else showMessage("");
+    byId("where").textContent = engine.description;
+    if (engine instanceof BrowserEngine) byId("privacy").textContent = "Nothing leaves this computer.";
     const times = [];
-    for (let number = 0; mine === turn; number++) {
+    for (let number = 0; thisRun === latestRun; number++) {
       if (!source.still) await nextFrame();
-      const canvas = grab(frames[number % 2]);
+      const canvas = copyFrame(frameCanvases[number % 2]);
       const start = performance.now();
       const labels = await engine.label(canvas, source.still);
-      if (mine !== turn) return;
+      if (thisRun !== latestRun) return;
       const now = performance.now();
       times.push(now);
       if (times.length > 20) times.shift();
       shown = { canvas, labels };
-      paint();
-      tell(now - start, times);
-      if (source.still) { say(""); return; }
+      redraw();
+      showFacts(now - start, times);
+      if (source.still) { showMessage(""); return; }
     }
   } catch (error) {
-    if (mine !== turn) return;
-    if (error.refused && await tokenHasChanged()) return run();
-    say(error.message, true);
+    if (thisRun !== latestRun) return;
+    if (error.rejected && await tokenHasChanged()) return labelSource();
+    showMessage(error.message, true);
   }
 }
 
-// Whether the server, which refused a stream, did so for a token that is right no longer; it is asked for, then.
+// After a rejected stream: asks for the token again if it is no longer valid, and returns whether it has changed.
 async function tokenHasChanged() {
-  const before = knownToken();
-  await ask("info").catch(() => {}); // a server that is away has been told of
-  return knownToken() !== before;
+  const before = currentToken();
+  await fetchJson("info").catch(() => {}); // that the server cannot be reached is reported already
+  return currentToken() !== before;
 }
 
-// What comes of waiting; a video is shown as it is meanwhile.
-async function playUntil(waiting, mine) {
-  let over = false;
-  const end = () => { over = true; };
-  waiting.then(end, end);
-  await Promise.race([waiting, nextFrame()]); // an engine that is there shows its own frames
-  while (!over && !source.still && mine === turn) {
-    showPlain();
+// Waits for a promise, and shows a video without labels meanwhile.
+async function showUnlabelledUntil(promise, thisRun) {
+  let settled = false;
+  const settle = () => { settled = true; };
+  promise.then(settle, settle);
+  await Promise.race([promise, nextFrame()]); // an engine that is open already draws the first frame
+  while (!settled && !source.still && thisRun === latestRun) {
+    showUnlabelled();
     await nextFrame();
   }
-  return waiting;
+  return promise;
 }
 
 function nextFrame() {
   if (!("requestVideoFrameCallback" in video) || video.paused) {
     return new Promise((resolve) => setTimeout(resolve, video.paused ? 100 : 15));
   }
-  // a hidden page or a pause gives no frames
+  // a hidden page or a paused video gives no frames
   return Promise.race([
     new Promise((resolve) => video.requestVideoFrameCallback(resolve)),
     new Promise((resolve) => setTimeout(resolve, 250)),
   ]);
 }
 
-function grab(canvas) {
-  const most = MEGAPIXEL * (Number(at("detail").value) || (source.still ? STILL : MOVING));
-  const scale = Math.min(1, Math.sqrt(Math.min(most, info.limits.pixels) / (source.width * source.height)));
+// Draws the current frame of the source on a canvas, at the chosen resolution.
+function copyFrame(canvas) {
+  const maxPixels = MEGAPIXEL * (Number(byId("resolution-choice").value) || (source.still ? PICTURE_MEGAPIXELS : VIDEO_MEGAPIXELS));
+  const scale = Math.min(1, Math.sqrt(Math.min(maxPixels, info.limits.pixels) / (source.width * source.height)));
   canvas.width = Math.max(1, Math.round(source.width * scale));
   canvas.height = Math.max(1, Math.round(source.height * scale));
   const context = canvas.getContext("2d", { willReadFrequently: true, alpha: false });
@@ -217,75 +219,75 @@ function grab(canvas) {
   return canvas;
 }
 
-// What is seen
+// Drawing
 
-function paintMask() {
+function drawMask() {
   const { canvas, labels } = shown;
-  mask.width = canvas.width;
-  mask.height = canvas.height;
-  const context = mask.getContext("2d");
-  const pixels = context.createImageData(mask.width, mask.height);
-  const colours = new Uint32Array(256); // no class has none
+  maskCanvas.width = canvas.width;
+  maskCanvas.height = canvas.height;
+  const context = maskCanvas.getContext("2d");
+  const pixels = context.createImageData(maskCanvas.width, maskCanvas.height);
+  const colours = new Uint32Array(256); // transparent for hidden classes and NO_CLASS
   const bytes = new Uint8Array(colours.buffer);
-  info.classes.forEach(({ rgb }, i) => { if (!hidden.has(i)) bytes.set([...rgb, 255], 4 * i); });
+  info.classes.forEach(({ rgb }, i) => { if (!hiddenClasses.has(i)) bytes.set([...rgb, 255], 4 * i); });
   const words = new Uint32Array(pixels.data.buffer);
   for (let i = 0; i < words.length; i++) words[i] = colours[labels[i]];
   context.putImageData(pixels, 0, 0);
 }
 
-function fitView({ width, height }) {
+function resizeView({ width, height }) {
   if (view.canvas.width !== width || view.canvas.height !== height) {
     view.canvas.width = width;
     view.canvas.height = height;
-    at("frame").style.setProperty("--ratio", width / height);
+    byId("frame").style.setProperty("--ratio", width / height);
   }
 }
 
-// The source as it is, while it has no labels.
-function showPlain() {
-  const canvas = grab(frames[0]);
+// Shows the source without labels.
+function showUnlabelled() {
+  const canvas = copyFrame(frameCanvases[0]);
   shown = null;
-  fitView(canvas);
+  resizeView(canvas);
   view.drawImage(canvas, 0, 0);
-  at("save-overlay").disabled = at("save-labels").disabled = true;
-  at("under").hidden = true;
-  for (const fact of ["latency", "rate", "seen", "where"]) at(fact).textContent = "–";
+  byId("save-overlay").disabled = byId("save-labels").disabled = true;
+  byId("class-name").hidden = true;
+  for (const fact of ["latency", "rate", "resolution", "where"]) byId(fact).textContent = "–";
   for (const entry of document.querySelectorAll("#classes li")) {
     entry.classList.add("absent");
     entry.querySelector(".share").textContent = "";
   }
 }
 
-function paint() {
+function redraw() {
   if (!shown) return;
-  paintMask();
-  fitView(shown.canvas);
-  draw(view, shown.canvas, at("split").value / 100);
-  at("save-overlay").disabled = at("save-labels").disabled = false;
+  drawMask();
+  resizeView(shown.canvas);
+  drawOverlay(view, shown.canvas, byId("split").value / 100);
+  byId("save-overlay").disabled = byId("save-labels").disabled = false;
 }
 
-// A picture under its colours, but for a share at its left.
-function draw(context, picture, plain) {
+// Draws a picture with its classes in colour, except for a share of its width at the left.
+function drawOverlay(context, picture, share) {
   const { width, height } = context.canvas;
-  const from = Math.round(plain * width);
+  const from = Math.round(share * width);
   context.drawImage(picture, 0, 0, width, height);
   context.save();
   context.beginPath();
   context.rect(from, 0, width - from, height);
   context.clip();
-  context.globalAlpha = at("opacity").value / 100;
+  context.globalAlpha = byId("opacity").value / 100;
   context.imageSmoothingEnabled = false;
-  context.drawImage(mask, 0, 0, width, height);
+  context.drawImage(maskCanvas, 0, 0, width, height);
   context.restore();
 }
 
-function tell(taken, times) {
+function showFacts(latency, times) {
   const { canvas, labels } = shown;
   const span = times.at(-1) - times[0];
-  at("latency").textContent = taken < 1000 ? `${Math.round(taken)} ms` : `${(taken / 1000).toFixed(1)} s`;
-  at("rate").textContent = span ? `${((1000 * (times.length - 1)) / span).toFixed(1)} fps` : "–";
-  at("seen").textContent = `${canvas.width} × ${canvas.height}`;
-  if (document.activeElement !== at("time")) at("time").value = video.currentTime / (video.duration || 1);
+  byId("latency").textContent = latency < 1000 ? `${Math.round(latency)} ms` : `${(latency / 1000).toFixed(1)} s`;
+  byId("rate").textContent = span ? `${((1000 * (times.length - 1)) / span).toFixed(1)} fps` : "–";
+  byId("resolution").textContent = `${canvas.width} × ${canvas.height}`;
+  if (document.activeElement !== byId("time")) byId("time").value = video.currentTime / (video.duration || 1);
   const counts = new Uint32Array(256);
   for (const label of labels) counts[label]++;
   document.querySelectorAll("#classes li").forEach((entry, i) => {
@@ -296,8 +298,8 @@ function tell(taken, times) {
 }
 
 function listClasses() {
-  at("classes").classList.toggle("many", info.classes.length > 24);
-  at("classes").replaceChildren(
+  byId("classes").classList.toggle("many", info.classes.length > 24);
+  byId("classes").replaceChildren(
     ...info.classes.map(({ name, colour }, i) => {
       const entry = document.createElement("li");
       const label = document.createElement("label");
@@ -305,12 +307,12 @@ function listClasses() {
       box.type = "checkbox";
       box.checked = true;
       box.style.setProperty("--colour", colour);
-      box.addEventListener("change", () => { toggle([i], box.checked); });
-      const words = document.createElement("span");
-      words.textContent = name;
+      box.addEventListener("change", () => { setVisible([i], box.checked); });
+      const text = document.createElement("span");
+      text.textContent = name;
       const share = document.createElement("span");
       share.className = "share";
-      label.append(box, words, share);
+      label.append(box, text, share);
       entry.append(label);
       entry.classList.add("absent");
       return entry;
@@ -318,37 +320,37 @@ function listClasses() {
   );
 }
 
-function toggle(numbers, on) {
+function setVisible(numbers, visible) {
   const entries = document.querySelectorAll("#classes li");
   for (const i of numbers) {
-    if (on) hidden.delete(i);
-    else hidden.add(i);
-    entries[i].classList.toggle("off", !on);
-    entries[i].querySelector("input").checked = on;
+    if (visible) hiddenClasses.delete(i);
+    else hiddenClasses.add(i);
+    entries[i].classList.toggle("off", !visible);
+    entries[i].querySelector("input").checked = visible;
   }
-  paint();
+  redraw();
 }
 
-function nameUnder(event) {
-  const told = at("under");
+// Shows the name of the class under the pointer.
+function showClassName(event) {
   if (!shown) return;
   const { canvas, labels } = shown;
-  const box = at("frame").getBoundingClientRect();
+  const box = byId("frame").getBoundingClientRect();
   const x = Math.floor(((event.clientX - box.left) / box.width) * canvas.width);
   const y = Math.floor(((event.clientY - box.top) / box.height) * canvas.height);
-  const label = labels[y * canvas.width + x] ?? NONE;
-  told.hidden = label === NONE;
-  told.textContent = info.classes[label]?.name ?? "";
+  const label = labels[y * canvas.width + x] ?? NO_CLASS;
+  byId("class-name").hidden = label === NO_CLASS;
+  byId("class-name").textContent = info.classes[label]?.name ?? "";
 }
 
-// Files
+// Downloads
 
-// Overlay and labels have the size of the picture itself; of a video, the size that it is seen at.
-function fullSize() {
+// Overlay and labels have the size of the picture; those of a video, the size at which it is labelled.
+function outputSize() {
   return source.still ? [source.width, source.height] : [shown.canvas.width, shown.canvas.height];
 }
 
-function save(blob, kind) {
+function download(blob, kind) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
   link.download = `${source.name.replace(/\.[^.]*$/, "")}-${kind}.png`;
@@ -358,80 +360,80 @@ function save(blob, kind) {
 
 function saveOverlay() {
   const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = fullSize();
-  draw(canvas.getContext("2d"), source.picture ?? shown.canvas, 0);
-  canvas.toBlob((blob) => save(blob, "overlay"), "image/png");
+  [canvas.width, canvas.height] = outputSize();
+  drawOverlay(canvas.getContext("2d"), source.picture ?? shown.canvas, 0);
+  canvas.toBlob((blob) => download(blob, "overlay"), "image/png");
 }
 
 async function saveLabels() {
   const { canvas, labels } = shown;
-  const [width, height] = fullSize();
+  const [width, height] = outputSize();
   const full = resize(labels, canvas.width, canvas.height, width, height);
-  save(await encodeLabels(full, width, height, info.classes.map(({ rgb }) => rgb)), "labels");
+  download(await encodeLabels(full, width, height, info.classes.map(({ rgb }) => rgb)), "labels");
 }
 
-// What people do
+// Events
 
-// Runs something of theirs; what goes wrong is told in a sentence.
-const guard = (work) => async (event) => {
+// Wraps an event handler: errors are shown on the page.
+const reportErrors = (handler) => async (event) => {
   try {
-    await work(event);
+    await handler(event);
   } catch (error) {
-    say(error.message, true);
+    showMessage(error.message, true);
   }
 };
 
-at("open").addEventListener("click", () => at("file").click());
-at("file").addEventListener("change", guard(async () => {
-  const [file] = at("file").files;
-  at("file").value = "";
-  if (file) await take(file);
+byId("open").addEventListener("click", () => byId("file").click());
+byId("file").addEventListener("change", reportErrors(async () => {
+  const [file] = byId("file").files;
+  byId("file").value = "";
+  if (file) await openFile(file);
 }));
-at("camera").addEventListener("click", guard(takeCamera));
-at("sample").addEventListener("click", guard(takeSample));
-at("opacity").addEventListener("input", () => {
-  at("opacity-told").textContent = `${at("opacity").value} %`;
-  paint();
+byId("camera").addEventListener("click", reportErrors(openCamera));
+byId("sample").addEventListener("click", reportErrors(openSample));
+byId("opacity").addEventListener("input", () => {
+  byId("opacity-value").textContent = `${byId("opacity").value} %`;
+  redraw();
 });
-at("split").addEventListener("input", () => {
-  at("frame").style.setProperty("--split", `${at("split").value}%`);
-  paint();
+byId("split").addEventListener("input", () => {
+  byId("frame").style.setProperty("--split", `${byId("split").value}%`);
+  redraw();
 });
-at("detail").addEventListener("change", run);
-document.querySelectorAll("[name=place]").forEach((choice) => choice.addEventListener("change", run));
-at("all").addEventListener("click", () => toggle(info.classes.keys(), true));
-at("none").addEventListener("click", () => toggle(info.classes.keys(), false));
-at("save-overlay").addEventListener("click", saveOverlay);
-at("save-labels").addEventListener("click", guard(saveLabels));
-at("frame").addEventListener("pointermove", nameUnder);
-at("frame").addEventListener("pointerleave", () => { at("under").hidden = true; });
-at("play").addEventListener("click", () => (video.paused ? video.play() : video.pause()));
+byId("resolution-choice").addEventListener("change", labelSource);
+document.querySelectorAll("[name=place]").forEach((choice) => choice.addEventListener("change", labelSource));
+byId("all").addEventListener("click", () => setVisible(info.classes.keys(), true));
+byId("none").addEventListener("click", () => setVisible(info.classes.keys(), false));
+byId("save-overlay").addEventListener("click", saveOverlay);
+byId("save-labels").addEventListener("click", reportErrors(saveLabels));
+byId("frame").addEventListener("pointermove", showClassName);
+byId("frame").addEventListener("pointerleave", () => { byId("class-name").hidden = true; });
+byId("play").addEventListener("click", () => (video.paused ? video.play() : video.pause()));
 for (const event of ["play", "pause"]) {
-  video.addEventListener(event, () => { at("play").textContent = video.paused ? "Play" : "Pause"; });
+  video.addEventListener(event, () => { byId("play").textContent = video.paused ? "Play" : "Pause"; });
 }
-at("time").addEventListener("input", () => { video.currentTime = at("time").value * video.duration; });
+byId("time").addEventListener("input", () => { video.currentTime = byId("time").value * video.duration; });
 document.addEventListener("keydown", (event) => {
-  const busy = event.target.closest("button, input, select, a, dialog");
-  if (event.key === " " && !busy && !at("player").hidden) {
+  const control = event.target.closest("button, input, select, a, dialog");
+  if (event.key === " " && !control && !byId("player").hidden) {
     event.preventDefault();
-    at("play").click();
+    byId("play").click();
   }
 });
 
 const stage = document.querySelector(".stage");
 for (const event of ["dragover", "dragleave", "drop"]) {
-  document.addEventListener(event, (move) => {
-    move.preventDefault();
+  document.addEventListener(event, (drag) => {
+    drag.preventDefault();
     stage.classList.toggle("over", event === "dragover");
   });
 }
-document.addEventListener("drop", guard(async (event) => {
+document.addEventListener("drop", reportErrors(async (event) => {
   const [file] = event.dataTransfer.files;
-  if (file) await take(file);
+  if (file) await openFile(file);
 }));
-document.addEventListener("paste", guard(async (event) => {
+document.addEventListener("paste", reportErrors(async (event) => {
   const [file] = event.clipboardData.files;
-  if (file) await take(file);
+  if (file) await openFile(file);
 }));
 
-guard(open)();
+reportErrors(loadInfo)();

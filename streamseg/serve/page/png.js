@@ -1,7 +1,7 @@
-// Labels as an indexed PNG, as the server writes them: each pixel is the number of its class, shown in its colour.
+// Labels as an indexed PNG, like those of the server: each pixel is the number of its class.
 
 export async function encodeLabels(labels, width, height, colours) {
-  const rows = new Uint8Array(height * (width + 1)); // a 0 before each row: no filter
+  const rows = new Uint8Array(height * (width + 1)); // each row begins with a 0: no filter
   for (let y = 0; y < height; y++) rows.set(labels.subarray(y * width, (y + 1) * width), y * (width + 1) + 1);
   const palette = new Uint8Array(3 * 256);
   colours.forEach(([red, green, blue], i) => palette.set([red, green, blue], 3 * i));
@@ -10,14 +10,14 @@ export async function encodeLabels(labels, width, height, colours) {
   fields.setUint32(0, width);
   fields.setUint32(4, height);
   head.set([8, 3], 8); // 8 bits, indexed
-  const data = await through(new CompressionStream("deflate"), rows);
+  const data = await pipeThrough(new CompressionStream("deflate"), rows);
   const signature = new Uint8Array([0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a]);
   const parts = [chunk("IHDR", head), chunk("PLTE", palette), chunk("IDAT", data), chunk("IEND", new Uint8Array())];
   return new Blob([signature, ...parts], { type: "image/png" });
 }
 
-// Bytes that went through a stream that packs or unpacks.
-export async function through(stream, bytes) {
+// Compresses or decompresses bytes with a stream.
+export async function pipeThrough(stream, bytes) {
   return new Uint8Array(await new Response(new Blob([bytes]).stream().pipeThrough(stream)).arrayBuffer());
 }
 

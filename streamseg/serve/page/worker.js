@@ -1,9 +1,10 @@
-// The network by onnxruntime-web: on the GPU where there is one and it gives the CPU's labels, or else on the CPU.
+// The network in onnxruntime-web: on the GPU if there is one and its labels agree with the CPU's, otherwise on the CPU.
 
-let session, library, about;
-let past = []; // the contexts of the frames in the window before the next one, oldest first
+let session, library;
+let description; // of the network, from the server; see BrowserModel in browser.py
+let past = []; // contexts of the earlier frames in the window, oldest first
 
-let last = Promise.resolve(); // one after the other, in order
+let last = Promise.resolve(); // the latest request; requests are answered in order
 
 self.onmessage = ({ data }) => {
   last = last.then(() => answer(data));
@@ -11,34 +12,35 @@ self.onmessage = ({ data }) => {
 
 async function answer(data) {
   try {
-    if (data.open) self.postMessage({ done: await open(data.open, data.token) });
-    else if (data.begin) { past = []; self.postMessage({ done: true }); }
+    if (data.open) self.postMessage({ result: await open(data.open, data.token) });
+    else if (data.reset) { past = []; self.postMessage({ result: true }); }
     else {
       const labels = await label(data.pixels, data.height, data.width);
-      self.postMessage({ done: labels }, [labels.buffer]);
+      self.postMessage({ result: labels }, [labels.buffer]);
     }
   } catch (error) {
     self.postMessage({ error: String(error?.message ?? error) });
   }
 }
 
+// Opens the network, and returns where it runs, in words.
 async function open(given, token) {
-  about = given;
-  const [model, binary] = await fetchAll(
-    { address: about.model, what: "The network", headers: token ? { Authorization: `Bearer ${token}` } : {} },
-    { address: `${about.library}/ort-wasm-simd-threaded.wasm`, what: "The library" },
+  description = given;
+  const [network, binary] = await fetchAll(
+    { address: description.model, name: "The network", headers: token ? { Authorization: `Bearer ${token}` } : {} },
+    { address: `${description.library}/ort-wasm-simd-threaded.wasm`, name: "onnxruntime-web" },
   );
   const threads = self.crossOriginIsolated ? Math.min(8, navigator.hardwareConcurrency) : 1;
-  await use("ort.wasm.min.mjs", "wasm", model, threads, binary);
+  await openSession("ort.wasm.min.mjs", "wasm", network, threads, binary);
   const adapter = await navigator.gpu?.requestAdapter().catch(() => null);
   if (adapter && !adapter.info?.isFallbackAdapter) {
     const cpu = { session, library };
     try {
-      const expected = await tryOut();
-      await use("ort.webgpu.min.mjs", "webgpu", model, 1);
-      const found = await tryOut();
+      const expected = await labelTestPicture();
+      await openSession("ort.webgpu.min.mjs", "webgpu", network, 1);
+      const found = await labelTestPicture();
       const same = expected.reduce((sum, label, i) => sum + (label === found[i]), 0) / expected.length;
-      if (same < 0.995) throw new Error(`Only ${same} of the labels are the same.`);
+      if (same < 0.995) throw new Error(`Only ${same} of its labels are those of the CPU.`);
       await cpu.session.release();
       return "in this browser, WebGPU";
     } catch (error) {
@@ -49,28 +51,28 @@ async function open(given, token) {
   return `in this browser, ${threads} thread${threads > 1 ? "s" : ""}`;
 }
 
-async function use(file, provider, model, threads, binary) {
-  library = await import(`${about.library}/${file}`);
+async function openSession(file, provider, network, threads, binary) {
+  library = await import(`${description.library}/${file}`);
   library.env.wasm.numThreads = threads;
   if (binary) library.env.wasm.wasmBinary = binary.buffer;
   library.env.logLevel = "error";
-  session = await library.InferenceSession.create(model, { executionProviders: [provider], logSeverityLevel: 3 });
+  session = await library.InferenceSession.create(network, { executionProviders: [provider], logSeverityLevel: 3 });
 }
 
-// The bytes of several files; how many of all are there is told as they come.
+// Downloads several files, and reports the progress of all together.
 async function fetchAll(...files) {
-  const answers = await Promise.all(
-    files.map(async ({ address, what, headers }) => {
-      const answer = await fetch(address, { headers });
-      if (!answer.ok) throw new Error(`${what} could not be fetched: the server answered ${answer.status}.`);
-      return answer;
+  const responses = await Promise.all(
+    files.map(async ({ address, name, headers }) => {
+      const response = await fetch(address, { headers });
+      if (!response.ok) throw new Error(`${name} could not be downloaded: the server answered ${response.status}.`);
+      return response;
     }),
   );
-  const total = answers.reduce((sum, answer) => sum + Number(answer.headers.get("Content-Length")), 0);
+  const total = responses.reduce((sum, response) => sum + Number(response.headers.get("Content-Length")), 0);
   let bytes = 0;
-  const read = async (answer) => {
+  const read = async (response) => {
     const parts = [];
-    const reader = answer.body.getReader();
+    const reader = response.body.getReader();
     for (;;) {
       const { done, value } = await reader.read();
       if (done) break;
@@ -80,14 +82,14 @@ async function fetchAll(...files) {
     }
     return new Uint8Array(await new Blob(parts).arrayBuffer());
   };
-  const found = await Promise.all(answers.map(read));
+  const contents = await Promise.all(responses.map(read));
   self.postMessage({ progress: { bytes: total, total } });
-  return found;
+  return contents;
 }
 
-// The labels of a small picture of all kinds of colours and edges.
-async function tryOut() {
-  const [height, width] = about.size ?? [96, 128];
+// Returns the labels of a small picture with many colours and edges.
+async function labelTestPicture() {
+  const [height, width] = description.size ?? [96, 128];
   const pixels = new Uint8ClampedArray(4 * height * width);
   for (let i = 0; i < height * width; i++) {
     const x = i % width, y = Math.floor(i / width);
@@ -98,7 +100,7 @@ async function tryOut() {
   return labels;
 }
 
-// Labels of the next frame, with what the frames before it left; see docs/deploy.md.
+// Returns the labels of the next frame of a stream; the inputs and outputs are described in docs/deploy.md.
 async function label(pixels, height, width) {
   const rgb = new Uint8Array(3 * height * width);
   for (let from = 0, to = 0; from < pixels.length; from += 4) {
@@ -106,17 +108,17 @@ async function label(pixels, height, width) {
     rgb[to++] = pixels[from + 1];
     rgb[to++] = pixels[from + 2];
   }
-  const given = { frame: new library.Tensor("uint8", rgb, [1, height, width, 3]) };
-  about.state.forEach(([keys, channels], stage) => {
+  const inputs = { frame: new library.Tensor("uint8", rgb, [1, height, width, 3]) };
+  description.state.forEach(([keys, channels], stage) => {
     const sum = new Float32Array(keys * channels);
     for (const contexts of past) contexts[stage].forEach((value, i) => { sum[i] += value; });
-    given[`past${stage + 1}`] = new library.Tensor("float32", sum, [1, keys, channels]);
+    inputs[`past${stage + 1}`] = new library.Tensor("float32", sum, [1, keys, channels]);
   });
-  if (about.averages && about.state.length) given.weight = new library.Tensor("float32", [past.length], [1]);
-  const found = await session.run(given);
-  if (about.state.length) {
-    past.push(await Promise.all(about.state.map((_, stage) => found[`context${stage + 1}`].getData())));
-    past = past.slice(Math.max(0, past.length - (about.window - 1)));
+  if (description.averages && description.state.length) inputs.weight = new library.Tensor("float32", [past.length], [1]);
+  const outputs = await session.run(inputs);
+  if (description.state.length) {
+    past.push(await Promise.all(description.state.map((_, stage) => outputs[`context${stage + 1}`].getData())));
+    past = past.slice(Math.max(0, past.length - (description.window - 1)));
   }
-  return new Uint8Array(await found.labels.getData());
+  return new Uint8Array(await outputs.labels.getData());
 }

@@ -1,0 +1,30 @@
+"""Entry points of torch.hub: `torch.hub.load(REPOSITORY, "fanet18", pretrained=True)`.
+
+A network takes images (B, 3, H, W), RGB, 0 to 255, and returns logits (B, K, H, W).
+"""
+
+import streamseg
+
+dependencies = ["torch", "numpy", "PIL", "safetensors"]
+
+
+def fanet18(pretrained: bool = False, classes: int | None = None) -> streamseg.FANet:
+    """FANet-18 with random weights for any number of classes (19 by default), or with the bundled weights.
+
+    Args:
+        pretrained: Load the bundled weights: the 11 classes of CamVid, named by streamseg.CAMVID.names.
+        classes: Number of classes of a network with random weights.
+    """
+    if not pretrained:
+        return streamseg.fanet18(classes or 19)
+    if classes not in (None, len(streamseg.CAMVID.names)):
+        raise ValueError(f"The bundled weights have 11 classes, got classes={classes}. Leave out pretrained to train.")
+    model, _ = streamseg.load()
+    return model
+
+
+def fanet34(pretrained: bool = False, classes: int = 19) -> streamseg.FANet:
+    """FANet-34 with random weights; no weights are bundled for it."""
+    if pretrained:
+        raise ValueError('No weights are bundled for FANet-34: use "fanet18", or train with: streamseg train camvid-34')
+    return streamseg.fanet34(classes)

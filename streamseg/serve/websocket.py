@@ -1,0 +1,79 @@
+"""The WebSocket /stream: frames in, labels out, with the state of the stream kept for as long as it is open."""
+
+import zlib
+from itertools import count
+from time import monotonic
+
+from fastapi import APIRouter, WebSocket
+from starlette.exceptions import HTTPException
+from starlette.websockets import WebSocketDisconnect
+
+from streamseg.serve.gate import Gate, RequestError, RequestGate
+
+router = APIRouter()
+
+
+@router.websocket("/stream")
+async def stream(client: WebSocket, gate: Gate) -> None:
+    """Label the frames of a stream, each with the past of the frames before it."""
+    try:
+        check_origin(client)
+        gate.check_token(client)
+        if gate.closing.is_set():
+            raise RequestError(503, "The server is shutting down.", 10)
+        if gate.streams >= gate.limits.queue:
+            raise RequestError(503, f"{gate.streams} streams are open: try again later.", gate.retry_after())
+    except RequestError as error:
+        await client.send_denial_response(error.response())
+        return
+    gate.streams += 1
+    try:
+        await client.accept("streamseg" if "streamseg" in client.scope["subprotocols"] else None)
+        await answer_frames(client, gate)
+        await client.close(1001)
+    except (WebSocketDisconnect, RuntimeError):
+        pass  # starlette's errors for a client that has disconnected
+    finally:
+        gate.streams -= 1
+
+
+@router.get("/stream", include_in_schema=False)
+async def no_upgrade() -> None:
+    raise HTTPException(426, "/stream is a WebSocket: see /docs", {"Upgrade": "websocket"})
+
+
+@router.websocket("/{rest:path}")
+async def no_stream(client: WebSocket, rest: str) -> None:
+    await client.send_denial_response(RequestError(404, "The only WebSocket is at /stream.").response())
+
+
+def check_origin(client: WebSocket) -> None:
+    """Raise a RequestError for pages of other sites: browsers let these connect."""
+    origin = client.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != client.headers.get("host"):
+        raise RequestError(403, "Pages of other sites may not open a stream.")
+
+
+async def answer_frames(client: WebSocket, gate: RequestGate) -> None:
+    """Answer the frames of a stream in order, until it ends; its state is a local variable."""
+    state = None
+    for number in count():
+        message = await gate.next_message(client)
+        if message is None:
+            return
+        begin = monotonic()
+        try:
+            with gate.admit("stream"):
+                if not message.get("bytes"):
+                    raise RequestError(400, "Expected a binary message with a PNG, JPEG or WebP file.")
+                frame = await gate.decode(message["bytes"])
+                labels, state = await gate.label(frame, state)
+                compressed = await gate.run_in_thread(zlib.compress, labels.contiguous().numpy(), 1)
+        except RequestError as error:
+            answer = {"frame": number, "error": error.sentence, "status": error.status, "again": error.retry_after}
+            await client.send_json(answer)
+            continue
+        height, width = labels.shape
+        milliseconds = round(1000 * (monotonic() - begin), 1)
+        await client.send_json({"frame": number, "height": height, "width": width, "milliseconds": milliseconds})
+        await client.send_bytes(compressed)

@@ -1,0 +1,222 @@
+"""Set up a training run: the data, the network with its initial weights, the losses and the optimiser."""
+
+import copy
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from streamseg.classes import Classes
+from streamseg.data.datasets import Dataset
+from streamseg.data.shards import open_dataset
+from streamseg.models import checkpoint
+from streamseg.models.encoder import ResNet, load_imagenet
+from streamseg.models.fanet import FANet, init_as_identity
+from streamseg.parallel import distributed
+from streamseg.train.config import TrainConfig
+from streamseg.train.feed import ClipIndex, build_clip_index, cache_on_device, select, weight_classes
+from streamseg.train.loss_module import LossModule
+from streamseg.train.optimiser import make_optimiser
+from streamseg.train.resume import check_out, is_restarted, restore_state
+from streamseg.train.runlog import hash_names
+
+ATTENTIONS = {
+    "fast": "FastAttention",
+    "dot": "DotAttention",
+    "self": "SelfAttention",
+    "channel": "ChannelAttention",
+    "none": "NoAttention",
+}
+"""Class of each attention that a config can name."""
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Everything that training changes, and so everything that is saved to resume from."""
+
+    loss_module: LossModule
+    ema: checkpoint.Network
+    """The network with the moving average of the weights: validated during training, and saved at the end."""
+    optimiser: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    precision: torch.dtype
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Run a network in the precision of training."""
+        device = self.loss_module.losses.device
+        return torch.autocast(device.type, self.precision, enabled=self.precision is not torch.float32)
+
+    def parts(self) -> dict[str, Any]:
+        """The parts by their names in state.pt."""
+        return {
+            "trainee": self.loss_module,
+            "average": self.ema,
+            "optimiser": self.optimiser,
+            "scaler": self.scaler,
+        }
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """A run that is ready to start or to resume."""
+
+    share: tuple[int, int]
+    """Rank of this process, and number of processes."""
+    dataset: Dataset
+    validation: Dataset | None
+    clip_index: ClipIndex
+    cached: tuple[Tensor, Tensor] | None
+    """All images and labels on the device; None if they do not fit and are read from disk."""
+    description: checkpoint.Description
+    """Of the checkpoint that will be written."""
+    initial: str
+    """What the weights start from: imagenet, nothing, or the path of a checkpoint."""
+    state: TrainState
+    settings: dict[str, Any]
+    """Config and data set, as state.pt holds them: a run can only be resumed with the same."""
+    first: int
+    """Iterations that are done already."""
+
+
+def set_up(
+    config: TrainConfig,
+    data: Path,
+    out: Path,
+    device: torch.device,
+    initial: str,
+    encoder_weights: Path | None,
+    resume: bool,
+    threads: int,
+) -> TrainingSetup:
+    """Check the settings, open the data, and build or restore what is trained; see train for the arguments."""
+    config.check()
+    share = _, processes = distributed.join_process_group(device)
+    restarted = distributed.all_reduce_sum(torch.tensor(int(is_restarted(out)), device=device))
+    resume = resume or bool(restarted)
+    check_out(out, resume)
+    check_batch(config, processes)
+    dataset = select(open_dataset(config.dataset, data, config.split), config.leave_out)
+    validation = open_dataset(config.dataset, data, config.validate) if config.validate else None
+
+    torch.manual_seed(config.seed)
+    torch.backends.cudnn.benchmark = True
+    description = describe_checkpoint(config, dataset.classes)
+    network = checkpoint.build_network(description)
+    if initial == "imagenet" and encoder_of(network) is None:
+        initial = "nothing"
+    if not resume:
+        load_initial_weights(network, description, initial, encoder_weights, config.identity_init)
+    clip_index = build_clip_index(dataset, config.window)
+    cached = cache_on_device(dataset, clip_index, device, threads)
+    state = make_state(network, weight_classes(dataset, cached, config, threads), config, device, processes)
+    settings = {**asdict(config), "data": hash_names(dataset)}
+    first = restore_state(out, settings, state.parts()) if resume else 0
+    return TrainingSetup(share, dataset, validation, clip_index, cached, description, initial, state, settings, first)
+
+
+def check_batch(config: TrainConfig, processes: int) -> None:
+    """Raise a ValueError if the processes cannot share a batch evenly."""
+    pieces = processes * config.accumulate
+    # ClassMix pairs images, and both must be in the same process
+    if config.batch % pieces or (config.classmix and processes > 1 and config.batch % (2 * processes)):
+        raise ValueError(
+            f"A batch of {config.batch} cannot be shared by {processes} processes"
+            f"{f', each in {config.accumulate} parts' if config.accumulate > 1 else ''}: choose a multiple"
+            f"{', an even one for --classmix' if config.classmix else ''}."
+        )
+
+
+def make_state(
+    network: checkpoint.Network, class_weights: Tensor, config: TrainConfig, device: torch.device, processes: int
+) -> TrainState:
+    """Return a network with its losses, EMA, optimiser and gradient scaler, on a device."""
+    loss_module = LossModule(
+        network,
+        class_weights,
+        auxiliary_loss=config.auxiliary_loss,
+        ohem_threshold=config.ohem_threshold,
+        iou_loss=config.iou_loss,
+        consistency_loss=config.consistency_loss,
+        processes=processes,
+    )
+    loss_module = loss_module.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
+    precision = PRECISIONS[config.precision] if device.type == "cuda" else torch.float32
+    return TrainState(
+        loss_module,
+        ema=copy.deepcopy(network).requires_grad_(False).eval(),
+        optimiser=make_optimiser(loss_module, encoder_of(network), config),
+        scaler=torch.amp.GradScaler(device.type, enabled=precision is torch.float16),
+        precision=precision,
+    )
+
+
+def describe_checkpoint(config: TrainConfig, classes: Classes) -> checkpoint.Description:
+    """Return the description that the checkpoint of a run will hold."""
+    variant = checkpoint.Variant(
+        attention=ATTENTIONS[config.attention],
+        key_channels=config.key_channels,
+        reduction=config.reduction,
+        reduce_by=config.reduce_by,
+        averages=config.averages,
+    )
+    return checkpoint.Description(
+        network=config.network,
+        variant=variant if config.network in checkpoint.FANETS else None,
+        classes=classes,
+        window=config.window,
+        source=f"trained on {config.dataset} {config.split}, {config.iterations} iterations, by streamseg",
+    )
+
+
+def encoder_of(network: checkpoint.Network) -> ResNet | None:
+    """Return the encoder of a network, if it has one that ImageNet weights fit."""
+    return getattr(network, "encoder", None)
+
+
+def load_initial_weights(
+    network: checkpoint.Network,
+    description: checkpoint.Description,
+    initial: str,
+    encoder_weights: Path | None,
+    identity_init: bool = False,
+) -> None:
+    """Load the weights that training starts from.
+
+    Args:
+        initial: imagenet (only the encoder), nothing, or the path of a checkpoint.
+        identity_init: With imagenet, let a FANet start close to its encoder.
+    """
+    encoder = encoder_of(network)
+    if encoder is None and encoder_weights:
+        raise ValueError(f"{network.name} has no ResNet to fill with {encoder_weights}: leave out --encoder-weights.")
+    if initial == "nothing":
+        return
+    if initial == "imagenet" and encoder is not None:
+        load_imagenet(encoder, encoder_weights)
+        if identity_init and isinstance(network, FANet):
+            init_as_identity(network)
+        return
+    other, other_classes = checkpoint.load(initial)
+    ours, theirs = network.state_dict(), other.state_dict()
+    if other_classes.names != description.classes.names:
+        theirs |= {name: ours[name] for name in class_layers(description)}
+    if {name: x.shape for name, x in ours.items()} != {name: x.shape for name, x in theirs.items()}:
+        raise ValueError(f"{initial} holds another kind of network: start from one of the same kind.")
+    network.load_state_dict(theirs)
+
+
+def class_layers(description: checkpoint.Description) -> list[str]:
+    """Return the names of the weights whose shapes depend on the number of classes: those of the last layers."""
+    with torch.device("meta"):
+        one, two = (
+            checkpoint.build_network(
+                replace(description, classes=Classes(names, ((0, 0, 0),) * len(names)))
+            ).state_dict()
+            for names in (("a",), ("a", "b"))
+        )
+    return [name for name in one if one[name].shape != two[name].shape]
