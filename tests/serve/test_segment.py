@@ -59,8 +59,8 @@ def test_media_types_that_are_not_available_are_rejected():
     ("body", "status", "sentence"),
     [
         (b"", 400, "The request has no picture"),
-        (b"hello", 415, "What was sent is no picture: send a PNG"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 415, "What was sent is no picture"),
+        (b"hello", 415, "The data is no picture: send a PNG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 415, "The data is no picture"),
         (PICTURE[:200], 400, "The picture is damaged or cut short"),
         (hostile.bomb(30_000, 30_000), 413, "The picture has more than 32,000,000 pixels"),
         (hostile.bomb(6_000, 6_000), 413, "The picture has more than 32,000,000 pixels"),
