@@ -878,7 +878,7 @@ def text(name, words="no video"):
         (None, "- out.mp4 --raw-size 64", "--raw-size is '64'"),
         (None, "- out.mp4", "Raw frames on standard input need their size: --raw-size HEIGHTxWIDTH"),
         (None, "a.png out --classes zebra", "No class is called 'zebra'; there are Sky, Building, "),
-        (None, "a.png out --alpha 1.5", "alpha is 1.5; expected the share of the colours, from 0 to 1."),
+        (None, "a.png out --alpha 1.5", "alpha is 1.5; expected the opacity of the colours, from 0 to 1."),
         (None, "a.png out --alpha nan", "alpha is nan"),
         (None, "a.png out --precision int4", "precision is 'int4'; choose one of: 'fp32', 'fp16', 'bf16', 'int8'."),
         (None, "v.mp4 out --window 0", "window is 0; expected a whole number, 1 or more."),
