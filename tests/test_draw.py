@@ -95,7 +95,7 @@ def test_a_picture_of_any_kind_becomes_the_same_overlay(frame, labels):
             "The labels are torch.float32 of shape .4, 6.; exp",
         ),
         (torch.zeros(3, 4, 6, dtype=torch.uint8), torch.zeros(6, 4).byte(), r"of shape \(6, 4\); .* width: \(4, 6\)\."),
-        (torch.zeros(3, 4, 6, dtype=torch.uint8), None, "The labels are a NoneType; expected a tensor, as streamseg.segment"),
+        (torch.zeros(3, 4, 6, dtype=torch.uint8), None, "The labels are a NoneType; expected a tensor"),
     ],
 )
 def test_what_is_no_picture_or_has_no_labels_is_told_in_a_sentence(picture, numbers, sentence):
