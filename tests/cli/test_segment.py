@@ -191,7 +191,7 @@ def test_every_kind_of_picture_becomes_an_upright_overlay(here, segment, model, 
     assert Image.open("out-labels.png").size == size[::-1]
 
 
-def test_of_an_animation_the_first_picture_is_taken_and_that_is_said(here, segment, model, capsys):
+def test_the_first_picture_of_an_animation_is_used_with_a_note(here, segment, model, capsys):
     first, second = (Image.fromarray(picture(i).permute(1, 2, 0).numpy()) for i in (3, 20))
     first.save("a.gif", save_all=True, append_images=[second])
     assert segment("a.gif") == 0
