@@ -132,7 +132,7 @@ def export_model(
 
     Args:
         path: Its suffix selects the kind: .onnx, .xml (OpenVINO, with a .bin file beside it), .pt2 (torch.export).
-        to: The kind by name, as in EXPORT_SUFFIXES; aotinductor has the suffix .pt2 too, and runs on the model's device.
+        to: The kind by name (see EXPORT_SUFFIXES); aotinductor is a .pt2 file and runs on the model's device.
         size: Height and width of the frames; None for any.
         confidence: Whether the file also outputs the probability of each label.
         video: Whether the file takes and returns the state of a stream.

@@ -10,14 +10,13 @@ import hmac
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from email.message import Message as Header
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import Depends, Request, WebSocket
 from fastapi.responses import JSONResponse
@@ -31,8 +30,6 @@ from streamseg.io.images import TooLargeError, UnknownFormatError, decode_upload
 from streamseg.serve.batches import Batcher, Labelled
 from streamseg.serve.counters import Counter, Gauge, Histogram
 from streamseg.stream.state import State
-
-Result = TypeVar("Result")
 
 TOKEN = re.compile(r"[A-Za-z0-9._~+-]+")
 """The characters of a token: those that are allowed in headers and in names of WebSocket protocols."""
@@ -93,7 +90,6 @@ class RequestGate:
         self.served, self.limits, self.token = served, limits or Limits(), token
         self.active = self.streams = self.requests = 0
         self.closing = asyncio.Event()
-        self.threads = ThreadPoolExecutor(thread_name_prefix="pictures")
         self.answered = Counter("streamseg_requests_total", "HTTP requests answered.")
         self.frames = Counter("streamseg_frames_total", "Pictures and frames labelled.")
         self.dropped = Counter("streamseg_dropped_total", "Pictures and frames rejected or abandoned.")
@@ -116,19 +112,8 @@ class RequestGate:
         ]
 
     def close(self) -> None:
-        """Finish the requests that are active, and end the threads."""
+        """Label the frames in the queue, and end the thread."""
         self.batcher.close()
-        self.threads.shutdown()
-
-    def check_token(self, connection: HTTPConnection) -> None:
-        """Raise a RequestError unless the token is in a header or, for browsers, in the name of a protocol."""
-        scheme, _, given = connection.headers.get("authorization", "").partition(" ")
-        candidates = [given.strip()] if scheme.lower() == "bearer" else []
-        candidates += [name[7:] for name in connection.scope.get("subprotocols", ()) if name.startswith("bearer.")]
-        # compared in constant time: the time taken must not tell how much of a token is right
-        matches = [hmac.compare_digest(candidate.encode(), self.token.encode()) for candidate in candidates]
-        if self.token and not any(matches):
-            raise RequestError(401, "This server requires a token: send it as Authorization: Bearer TOKEN.")
 
     @contextlib.contextmanager
     def admit(self, source: str) -> Iterator[None]:
@@ -155,15 +140,15 @@ class RequestGate:
         """Return the picture file in a request: its body, or the first file of a form."""
         data = bytearray()
         max_bytes, seconds = self.limits.bytes, self.limits.seconds
-        too_large = RequestError(413, f"The picture has more than {max_bytes:,} bytes: send a smaller one.")
+        too_large = f"The picture has more than {max_bytes:,} bytes: send a smaller one."
         if int(request.headers.get("content-length", 0)) > max_bytes:
-            raise too_large
+            raise RequestError(413, too_large)
         try:
             async with asyncio.timeout(seconds):
                 async for part in request.stream():
                     data += part
                     if len(data) > max_bytes:
-                        raise too_large
+                        raise RequestError(413, too_large)
         except TimeoutError:
             raise RequestError(408, f"The picture did not arrive within {seconds:g} s.") from None
         except ClientDisconnect:
@@ -176,7 +161,7 @@ class RequestGate:
     async def decode(self, data: bytes) -> Tensor:
         """Return the frame (3, H, W) in a picture file."""
         try:
-            return await self.run_in_thread(decode_upload, data, self.limits.pixels)
+            return await asyncio.to_thread(decode_upload, data, self.limits.pixels)
         except UnknownFormatError as error:
             raise RequestError(415, str(error)) from None
         except TooLargeError as error:
@@ -213,10 +198,6 @@ class RequestGate:
             work.cancel()
             gone.cancel()
 
-    async def run_in_thread(self, function: Callable[..., Result], *arguments: object) -> Result:
-        """Call a slow function without blocking other requests."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
-
     async def next_message(self, client: WebSocket) -> Message | None:
         """Return the next message of a stream; None if it ends or is idle, or if the server shuts down."""
         message = asyncio.ensure_future(client.receive())
@@ -240,8 +221,14 @@ Gate = Annotated[RequestGate, Depends(current_gate)]
 
 
 async def require_token(connection: HTTPConnection, gate: Gate) -> None:
-    """Reject requests without the token, as a dependency of an address."""
-    gate.check_token(connection)
+    """Raise a RequestError unless the token is in a header or, from browsers, in the name of a WebSocket protocol."""
+    scheme, _, given = connection.headers.get("authorization", "").partition(" ")
+    candidates = [given.strip()] if scheme.lower() == "bearer" else []
+    candidates += [name[7:] for name in connection.scope.get("subprotocols", ()) if name.startswith("bearer.")]
+    # in constant time: the time of a comparison must not reveal how much of a token is right
+    matches = [hmac.compare_digest(candidate.encode(), gate.token.encode()) for candidate in candidates]
+    if gate.token and not any(matches):
+        raise RequestError(401, "This server requires a token: send it as Authorization: Bearer TOKEN.")
 
 
 async def wait_for_disconnect(request: Request) -> None:

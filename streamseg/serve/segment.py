@@ -1,5 +1,6 @@
 """POST /segment: a picture in; its labels, an overlay or the share of each class out."""
 
+import asyncio
 import io
 import re
 from typing import Annotated, Any
@@ -62,7 +63,7 @@ async def segment(request: Request, gate: Gate, alpha: Annotated[float, Query(ge
         if media_type == "image/jpeg" and max(frame.shape) > MAX_SIDES[".jpg"]:
             raise RequestError(406, f"A JPEG has at most {MAX_SIDES['.jpg']:,} pixels a side: accept image/png.")
         labels = await gate.label_while_connected(request, frame)
-        return await gate.run_in_thread(encode_answer, media_type, frame, labels, gate.served.classes, alpha)
+        return await asyncio.to_thread(encode_answer, media_type, frame, labels, gate.served.classes, alpha)
 
 
 def choose_media_type(accept: str) -> str:

@@ -1,5 +1,6 @@
 """The WebSocket /stream: frames in, labels out, with the state of the stream kept for as long as it is open."""
 
+import asyncio
 import zlib
 from itertools import count
 from time import monotonic
@@ -8,7 +9,7 @@ from fastapi import APIRouter, WebSocket
 from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocketDisconnect
 
-from streamseg.serve.gate import Gate, RequestError, RequestGate
+from streamseg.serve.gate import Gate, RequestError, RequestGate, require_token
 
 router = APIRouter()
 
@@ -18,7 +19,7 @@ async def stream(client: WebSocket, gate: Gate) -> None:
     """Label the frames of a stream, each with the past of the frames before it."""
     try:
         check_origin(client)
-        gate.check_token(client)
+        await require_token(client, gate)
         if gate.closing.is_set():
             raise RequestError(503, "The server is shutting down.", 10)
         if gate.streams >= gate.limits.queue:
@@ -68,7 +69,7 @@ async def answer_frames(client: WebSocket, gate: RequestGate) -> None:
                     raise RequestError(400, "Expected a binary message with a PNG, JPEG or WebP file.")
                 frame = await gate.decode(message["bytes"])
                 labels, state = await gate.label(frame, state)
-                compressed = await gate.run_in_thread(zlib.compress, labels.contiguous().numpy(), 1)
+                compressed = await asyncio.to_thread(zlib.compress, labels.contiguous().numpy().data, 1)
         except RequestError as error:
             answer = {"frame": number, "error": error.sentence, "status": error.status, "again": error.retry_after}
             await client.send_json(answer)

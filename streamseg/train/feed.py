@@ -171,9 +171,10 @@ def batches(
         motion = params.motion if config.consistency_loss else None
         if cached:
             chosen = on_device(torch.tensor(indices), device)
-            earlier = on_device(torch.tensor([indices_before(i, clip_index, config.window) for i in indices]), device)
             images, labels = augment(cached[0][chosen], cached[1][chosen], params, config.crop)
-            past = augment_past(cached[0][earlier], params, config.crop) if config.window > 1 else None
+            if config.window > 1:
+                earlier = torch.tensor([indices_before(i, clip_index, config.window) for i in indices])
+                past = augment_past(cached[0][on_device(earlier, device)], params, config.crop)
         else:
             views = [augment_clip(next(clips), params[i : i + 1], config.crop) for i in range(len(indices))]
             images, labels, past = (torch.cat(part) for part in zip(*views, strict=True))

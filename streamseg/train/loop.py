@@ -20,7 +20,6 @@ from streamseg.parallel.signals import StopSignals
 from streamseg.train import runlog
 from streamseg.train.config import TrainConfig
 from streamseg.train.feed import Batch, batches
-from streamseg.train.optimiser import float_tensors, set_learning_rate, update_ema
 from streamseg.train.resume import save_state, sync_stop_signal
 from streamseg.train.setup import TrainingSetup, TrainState, set_up
 
@@ -125,6 +124,15 @@ def share_gradients(module: nn.Module, processes: int) -> nn.Module:
         return DistributedDataParallel(module, broadcast_buffers=False)
 
 
+def set_learning_rate(optimiser: torch.optim.Optimizer, config: TrainConfig, step: int) -> None:
+    """Set the learning rate of a step: the paper's schedule, (1 - progress)^0.9, after a linear warm-up."""
+    progress = step / config.iterations
+    warm_up = min(1.0, (step + 1) / (config.warm_up * config.iterations + 1))
+    rate = config.learning_rate * (1 - progress) ** 0.9 * warm_up
+    for group in optimiser.param_groups:
+        group["lr"] = rate * group["share"]
+
+
 def train_step(
     forward: Callable[..., Tensor], shared: nn.Module, state: TrainState, batch: Batch, config: TrainConfig
 ) -> None:
@@ -137,7 +145,7 @@ def train_step(
     loss_module, optimiser, scaler = state.loss_module, state.optimiser, state.scaler
     for number, part in enumerate(batch.parts(config.accumulate), start=1):
         with distributed.no_gradient_sync(shared) if number < config.accumulate else nullcontext():
-            with state.autocast():
+            with autocast(state):
                 images = part.images.contiguous(memory_format=torch.channels_last)
                 loss = forward(images, *part[1:]) / config.accumulate
             scaler.scale(loss).backward()
@@ -148,6 +156,23 @@ def train_step(
     scaler.step(optimiser)
     scaler.update()
     optimiser.zero_grad(set_to_none=True)
+
+
+def autocast(state: TrainState) -> torch.autocast:
+    """Return a context in which networks run in the precision of training."""
+    device = state.loss_module.losses.device
+    return torch.autocast(device.type, state.precision, enabled=state.precision is not torch.float32)
+
+
+def float_tensors(network: nn.Module) -> list[Tensor]:
+    """Return all weights and statistics of a network; they share memory with it."""
+    return [tensor for tensor in network.state_dict().values() if tensor.is_floating_point()]
+
+
+@torch.no_grad()
+def update_ema(ema: list[Tensor], current: list[Tensor], decay: float, step: int) -> None:
+    """Move the average of the weights one step towards the weights; the decay is lower in the first steps."""
+    torch._foreach_lerp_(ema, current, 1 - min(decay, (1 + step) / (10 + step)))
 
 
 def log_loss(
@@ -176,7 +201,7 @@ def log_accuracy(setup: TrainingSetup, log: runlog.RunLog | None, done: int, thr
     needed = log is not None and not log.has_validation(done)
     device = setup.state.loss_module.losses.device
     if setup.validation and distributed.all_reduce_sum(torch.tensor(int(needed), device=device)):
-        with setup.state.autocast():
+        with autocast(setup.state):
             score = validate(setup.state.ema, setup.validation, threads=threads, share=setup.share)
         if log:
             log.validated(done, score.miou, score.iou)

@@ -1,13 +1,12 @@
 """Set up a training run: the data, the network with its initial weights, the losses and the optimiser."""
 
 import copy
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from streamseg.classes import Classes
 from streamseg.data.datasets import Dataset
@@ -19,7 +18,6 @@ from streamseg.parallel import distributed
 from streamseg.train.config import TrainConfig
 from streamseg.train.feed import ClipIndex, build_clip_index, cache_on_device, select, weight_classes
 from streamseg.train.loss_module import LossModule
-from streamseg.train.optimiser import make_optimiser
 from streamseg.train.resume import check_out, is_restarted, restore_state
 from streamseg.train.runlog import hash_names
 
@@ -45,11 +43,6 @@ class TrainState:
     optimiser: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     precision: torch.dtype
-
-    def autocast(self) -> AbstractContextManager[object]:
-        """Run a network in the precision of training."""
-        device = self.loss_module.losses.device
-        return torch.autocast(device.type, self.precision, enabled=self.precision is not torch.float32)
 
     def parts(self) -> dict[str, Any]:
         """The parts by their names in state.pt."""
@@ -153,6 +146,23 @@ def make_state(
         scaler=torch.amp.GradScaler(device.type, enabled=precision is torch.float16),
         precision=precision,
     )
+
+
+def make_optimiser(module: nn.Module, encoder: nn.Module | None, config: TrainConfig) -> torch.optim.Optimizer:
+    """Return SGD or AdamW with weight decay for convolutions only, and a learning rate of its own for the encoder."""
+    groups = []
+    in_encoder = set() if encoder is None else {id(parameter) for parameter in encoder.parameters()}
+    for share, members in ((config.encoder_rate_factor, True), (1.0, False)):
+        chosen = [parameter for parameter in module.parameters() if (id(parameter) in in_encoder) == members]
+        for decay, deep in ((config.weight_decay, True), (0.0, False)):
+            parameters = [parameter for parameter in chosen if (parameter.ndim > 1) == deep]
+            if parameters:
+                # "share" is stored in state.pt, and so keeps its name
+                groups.append({"params": parameters, "weight_decay": decay, "share": share})
+    fused = next(module.parameters()).is_cuda
+    if config.optimiser == "sgd":
+        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=0.9, fused=fused)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=fused)
 
 
 def describe_checkpoint(config: TrainConfig, classes: Classes) -> checkpoint.Description:

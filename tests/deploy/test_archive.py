@@ -38,7 +38,7 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not inst
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory):
-    """Four videos on two days; one is cut short, and one is no video at all."""
+    """Four videos on two days; one is cut short, and one is not a video."""
     folder = tmp_path_factory.mktemp("videos")
     for name, frames in (("day1/a.mp4", 4), ("day1/b.mp4", 6), ("day2/a.mp4", 5), ("day2/cut.mkv", 60)):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -136,15 +136,15 @@ def test_labels_and_statistics_of_each_frame_are_written(videos, tmp_path, make_
     assert row == {"folder": "day1/b.mp4", "frames": 6, "problem": "", "stop": ""}
     assert files(tmp_path) == ["day1/b.mp4/frames.parquet", "day1/b.mp4/labels.mkv"]
     model, classes = streamseg.load()
-    wanted = [labels for _, labels in streamseg.label_frames(model, streamseg.read_frames(videos / "day1" / "b.mp4"))]
+    expected = [labels for _, labels in streamseg.label_frames(model, streamseg.read_frames(videos / "day1" / "b.mp4"))]
     found = read_labels(tmp_path / "day1" / "b.mp4" / "labels.mkv")
-    assert all(ours.equal(theirs) for ours, theirs in zip(found, wanted, strict=True))
+    assert all(ours.equal(theirs) for ours, theirs in zip(found, expected, strict=True))
     table = parquet.read_table(tmp_path / "day1" / "b.mp4" / "frames.parquet").to_pydict()
     assert table["frame"] == [0, 1, 2, 3, 4, 5]
     assert table["seconds"] == pytest.approx([0.0, 0.04, 0.08, 0.12, 0.16, 0.2])
     assert all(latency > 0 for latency in table["latency_ms"])
     for number, name in enumerate(classes.names):
-        shares = [(labels == number).float().mean().item() for labels in wanted]
+        shares = [(labels == number).float().mean().item() for labels in expected]
         assert table[f"share_{name}"] == pytest.approx(shares, abs=1e-6)
 
 
@@ -187,13 +187,13 @@ def test_a_full_disk_stops_the_job(videos, tmp_path, make_worker, monkeypatch, l
 @pytest.mark.slow
 def test_a_job_labels_unfinished_videos_only(videos, tmp_path, labelled_here):
     out = tmp_path / "out"
-    seen = []
+    finished = []
     report = archive.segment_archive(
-        [f"{videos}/**/*.mp4"], str(out), SETTINGS, "local", progress=lambda report: seen.append(report.finished)
+        [f"{videos}/**/*.mp4"], str(out), SETTINGS, "local", progress=lambda report: finished.append(report.finished)
     )
     assert labelled_here == ["day1/b.mp4", "day2/a.mp4", "day1/a.mp4", "day2/none.mp4"]  # the largest first
     assert (report.videos, report.finished, report.frames) == (4, 3, 15)
-    assert seen == [1, 2, 3, 3]
+    assert finished == [1, 2, 3, 3]
     assert list(report.problems) == ["day2/none.mp4"]
     assert json.loads((out / "report.json").read_text())["frames"] == 15
     whole = {name: (out / name).read_bytes() for name in files(out) if name.endswith("labels.mkv")}
@@ -282,10 +282,10 @@ def test_the_progress_of_a_job_is_a_line():
 
 def test_the_command_line_lists_problems_and_exits_with_1(videos, tmp_path, labelled_here, monkeypatch, capsys):
     assert run(monkeypatch, "segment", f"{videos}/day2", tmp_path / "out", "--ray", "--overlay") == 1
-    told = capsys.readouterr()
-    assert "2/3 videos" in told.out
-    assert "none.mp4 is not a video that can be read" in told.err
-    assert "cut.mkv is cut short" in told.err
+    output = capsys.readouterr()
+    assert "2/3 videos" in output.out
+    assert "none.mp4 is not a video that can be read" in output.err
+    assert "cut.mkv is cut short" in output.err
     assert files(tmp_path / "out" / "a.mp4") == ["frames.parquet", "labels.mkv", "overlay.mp4"]
 
 

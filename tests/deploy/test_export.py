@@ -157,10 +157,10 @@ def test_the_verb_writes_an_int8_file_with_state_that_segment_takes(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     options = ("--confidence", "--size", "128x256", "--int8", "--pictures", SAMPLES)
     assert run(monkeypatch, "export", "--video", "a.onnx", *options) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     # compared on every other one of the samples; the rest were for calibration
-    assert re.match(r"a.onnx: \d\d.* % of the labels are the network's on 3 pictures \(mean IoU \d\d", told)
-    assert told.endswith(" % over a clip of 50 frames\n")
+    assert re.match(r"a.onnx: \d\d.* % of the labels are the network's on 3 pictures \(mean IoU \d\d", output)
+    assert output.endswith(" % over a clip of 50 frames\n")
     about, bundled = open_exported("a.onnx").manifest, streamseg.describe(checkpoint.BUNDLED)
     assert (about.precision, about.size, about.averages) == ("int8", (128, 256), bundled.variant.averages)
     assert (about.classes, about.window, about.source) == (bundled.classes, bundled.window, bundled.source)

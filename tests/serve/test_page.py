@@ -203,7 +203,7 @@ def test_a_picture_is_labelled_on_the_server_and_in_the_browser_alike(opened, ex
 
 def test_a_wrong_token_is_reported_in_the_dialog_and_another_can_be_given(visited, tmp_path):
     running, tab = visited
-    assert not tab.is_visible("#token-error")  # nobody has given a token yet
+    assert not tab.is_visible("#token-error")  # no token has been given yet
     for token, problem in (
         ("wrong", "Wrong token: check it and try again."),
         ("straße 1", "A token contains only letters, digits and . _ ~ + -: check it and try again."),

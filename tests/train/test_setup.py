@@ -11,8 +11,9 @@ from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import Variant, build_network, variant_of
 from streamseg.models.encoder import resnet18
 from streamseg.train import setup
+from streamseg.train.loop import set_learning_rate
 from streamseg.train.loss_module import LossModule
-from streamseg.train.optimiser import make_optimiser
+from streamseg.train.setup import make_optimiser
 
 
 def test_a_baseline_with_a_resnet_starts_from_imagenet_with_the_encoder_s_learning_rate(toy, tmp_path):
@@ -142,3 +143,18 @@ def test_a_batch_that_the_processes_cannot_share_is_refused(toy, tmp_path, monke
     monkeypatch.setattr("streamseg.parallel.distributed.join_process_group", lambda device: (0, 3))
     with pytest.raises(ValueError, match="^A batch of 2 cannot be shared by 3 processes: choose a multiple.$"):
         run(toy, tmp_path)
+
+
+def test_the_encoder_has_its_own_learning_rate_and_only_convolutions_decay():
+    config = replace(TINY, encoder_rate_factor=0.1, weight_decay=0.5)
+    network = streamseg.fanet18(classes=3)
+    loss_module = LossModule(network, torch.ones(3), auxiliary_loss=0.4)
+    optimiser = make_optimiser(loss_module, network.encoder, config)
+    set_learning_rate(optimiser, config, 3)
+    group_of = {id(x): group for group in optimiser.param_groups for x in group["params"]}
+    assert len(group_of) == len(list(loss_module.parameters()))
+    for name, parameter in loss_module.named_parameters():
+        group = group_of[id(parameter)]
+        assert group["share"] == (0.1 if name.startswith("network.encoder.") else 1.0)
+        assert group["weight_decay"] == (0.5 if parameter.ndim == 4 else 0)
+    assert {round(group["lr"] / optimiser.param_groups[-1]["lr"], 6) for group in optimiser.param_groups} == {0.1, 1}
