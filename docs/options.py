@@ -1,15 +1,10 @@
-"""Writes docs/options.md from what the command line says of itself: python docs/options.py"""
+"""Write options.md from what the command line knows of itself: python docs/options.py"""
 
-import io
-import os
 import re
-import sys
-from contextlib import redirect_stdout, suppress
 from pathlib import Path
-from textwrap import dedent
-from unittest.mock import patch
 
-from streamseg import cli
+from streamseg.cli.pages import HELP, Page, Row, find_page
+from streamseg.cli.parser import VERBS
 from streamseg.train.config import RECIPES
 
 PAGE = Path(__file__).parent / "options.md"
@@ -25,86 +20,56 @@ MORE = {
     "serve": "[serve](serve.md)",
     "completion": "[the command line](command-line.md#completion)",
 }
-"""The page that tells more of a verb."""
+"""The document with more about each verb."""
 HEAD = """# What are all the options?
 
-This is what `streamseg VERB --help` says, in one place; `python docs/options.py` writes it, and a test keeps it true.
-An option without a word for its value is a switch: `--labels` puts it on, `--no-labels` off.
+This page has what `streamseg VERB --help` prints. `python docs/options.py` writes it, and a test keeps it up to date.
+An option without a value is a switch: `--labels` turns it on, `--no-labels` off.
 """
 
 
-def ask(*arguments: str) -> str:
-    """What the command line prints, on a terminal that breaks no line."""
-    told = io.TextIOWrapper(io.BytesIO(), "utf-8")  # boxes are drawn where the encoding has the signs for it
-    with (
-        patch.object(sys, "argv", ["streamseg", *arguments]),
-        patch.dict(os.environ, COLUMNS="2000"),
-        redirect_stdout(told),
-        suppress(SystemExit),
-    ):
-        cli.main()
-    told.seek(0)
-    return told.read()
-
-
-def entries(told: str) -> list[tuple[str, str]]:
-    """The names and options in a help text, each with its sentence."""
-    found: list[tuple[str, str]] = []
-    for box in re.findall(r"^╭─ (.*?)^╰", told, re.MULTILINE | re.DOTALL):
-        names = box.startswith("positional")
-        for line in re.findall(r"^│ (.*?) *│$", box, re.MULTILINE):
-            if line.startswith("-") or (names and not line.startswith(" ")):
-                option, _, sentence = line.partition("  ")
-                found.append((option, sentence.strip()))
-            elif found and line.startswith(" "):
-                option, sentence = found.pop()
-                found.append((option, f"{sentence} {line.strip()}".strip()))
-    return [(option, sentence) for option, sentence in found if option != "-h, --help"]
-
-
 def mark(sentence: str) -> str:
-    """A sentence with its options in the letters of code."""
+    """Return a sentence with its options as code."""
     return re.sub(r"(--\S*\w)", r"`\1`", sentence).replace("*", "\\*")
 
 
-def row(option: str, sentence: str) -> tuple[str, str, str]:
-    """An option, what it is, and what it is unless given."""
-    option = re.sub(r"(--\S+), --no-.*", r"\1", option)
-    option, _, choices = option.partition(" {")
-    sentence, must, usual = re.fullmatch(r"(.*?)(?: \((required)\)| \(default: (.*)\))?", sentence).groups("")  # type: ignore[union-attr]
-    if choices:
-        option += " NAME"
-        sentence += f" One of `{choices.removesuffix('}').replace(',', '`, `')}`."
-    return f"`{option}`", mark(sentence), must or {"False": "off", "True": "on", "''": ""}.get(usual, usual)
+def cells(row: Row) -> tuple[str, str, str]:
+    """Return the cells of an option: what to type, what it does, and its default."""
+    short, long = ([name for name in row.names if name.startswith("--") == is_long] for is_long in (False, True))
+    metavar = row.metavar or ("NAME" if row.choices else "")
+    typed = ", ".join(f"`{name}`" for name in (" ".join([*long[:1], metavar]).strip(), *short))
+    choices = f" One of `{'`, `'.join(row.choices)}`." if row.choices and not row.metavar else ""
+    return typed, mark(row.help) + choices, "required" if row.required else row.default
 
 
-def table(rows: list[tuple[str, ...]]) -> str:
-    """Rows as Markdown, the first of them the head."""
-    head, *body = (f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in rows)
-    return "\n".join([head, "|---" * len(rows[0]) + "|", *body]) + "\n"
+def rows_of(page: Page) -> list[tuple[str, str, str]]:
+    """Return the cells of the names and options of a page."""
+    return [cells(row) for box in page.boxes.values() for row in box if row != HELP]
 
 
 def rows_of_train() -> list[tuple[str, str, str]]:
-    """The options that every recipe has; what they are unless given, where that is the same in all."""
-    recipes = [[row(*entry) for entry in entries(ask("train", recipe, "--help"))] for recipe in RECIPES]
+    """Return the options of all recipes, with their defaults where all recipes agree."""
+    recipes = [rows_of(find_page(["train", recipe])) for recipe in RECIPES]
     return [
         alike[0] if len({*alike}) == 1 else (*alike[0][:2], "by the recipe") for alike in zip(*recipes, strict=True)
     ]
 
 
+def table(rows: list[tuple[str, ...]]) -> str:
+    """Return rows as Markdown; the first is the head."""
+    head, *body = (f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)
+    return "\n".join([head, "|---" * len(rows[0]) + "|", *body]) + "\n"
+
+
 def write() -> str:
-    """The page."""
+    """Return the page."""
     parts = [HEAD]
-    for verb in re.findall(r"^│   • (\w+)", ask("--help"), re.MULTILINE):
-        told, _, examples = ask(verb, "--help").partition("\nexamples:\n")
-        rows = rows_of_train() if verb == "train" else [row(*entry) for entry in entries(told)]
-        about, *_ = told.split("\n\n")[1:]
-        parts.append(f"\n## {verb}\n\n{mark(about)}\n")
-        if verb in MORE:
-            parts.append(f"More: {MORE[verb]}.\n")
-        if examples:
-            parts.append(f"\n```sh\n{dedent(examples)}```\n")
-        parts.append("\n" + table([("option", "what", "unless given"), *rows]))
+    for verb in VERBS:
+        page = find_page([verb])
+        rows = rows_of_train() if verb == "train" else rows_of(page)
+        parts.append(f"\n## {verb}\n\n{mark(page.about)}\nMore: {MORE[verb]}.\n")
+        parts.append("\n```sh\n" + "".join(f"{example}\n" for example in page.examples) + "```\n")
+        parts.append("\n" + table([("option", "what", "default"), *rows]))
     return "".join(parts)
 
 

@@ -5,8 +5,6 @@ import json
 import re
 import shlex
 import sys
-from dataclasses import fields
-from inspect import signature
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -18,9 +16,9 @@ from PIL import Image
 
 import streamseg
 from streamseg import cli
-from streamseg.cli.training import TrainRun
+from streamseg.cli.pages import find_page
 from streamseg.evaluate.paper import TABLES
-from streamseg.train.config import RECIPES, TrainConfig
+from streamseg.train.config import RECIPES
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "examples")]
@@ -66,7 +64,7 @@ def test_the_options_on_the_page_on_segmenting_exist(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         cli.main()
     known = capsys.readouterr().out
-    for option in re.findall(r"--[a-z-]+", (ROOT / "docs/segment.md").read_text()):
+    for option in re.findall(r"--[a-z][a-z-]*", (ROOT / "docs/segment.md").read_text()):
         assert option in known, option
 
 
@@ -78,7 +76,7 @@ def test_the_options_and_tables_on_the_page_on_reproducing_exist(capsys, monkeyp
             cli.main()
         known += capsys.readouterr().out
     page = (ROOT / "docs/reproduce.md").read_text()
-    for option in re.findall(r"--[a-z-]+", page):
+    for option in re.findall(r"--[a-z][a-z-]*", page):
         assert option in known, option
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(TABLES)
 
@@ -99,7 +97,7 @@ def test_the_options_on_the_page_on_deploying_exist(capsys, monkeypatch):
     known = capsys.readouterr().out + "--averages"  # of train
     lines = (ROOT / "docs/deploy.md").read_text().splitlines()
     ours = [line for line in lines if not line.startswith(("cmake", "trtexec"))]
-    for option in re.findall(r"--[a-z-]+", "\n".join(ours)):
+    for option in re.findall(r"--[a-z][a-z-]*", "\n".join(ours)):
         assert option in known, option
 
 
@@ -205,13 +203,9 @@ def test_links_are_https_addresses_or_files_of_the_repository(document):
 
 
 def options_of(verb):
-    """Return the options of a verb, from its definition."""
-    if verb == "train":
-        names = [field.name for field in (*fields(TrainRun), *fields(TrainConfig)) if field.name != "config"]
-    else:
-        parameters = signature(getattr(cli, verb)).parameters.values()
-        names = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    return {"--" + name.replace("_", "-") for name in names}
+    """The options of a verb, from its page of help; switches without their --no- form."""
+    rows = find_page(["train", "folder-18"] if verb == "train" else [verb]).boxes["options"]
+    return {next(name for name in row.names if name.startswith("--")) for row in rows} - {"--help"}
 
 
 VERBS = re.findall(r"^## (\w+)$", (ROOT / "docs/options.md").read_text(), re.MULTILINE)

@@ -28,6 +28,7 @@ __main__
 DOORS = {
     "PIL": "io.images",
     "av": "io.pyav io.video_reading io.video_writing",
+    "cyclopts": "cli",
     "fastapi": "serve",
     "fsspec": "io.stores",
     "h11": "serve",
@@ -43,7 +44,6 @@ DOORS = {
     "starlette": "serve",
     "tkinter": "io.window",
     "triton": "engine.kernels",
-    "tyro": "cli",
     "uvicorn": "serve",
 }
 

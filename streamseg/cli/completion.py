@@ -1,14 +1,17 @@
-"""What a shell completes after streamseg: verbs, recipes, options, and the values of those that have few."""
+"""The verb completion: scripts that make a shell complete verbs, recipes, options and values.
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
-from inspect import Parameter, signature
+The scripts of cyclopts are ten times as long and complete no file names.
+"""
+
+from collections.abc import Mapping
 from shlex import quote
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from streamseg.cli.options import DATASETS
-from streamseg.cli.training import TrainRun
-from streamseg.train.config import RECIPES, TrainConfig
+from streamseg.cli.options import DATASETS, option
+from streamseg.train.config import RECIPES
+
+if TYPE_CHECKING:
+    from cyclopts import App
 
 BASH = """\
 # streamseg for bash
@@ -26,79 +29,89 @@ _streamseg() {{
     esac
     COMPREPLY=($(compgen -W "$known" -- "$word"))
 }}
-complete -o bashdefault -o default -F _streamseg streamseg # files, where there is nothing else
+complete -o bashdefault -o default -F _streamseg streamseg # files, where nothing else fits
 """
-NAMES = {"train": tuple(RECIPES), "check": DATASETS, "pack": DATASETS, "completion": ("bash", "zsh", "fish")}
-"""What the first name behind a verb can be, of those that have few."""
 ZSH = """\
 # streamseg for zsh
 autoload -Uz compinit bashcompinit
 (( $+functions[compdef] )) || compinit
 bashcompinit
 {bash}"""
+NAMES = {"train": tuple(RECIPES), "check": DATASETS, "pack": DATASETS, "completion": ("bash", "zsh", "fish")}
+"""The choices for the first name after a verb."""
+
+Options = Mapping[str, Mapping[str, tuple[str, ...]]]
+"""The options of each verb, with the values of those that have choices."""
 
 
-def completions(shell: str, verbs: Mapping[str, Callable[..., None]]) -> str:
-    """The script for a shell: bash, zsh or fish."""
-    options = {name: options_of(verb) for name, verb in verbs.items()}
+def completion(shell: Annotated[Literal["bash", "zsh", "fish"], option("SHELL")], /) -> int:
+    """Print a script that makes a shell complete verbs and options.
+
+    Args:
+        shell: bash, zsh or fish.
+
+    Examples:
+        source <(streamseg completion bash)
+        source <(streamseg completion zsh)
+        streamseg completion fish > ~/.config/fish/completions/streamseg.fish
+    """
+    from streamseg.cli.pages import program_page
+    from streamseg.cli.parser import VERBS, make_app
+
+    recipe = "folder-18"  # all recipes have the same options
+    app = make_app([recipe])
+    options = {verb: list_options(app["train"][recipe] if verb == "train" else app[verb]) for verb in VERBS}
     if shell == "fish":
-        return fish(options, verbs)
-    arms = [f"        {name}) known={quote(' '.join(['--help', *known]))} ;;" for name, known in options.items()]
+        about = {row.names[0]: row.help for row in program_page().boxes["verbs"]}
+        print(fish_script(options, about), end="")
+    else:
+        script = bash_script(options)
+        print(ZSH.format(bash=script) if shell == "zsh" else script, end="")
+    return 0
+
+
+def list_options(app: "App") -> dict[str, tuple[str, ...]]:
+    """Return the options of a verb, with the values of those that have choices."""
+    from streamseg.cli.parser import options_of
+
+    return {
+        name: (argument.get_choices() or ()) if name not in argument.negatives else ()
+        for argument in options_of(app.assemble_argument_collection())
+        for name in argument.names
+    }
+
+
+def bash_script(options: Options) -> str:
+    """Return the script for bash."""
     values = [
-        f"        {quote(f'{name} {option}')}) known={quote(' '.join(choices))} ;;"
-        for name, known in options.items()
-        for option, choices in known.items()
+        f"        {quote(f'{verb} {name}')}) known={quote(' '.join(choices))} ;;"
+        for verb, known in options.items()
+        for name, choices in known.items()
         if choices
     ]
-    script = BASH.format(
-        verbs=quote(" ".join([*verbs, "--help", "--version"])),
-        names="\n".join(f"        '2 {name}') known={quote(' '.join(choices))} ;;" for name, choices in NAMES.items()),
-        options="\n".join(arms),
+    return BASH.format(
+        verbs=quote(" ".join([*options, "--help", "--version"])),
+        names="\n".join(f"        '2 {verb}') known={quote(' '.join(choices))} ;;" for verb, choices in NAMES.items()),
+        options="\n".join(
+            f"        {verb}) known={quote(' '.join(['--help', *known]))} ;;" for verb, known in options.items()
+        ),
         values="\n".join(values),
     )
-    return ZSH.format(bash=script) if shell == "zsh" else script
 
 
-def fish(options: Mapping[str, Mapping[str, tuple[str, ...]]], verbs: Mapping[str, Callable[..., None]]) -> str:
-    """The script for fish."""
+def fish_script(options: Options, about: Mapping[str, str]) -> str:
+    """Return the script for fish."""
     lines = [
         "# streamseg for fish",
         "complete -c streamseg -n __fish_use_subcommand -f -l help",
         "complete -c streamseg -n __fish_use_subcommand -f -l version",
     ]
-    for name, choices in NAMES.items():
-        lines.append(f"complete -c streamseg -n '__fish_seen_subcommand_from {name}' -a {quote(' '.join(choices))}")
-    for name, known in options.items():
-        about = (verbs[name].__doc__ or "").partition("\n")[0]
-        lines.append(f"complete -c streamseg -n __fish_use_subcommand -f -a {name} -d {quote(about)}")
-        for option, choices in known.items():
-            more = f" -x -a {quote(' '.join(choices))}" if choices else ""
-            chosen = f"-n '__fish_seen_subcommand_from {name}' -l {option.removeprefix('--')}"
-            lines.append(f"complete -c streamseg {chosen}{more}")
+    for verb, choices in NAMES.items():
+        lines.append(f"complete -c streamseg -n '__fish_seen_subcommand_from {verb}' -a {quote(' '.join(choices))}")
+    for verb, known in options.items():
+        lines.append(f"complete -c streamseg -n __fish_use_subcommand -f -a {verb} -d {quote(about[verb])}")
+        for name, choices in known.items():
+            kind, word = ("-l", name.removeprefix("--")) if name.startswith("--") else ("-s", name.removeprefix("-"))
+            values = f" -x -a {quote(' '.join(choices))}" if choices else ""
+            lines.append(f"complete -c streamseg -n '__fish_seen_subcommand_from {verb}' {kind} {word}{values}")
     return "\n".join(lines) + "\n"
-
-
-def options_of(verb: Callable[..., None]) -> dict[str, tuple[str, ...]]:
-    """The options of a verb, each with the values that it can have, if they are few."""
-    parameters = signature(verb).parameters.values()
-    found = {each.name: each.annotation for each in parameters if each.kind is Parameter.KEYWORD_ONLY}
-    if verb.__name__ == "train":
-        found = {field.name: field.type for kind in (TrainRun, TrainConfig) for field in fields(kind)}
-        del found["config"]
-    options: dict[str, tuple[str, ...]] = {}
-    for name, kind in found.items():
-        option = name.replace("_", "-")
-        options[f"--{option}"] = DATASETS if name == "dataset" else values_of(kind)
-        if kind is bool:
-            options[f"--no-{option}"] = ()
-    return options
-
-
-def values_of(kind: Any) -> tuple[str, ...]:
-    """The values that an option can have, if its type or the word for its value tells."""
-    if get_origin(kind) is Literal:
-        return get_args(kind)
-    if get_origin(kind) is Annotated:
-        word = getattr(get_args(kind)[1], "metavar", None) or ""
-        return tuple(word[1:-1].split(",")) if word.startswith("{") else ()
-    return ()

@@ -1,73 +1,96 @@
-"""The verbs evaluate, reproduce and benchmark: how good a network is, and how fast."""
+"""The verbs evaluate, reproduce and benchmark: how accurate a network is, and how fast."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
-import tyro
+from cyclopts import Parameter
 
-from streamseg.checks import check_choice, check_count, check_positive
+from streamseg.checks import check_count, check_positive
+from streamseg.cli.messages import check_figures, clear_line, loading, open_messages, pick_progress, write_figures
 from streamseg.cli.options import (
     NETWORKS,
+    PRECISIONS,
     DataFolder,
+    Dataset,
     Device,
     Json,
     Quiet,
+    Ray,
+    Weights,
     check_data,
     check_exported,
     check_folder,
     check_weights,
-    optional_arg,
+    option,
     parse_size,
     pick_device,
     pick_policy,
 )
-from streamseg.cli.say import check_figures, clear_line, loading, open_messages, pick_progress, write_figures
+from streamseg.evaluate.paper import DOWNLOADS, TABLES
 from streamseg.io.files import check_writable
+
+if TYPE_CHECKING:
+    import torch
+
+    from streamseg.data import datasets
+    from streamseg.engine.engine import Engine
+    from streamseg.evaluate.reproduce import RunEvaluator
+    from streamseg.stream.state import Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """The options of evaluate."""
+
+    data: DataFolder
+    """The folder of the data set."""
+    dataset: Dataset
+    """cityscapes, camvid, coco-stuff, ade20k, or folder for your own data."""
+    split: str = "val"
+    """The split to measure on."""
+    only: Annotated[str, option("NAME", "all frames")] = ""
+    """Measure only frames whose file name starts with this, such as a recording that training left out."""
+    scales: Annotated[tuple[float, ...], Parameter(metavar="FLOAT ...", show_default="1.0", consume_multiple=True)] = (
+        1.0,
+    )
+    """Scales at which to run each image; the scores are averaged."""
+    flip: bool = False
+    """Average the scores with those of the mirrored image."""
+    window: Annotated[int | None, option("FRAMES", "single frames, in any order")] = None
+    """Run sequences in order with this window, and measure temporal consistency and latency too; 1 is the network for
+    images."""
+    half_life: Annotated[float | None, option("SECONDS", "the exact window")] = None
+    """Instead of a window, let the past decay by half in this time."""
+    steady: Annotated[float, option("MARGIN", "0, off")] = 0.0
+    """With one of the two, change the class of a pixel only if the new score is higher by this much."""
+    json: Json = None
+    """A file for the figures; - for standard output."""
+    plots: Annotated[Path | None, option("DIR", "none are written")] = None
+    """A folder for confusion.png and worst.png."""
+    device: Device = ""
+    """cuda or cpu."""
+    precision: Annotated[str, option(default="fp32, eager", choices=PRECISIONS)] = ""
+    """Measure the fast form of the network in this precision: fp16 or bf16 on a GPU, fp32 or int8 on the CPU."""
+    trust: bool = False
+    """Allow a .pt2 file, which is a program and can run any code."""
+    ray: Ray = ""
+    """Distribute the frames over a Ray cluster: local, auto, HOST:PORT or ray://HOST:PORT."""
+    quiet: Quiet = False
+    """Print only warnings and errors."""
 
 
 def evaluate(
-    weights: Annotated[Path | None, optional_arg("[WEIGHTS]", "those that ship")] = None,
+    weights: Weights = None,
     /,
     *,
-    data: DataFolder,
-    dataset: str,
-    split: str = "val",
-    only: Annotated[str, optional_arg("NAME", "all frames")] = "",
-    scales: Annotated[tuple[float, ...], optional_arg("FLOAT ...", "1.0")] = (1.0,),
-    flip: bool = False,
-    window: Annotated[int | None, optional_arg("FRAMES", "single frames, in any order")] = None,
-    half_life: Annotated[float | None, optional_arg("SECONDS", "the exact window")] = None,
-    steady: Annotated[float, optional_arg("MARGIN", "0, off")] = 0.0,
-    json: Json = None,
-    plots: Annotated[Path | None, optional_arg("DIR", "none are written")] = None,
-    device: Device = "",
-    precision: Annotated[str, optional_arg("{fp32,fp16,bf16,int8}", "fp32, operator by operator")] = "",
-    trust: bool = False,
-    ray: Annotated[str, optional_arg("[ADDRESS]", "off; without ADDRESS this machine alone")] = "",
-    quiet: Quiet = False,
-) -> None:
+    options: Annotated[EvaluateOptions, Parameter(name="*")],
+) -> int:
     """Measure a network on a data set: mIoU and more.
 
     Args:
         weights: A checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
-        data: The data set's folder.
-        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for one's own.
-        split: The part of the data set to measure on.
-        only: Measure on the frames alone whose file name starts so: a recording that training left out.
-        scales: Sizes to look at each image in; their answers are averaged.
-        flip: Look at each image's mirror image too.
-        window: Look at sequences in order, at so many frames of them at a time, and measure how steady the labels are
-            and how long a frame takes; 1 is the network for images.
-        half_life: Instead of a window, let the past fade by half in so many seconds.
-        steady: With one of the two, let a pixel change its class only if the new one scores so much higher.
-        json: A file for the figures; - for standard output.
-        plots: A folder for confusion.png and worst.png.
-        device: cuda or cpu.
-        precision: Measure the network's fast form in this: fp16 or bf16 on a GPU, fp32 or int8 on the CPU.
-        trust: Open a .pt2 file, which is a program and can do whatever it likes.
-        ray: Spread the frames over a Ray cluster: local, auto, HOST:PORT or ray://HOST:PORT.
-        quiet: Print nothing but warnings and errors.
 
     Examples:
         streamseg evaluate --dataset camvid --data CamVid --split val
@@ -75,187 +98,236 @@ def evaluate(
         streamseg evaluate --dataset camvid --data CamVid --precision int8 --json -
         streamseg evaluate --dataset camvid --data CamVid --window 1 --plots plots
     """
-    check_data(dataset, data)
+    check_data(options.dataset, options.data)
     check_weights(weights)
-    check_figures(json)
-    check_folder(plots, "plots")
-    with loading(quiet):
-        import torch
-
+    check_figures(options.json)
+    check_folder(options.plots, "plots")
+    with loading(options.quiet):
         from streamseg.data.shards import open_dataset
         from streamseg.engine import runtime
-        from streamseg.evaluate import images as evaluation, plot, video
+        from streamseg.evaluate import plot
         from streamseg.evaluate.engines import open_evaluation_engine
 
-    policy = pick_policy(window, half_life, steady)
-    if steady and not policy:
-        raise ValueError("--steady is for frames in order: give --window or --half-life too.")
-    if policy and ray:
-        raise ValueError("--window and --half-life time each frame, for which it must have no rival: leave out --ray.")
-    if policy and (flip or scales != (1.0,)):
-        raise ValueError("--window and --half-life see each frame once, as it is: leave out --scales and --flip.")
-    words, progress = open_messages(quiet, json), pick_progress(quiet)
-    if plots:
-        plot.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
-    place = pick_device(device or runtime.default_device(weights))
-    frames = open_dataset(dataset, data.absolute() if ray and data.exists() else data, split)
-    frames = replace(frames, pairs=tuple(pair for pair in frames.pairs if pair.image.name.startswith(only)))
-    engine = open_evaluation_engine(weights, place, frames, precision=precision, scales=scales, flip=flip, trust=trust)
+    policy = pick_policy(options.window, options.half_life, options.steady)
+    check_combination(options, policy)
+    if options.plots:
+        plot.new_figure(1, 1)  # fails here rather than after the work, if the library is missing
+    device = pick_device(options.device or runtime.default_device(weights))
+    data = options.data.absolute() if options.ray and options.data.exists() else options.data
+    frames = keep_frames(open_dataset(options.dataset, data, options.split), options.only)
+    engine = open_evaluation_engine(
+        weights,
+        device,
+        frames,
+        precision=options.precision,
+        scales=options.scales,
+        flip=options.flip,
+        trust=options.trust,
+    )
     if isinstance(engine, runtime.ExportedEngine):
-        check_exported(engine, policy, precision=precision, steady=steady)
-    threads = torch.get_num_threads()
+        check_exported(engine, policy, precision=options.precision, steady=options.steady)
     if policy:
-        found = video.evaluate_video(engine, frames, policy, threads=threads, progress=progress)
-        table, told = video.format_video_evaluation(found), video.video_evaluation_to_json(found)
+        evaluate_sequences(engine, frames, policy, options)
     else:
-        if ray:
-            result = evaluation.evaluate_on_cluster(
-                frames,
-                weights and weights.absolute(),
-                ray,
-                precision=precision,
-                scales=scales,
-                flip=flip,
-                trust=trust,
-                gpus=(device or runtime.default_device(weights)) != "cpu",
-                progress=progress,
-            )
-        else:
-            result = evaluation.evaluate(engine, frames, threads=threads, progress=progress)
-        table, told = evaluation.format_evaluation(result), evaluation.evaluation_to_json(result)
-    print(table, file=words)
-    write_figures(json, told, words)
-    if plots:
-        if policy:
-            video.write_video_plots(plots, found, engine, frames, policy)
-        else:
-            evaluation.write_plots(plots, result, engine, frames)
-        print(f"{plots / 'confusion.png'}  {plots / 'worst.png'}", file=words)
+        evaluate_frames(engine, frames, weights, options)
+    return 0
+
+
+def check_combination(options: EvaluateOptions, policy: "Policy | None") -> None:
+    """Raise an error if options of evaluate do not go together."""
+    if options.steady and not policy:
+        raise ValueError("--steady is for frames in order: give --window or --half-life too.")
+    if policy and options.ray:
+        raise ValueError("--window and --half-life time each frame, so nothing else may run: leave out --ray.")
+    if policy and (options.flip or options.scales != (1.0,)):
+        raise ValueError("--window and --half-life run each frame once: leave out --scales and --flip.")
+
+
+def keep_frames(frames: "datasets.Dataset", prefix: str) -> "datasets.Dataset":
+    """Return a data set with only the frames whose file name starts with a prefix."""
+    return replace(frames, pairs=tuple(pair for pair in frames.pairs if pair.image.name.startswith(prefix)))
+
+
+def evaluate_sequences(
+    engine: "Engine", frames: "datasets.Dataset", policy: "Policy", options: EvaluateOptions
+) -> None:
+    """Run sequences in order, and print the accuracy, the temporal consistency and the latency."""
+    import torch
+
+    from streamseg.evaluate import video
+
+    messages, progress = open_messages(options.quiet, options.json), pick_progress(options.quiet)
+    found = video.evaluate_video(engine, frames, policy, threads=torch.get_num_threads(), progress=progress)
+    print(video.format_video_evaluation(found), file=messages)
+    write_figures(options.json, video.video_evaluation_to_json(found), messages)
+    if options.plots:
+        video.write_video_plots(options.plots, found, engine, frames, policy)
+        print_plots(options.plots, messages)
+
+
+def evaluate_frames(
+    engine: "Engine", frames: "datasets.Dataset", weights: Path | None, options: EvaluateOptions
+) -> None:
+    """Run single frames, here or on a cluster, and print the accuracy."""
+    import torch
+
+    from streamseg.engine import runtime
+    from streamseg.evaluate import images
+
+    messages, progress = open_messages(options.quiet, options.json), pick_progress(options.quiet)
+    if options.ray:
+        found = images.evaluate_on_cluster(
+            frames,
+            weights and weights.absolute(),
+            options.ray,
+            precision=options.precision,
+            scales=options.scales,
+            flip=options.flip,
+            trust=options.trust,
+            gpus=(options.device or runtime.default_device(weights)) != "cpu",
+            progress=progress,
+        )
+    else:
+        found = images.evaluate(engine, frames, threads=torch.get_num_threads(), progress=progress)
+    print(images.format_evaluation(found), file=messages)
+    write_figures(options.json, images.evaluation_to_json(found), messages)
+    if options.plots:
+        images.write_plots(options.plots, found, engine, frames)
+        print_plots(options.plots, messages)
+
+
+def print_plots(folder: Path, messages: TextIO) -> None:
+    """Print the names of the plots of an evaluation."""
+    print(f"{folder / 'confusion.png'}  {folder / 'worst.png'}", file=messages)
 
 
 def reproduce(
-    table: Annotated[str, tyro.conf.arg(metavar="TABLE")],
+    table: Annotated[str, option("TABLE", choices=(*TABLES, "all"))],
     /,
     *,
-    runs: Annotated[Path | None, optional_arg("DIR", "no accuracy")] = None,
-    data: Annotated[Path | None, optional_arg("DIR", "no accuracy")] = None,
-    dataset: str = "camvid",
+    runs: Annotated[Path | None, option("DIR", "no accuracy")] = None,
+    data: Annotated[Path | None, option("DIR", "no accuracy")] = None,
+    dataset: Dataset = "camvid",
     split: str = "val",
-    only: Annotated[str, optional_arg("NAME", "all frames")] = "",
-    speed: Annotated[str, optional_arg("{yes,no}", "yes on a GPU, no on the CPU")] = "",
+    only: Annotated[str, option("NAME", "all frames")] = "",
+    speed: Annotated[str, option(default="yes on a GPU, no on the CPU", choices=("yes", "no"))] = "",
     compiled: bool = False,
-    out: Annotated[Path | None, optional_arg("DIR", "none are written")] = None,
+    out: Annotated[Path | None, option("DIR", "none are written")] = None,
     json: Json = None,
     device: Device = "",
     quiet: Quiet = False,
-) -> None:
-    """Measure again what the paper prints, and show both.
+) -> int:
+    """Measure the tables of the paper again, and print both figures.
 
     Args:
         table: I (cost of the attention), II (its key channels), III (its kinds), reduction (its place and kind; a
             figure), IV (Cityscapes), V (CamVid, COCO-Stuff), VI (video), or all.
-        runs: A folder of trained networks, RUN/weights.safetensors, to measure the accuracy of; what each is, it says.
-        data: The data set's folder, to measure them on.
-        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for one's own.
-        split: The part of the data set to measure on.
-        only: Measure on the frames alone whose file name starts so: a recording that training left out.
+        runs: A folder of trained networks, RUN/weights.safetensors, to measure the accuracy of.
+        data: The folder of the data set to measure them on.
+        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for your own data.
+        split: The split to measure on.
+        only: Measure only frames whose file name starts with this, such as a recording that training left out.
         speed: Whether to measure speed: the network alone as in the paper, and from frame to labels.
-        compiled: Compile each network for the way from frame to labels, which takes minutes.
+        compiled: Compile each network for the measurement from frame to labels, which takes minutes.
         out: A folder for each table as Markdown, JSON and a plot.
         json: A file for the figures of all tables; - for standard output.
         device: cuda or cpu.
-        quiet: Print nothing but warnings and errors.
+        quiet: Print only warnings and errors.
 
     Examples:
         streamseg reproduce I
         streamseg reproduce all --out tables
         streamseg reproduce V --runs runs --data CamVid --dataset camvid --split test
     """
-    import platform
-
-    from streamseg.evaluate import paper
-
-    check_choice("table", table, (*paper.TABLES, "all"))
     check_data(dataset, data)
-    if speed:
-        check_choice("speed", speed, ("yes", "no"))
     if (runs is None) != (data is None):
-        raise ValueError("Accuracy needs both: --runs DIR, networks that were trained, and --data DIR, a data set.")
+        raise ValueError("Accuracy needs both --runs DIR, trained networks, and --data DIR, a data set.")
     check_folder(out, "tables")
     check_figures(json)
     with loading(quiet):
-        import torch
-
-        from streamseg.data.datasets import DATASETS
         from streamseg.evaluate import plot, reproduce as reproduction
 
     if out:
-        plot.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
-    words, progress = open_messages(quiet, json), pick_progress(quiet)
+        plot.new_figure(1, 1)  # fails here rather than after the work, if the library is missing
+    messages, progress = open_messages(quiet, json), pick_progress(quiet)
     place = pick_device(device)
-    threads = torch.get_num_threads()
-    evaluator = None
-    if runs and data:
-        try:
-            frames = DATASETS[dataset](data, split)
-        except FileNotFoundError as error:
-            source = paper.DOWNLOADS.get(dataset)
-            raise FileNotFoundError(f"{error} It is {source}." if source else str(error)) from None
-        frames = replace(frames, pairs=tuple(pair for pair in frames.pairs if pair.image.name.startswith(only)))
-        evaluator = reproduction.RunEvaluator(reproduction.find_runs(runs), frames, place, threads)
+    evaluator = open_runs(runs, data, dataset, split, only, place) if runs and data else None
     timed = speed == "yes" or (not speed and place.type == "cuda")
-    name = torch.cuda.get_device_name(place) if place.type == "cuda" else f"{threads} cores of {platform.machine()}"
-    notes = [f"Here: {name}, torch {torch.__version__}; the paper: a Titan X."] if timed else []
     figures = []
-    for part in [part for name, parts in paper.TABLES.items() if table in (name, "all") for part in parts]:
+    for part in [part for name, parts in TABLES.items() if table in (name, "all") for part in parts]:
         results = reproduction.reproduce(
             part, place, timed=timed, compiled=compiled, evaluator=evaluator, progress=progress
         )
-        accuracy = [evaluator.note()] if evaluator and any("miou" in result.found for result in results) else []
-        told = part, results, [*notes, *accuracy]
-        print(reproduction.format_table(*told), file=words)
-        figures.append(reproduction.table_to_json(*told))
+        notes = [describe_timing(place)] if timed else []
+        notes += [evaluator.note()] if evaluator and any("miou" in result.found for result in results) else []
+        print(reproduction.format_table(part, results, notes), file=messages)
+        figures.append(reproduction.table_to_json(part, results, notes))
         if out:
-            print("  ".join(map(str, reproduction.write_table(out, *told))), end="\n\n", file=words)
-    write_figures(json, figures, words)
+            written = reproduction.write_table(out, part, results, notes)
+            print("  ".join(map(str, written)), end="\n\n", file=messages)
+    write_figures(json, figures, messages)
+    return 0
+
+
+def open_runs(runs: Path, data: Path, dataset: str, split: str, only: str, device: "torch.device") -> "RunEvaluator":
+    """Return what measures the accuracy of trained networks on a data set."""
+    import torch
+
+    from streamseg.data.datasets import DATASETS
+    from streamseg.evaluate import reproduce as reproduction
+
+    try:
+        frames = keep_frames(DATASETS[dataset](data, split), only)
+    except FileNotFoundError as error:
+        source = DOWNLOADS.get(dataset)
+        raise FileNotFoundError(f"{error} It is {source}." if source else str(error)) from None
+    return reproduction.RunEvaluator(reproduction.find_runs(runs), frames, device, torch.get_num_threads())
+
+
+def describe_timing(device: "torch.device") -> str:
+    """Return what the times of a table were measured on."""
+    import platform
+
+    import torch
+
+    cores = f"{torch.get_num_threads()} cores of {platform.machine()}"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cores
+    return f"Here: {name}, torch {torch.__version__}; the paper: a Titan X."
 
 
 def benchmark(
-    models: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[MODEL ...]")] = (
-        "fanet18",
-        "fanet34",
-    ),
-    /,
-    *,
-    size: Annotated[str, optional_arg("HEIGHTxWIDTH", "1024x2048 on a GPU, 512x1024 on the CPU")] = "",
+    *models: Annotated[str, option("[MODEL ...]", "fanet18 fanet34")],
+    size: Annotated[str, option("HEIGHTxWIDTH", "1024x2048 on a GPU, 512x1024 on the CPU")] = "",
     batch: int = 1,
     compiled: bool = False,
     seconds: float = 3.0,
     profile: bool = False,
     json: Json = None,
-    plot: Annotated[Path | None, optional_arg("FILE", "none is drawn")] = None,
+    plot: Annotated[Path | None, option("FILE", "none is drawn")] = None,
     device: Device = "",
-    precision: Annotated[str, optional_arg("{fp16,bf16,fp32,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
+    precision: Annotated[
+        str, option(default="fp16 on a GPU, fp32 on the CPU", choices=("fp16", "bf16", "fp32", "int8"))
+    ] = "",
     trust: bool = False,
     quiet: Quiet = False,
-) -> None:
-    """Measure how fast networks are, and what they cost.
+) -> int:
+    """Measure the speed and the cost of networks.
 
     Args:
         models: What to measure, from a frame to its labels: names of networks, which get random weights and 19
             classes, checkpoints, or files that export wrote (.onnx, .xml, .pt2). Networks are fanet18, fanet34, and the
-            rivals segnet, enet, icnet, erfnet, bisenet18, shelfnet18, swiftnet18, fcn16s, fcn8s, deeplab.
+            baselines segnet, enet, icnet, erfnet, bisenet18, shelfnet18, swiftnet18, fcn16s, fcn8s, deeplab.
         size: Height and width of the frames.
-        batch: Frames at a time.
+        batch: Frames per batch.
         compiled: Measure torch.compile too, which takes a minute for each network.
         seconds: How long to measure each network.
-        profile: Name the ten most expensive kernels or operators.
+        profile: List the ten most expensive kernels or operators.
         json: A file for the figures; - for standard output.
         plot: A PNG for the median times.
-        device: cuda or cpu; with a .onnx or .xml file it is cpu unless told otherwise.
-        precision: What the fast and the plain way compute in; a file has its own.
-        trust: Open a .pt2 file, which is a program and can do whatever it likes.
-        quiet: Print nothing but warnings and errors.
+        device: cuda or cpu; the default with a .onnx or .xml file is cpu.
+        precision: Precision of the fast and the eager engine; an exported file has its own.
+        trust: Allow a .pt2 file, which is a program and can run any code.
+        quiet: Print only warnings and errors.
 
     Examples:
         streamseg benchmark
@@ -265,11 +337,10 @@ def benchmark(
     """
     from dataclasses import asdict
 
+    models = models or ("fanet18", "fanet34")
     check_count("batch", batch)
     check_positive("seconds", seconds)
-    for name in models:
-        if name not in NETWORKS and not Path(name).is_file():
-            raise ValueError(f"{name!r:.80} is neither a file nor one of the networks {', '.join(NETWORKS)}.")
+    check_models(models)
     check_figures(json)
     if plot:
         check_writable(plot)
@@ -280,29 +351,48 @@ def benchmark(
     # one device for all, or their times could not be compared
     usual = "cpu" if any(runtime.default_device(Path(name)) for name in models) else ""
     place = pick_device(device or usual)
-    seen = parse_size("--size", size) or ((1024, 2048) if place.type == "cuda" else (512, 1024))
-    words, progress = open_messages(quiet, json), pick_progress(quiet)
+    frame_size = parse_size("--size", size) or ((1024, 2048) if place.type == "cuda" else (512, 1024))
+    messages, progress = open_messages(quiet, json), pick_progress(quiet)
     if plot:
-        plots.new_figure(1, 1)  # fails now, and not after the work, where the library is missing
+        plots.new_figure(1, 1)  # fails here rather than after the work, if the library is missing
     found = []
     for number, name in enumerate(models):
         progress(number, len(models))
         found.append(
-            costs.measure_cost(name, seen, batch, place, precision, compiled=compiled, seconds=seconds, trust=trust)
+            costs.measure_cost(
+                name, frame_size, batch, place, precision, compiled=compiled, seconds=seconds, trust=trust
+            )
         )
     if not quiet:
         clear_line()
     machine = costs.describe_machine(place)
-    print(costs.format_costs(found, seen, batch, machine), file=words)
+    print(costs.format_costs(found, frame_size, batch, machine), file=messages)
     if profile:
-        for name in models:
-            print(f"\n{name}: the ten that take most, ms a frame", file=words)
-            spent = costs.profile(name, seen, place, precision)
-            for kernel, taken in spent:
-                print(f"{taken:10.4f}  {kernel:.100}", file=words)
-            if not spent:
-                print(f"{'-':>10}", file=words)
+        print_profiles(models, frame_size, place, precision, messages)
     networks = [asdict(cost) for cost in found]
-    write_figures(json, {"machine": machine, "size": seen, "batch": batch, "networks": networks}, words)
+    write_figures(json, {"machine": machine, "size": frame_size, "batch": batch, "networks": networks}, messages)
     if plot:
-        costs.plot_costs(plot, found, seen, machine)
+        costs.plot_costs(plot, found, frame_size, machine)
+    return 0
+
+
+def check_models(models: Sequence[str]) -> None:
+    """Raise an error if a name is neither a network nor a file."""
+    for name in models:
+        if name not in NETWORKS and not Path(name).is_file():
+            raise ValueError(f"{name!r:.80} is neither a file nor one of the networks {', '.join(NETWORKS)}.")
+
+
+def print_profiles(
+    models: Sequence[str], size: tuple[int, int], device: "torch.device", precision: str, messages: TextIO
+) -> None:
+    """Print the most expensive kernels or operators of each network."""
+    from streamseg.evaluate import benchmark as costs
+
+    for name in models:
+        print(f"\n{name}: the ten most expensive, ms per frame", file=messages)
+        spent = costs.profile(name, size, device, precision)
+        for kernel, taken in spent:
+            print(f"{taken:10.4f}  {kernel:.100}", file=messages)
+        if not spent:
+            print(f"{'-':>10}", file=messages)

@@ -1,366 +1,375 @@
-"""The verb segment: pictures, videos and cameras, here or on a cluster."""
+"""The verb segment: pictures, videos and cameras, on this machine or on a cluster."""
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
-import tyro
+from cyclopts import Parameter
 
-from streamseg.checks import check_choice, check_positive
+from streamseg.checks import check_positive
+from streamseg.cli.messages import STANDARD_OUTPUT, clear_line, loading, open_messages, print_error
 from streamseg.cli.options import (
     Device,
     Json,
+    Precision,
     Quiet,
+    Ray,
     check_exported,
     check_weights,
-    optional_arg,
+    option,
     parse_size,
     pick_device,
     pick_policy,
 )
-from streamseg.cli.say import STANDARD_OUTPUT, clear_line, fail, loading, open_messages, print_error
 from streamseg.io.files import written_whole
 
 if TYPE_CHECKING:
-    import torch
-
-    from streamseg.deploy.archive import ArchiveSettings
+    from streamseg.io.outputs import OutputFiles
+    from streamseg.io.sources import Source
+    from streamseg.io.window import Window
     from streamseg.stream.pipeline import Pipeline, RunResult
     from streamseg.stream.settings import DrawStyle, LabelSettings
-    from streamseg.stream.state import Policy
 
 MAY_BE_LATE = 0.05
-"""The share of the frames that may be late where a deadline is held."""
+"""The largest share of late frames at which a deadline counts as held."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentOptions:
+    """The options of segment."""
+
+    out: Annotated[str, Parameter(name=("--out", "-o"), metavar="OUT", show_default="the last name")] = ""
+    """Where to write; all names are then sources, as in: segment *.jpg -o out."""
+    weights: Annotated[Path | None, option("FILE", "the bundled weights")] = None
+    """A checkpoint, or a file that export wrote (.onnx, .xml, .pt2)."""
+    overlay: bool = True
+    """Write the overlay: a picture or a video."""
+    labels: bool = False
+    """Also write the labels: NAME-labels.png, indexed, or NAME-labels.mkv, lossless; each pixel holds its class."""
+    confidence: bool = False
+    """Also write the confidence of each label, 0 to 255: NAME-confidence.png or .mkv, lossless."""
+    side_by_side: bool = False
+    """Put the frame beside its overlay."""
+    legend: bool = False
+    """Draw a legend of the colours."""
+    classes: Annotated[str, option("NAME,...", "all")] = ""
+    """Colour only these classes, such as road,car."""
+    alpha: float = 0.5
+    """Opacity of the colours in the overlay, 0 to 1."""
+    json: Json = None
+    """A file for one line of JSON per frame: shares of the classes, latency, age of the mask, network input size; - for
+    standard output."""
+    show: bool = False
+    """Show the overlay of one source in a window; q closes it. The last picture stays until it is closed."""
+    window: Annotated[int | None, option("FRAMES", "what the weights were trained with")] = None
+    """How many frames of a video the network attends to; more than 1 needs weights trained on video."""
+    half_life: Annotated[float | None, option("SECONDS", "the exact window")] = None
+    """Instead of a window, let the past decay by half in this time, also where frames were dropped."""
+    cut: Annotated[float | None, option("DISTANCE", "off")] = None
+    """Drop the past at a change of scene: where contexts differ by more than this."""
+    steady: Annotated[float, option("MARGIN", "0, off")] = 0.0
+    """Against flicker: change the class of a pixel only if the new score is higher by this much; try 1 at 15 frames per
+    second or more."""
+    deadline: Annotated[float | None, option("MS", "none")] = None
+    """Reduce the network input size if needed, so that labels are ready within this many milliseconds."""
+    size: Annotated[str, option("HEIGHTxWIDTH", "the frame's size, up to 1024 x 2048 pixels")] = ""
+    """Network input size; labels keep the size of the frame."""
+    tile: bool = False
+    """Process large pictures at full size, in tiles, instead of reducing them."""
+    raw_size: Annotated[str, option("HEIGHTxWIDTH", "none")] = ""
+    """The size of raw frames on standard input: RGB, 8 bits."""
+    rate: Annotated[float | None, option("FPS", "25")] = None
+    """Frames per second of numbered pictures and raw frames."""
+    device: Device = ""
+    """cuda or cpu."""
+    precision: Precision = ""
+    """Precision of the network; int8 is 1.2 to 1.8 times as fast on a CPU, with nearly the same labels."""
+    trust: bool = False
+    """Allow a .pt2 file, which is a program and can run any code."""
+    ray: Ray = ""
+    """Distribute videos over a Ray cluster: local, auto, HOST:PORT or ray://HOST:PORT. Labels and statistics of each
+    video go to OUT, and an overlay with --overlay; if started again, it continues where it stopped."""
+    quiet: Quiet = False
+    """Print only warnings and errors."""
+
+
+DEFAULTS = SegmentOptions()
+
+
+@dataclass(frozen=True)
+class SegmentPlan:
+    """What to read and which files to write."""
+
+    sources: list["Source"]
+    outputs: list["OutputFiles"]
+    """The files of each source."""
+    missing: list[OSError | ValueError]
+    """What is wrong with names that cannot be read."""
+    raw: bool
+    """Whether labels go to standard output as raw bytes."""
 
 
 def segment(
-    names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE... [OUT]", help_behavior_hint="(required)")],
-    /,
-    *,
-    weights: Annotated[Path | None, optional_arg("FILE", "those that ship")] = None,
-    overlay: bool = True,
-    labels: bool = False,
-    confidence: bool = False,
-    side_by_side: bool = False,
-    legend: bool = False,
-    classes: Annotated[str, optional_arg("NAME,...", "all")] = "",
-    alpha: float = 0.5,
-    json: Json = None,
-    show: bool = False,
-    window: Annotated[int | None, optional_arg("FRAMES", "what the weights were trained with")] = None,
-    half_life: Annotated[float | None, optional_arg("SECONDS", "the exact window")] = None,
-    cut: Annotated[float | None, optional_arg("DISTANCE", "off")] = None,
-    steady: Annotated[float, optional_arg("MARGIN", "0, off")] = 0.0,
-    deadline: Annotated[float | None, optional_arg("MS", "none")] = None,
-    size: Annotated[str, optional_arg("HEIGHTxWIDTH", "the frames' own, up to 1024 x 2048 pixels")] = "",
-    tile: bool = False,
-    raw_size: Annotated[str, optional_arg("HEIGHTxWIDTH", "none")] = "",
-    rate: Annotated[float | None, optional_arg("FPS", "25")] = None,
-    device: Device = "",
-    precision: Annotated[str, optional_arg("{fp32,fp16,bf16,int8}", "fp16 on a GPU, fp32 on the CPU")] = "",
-    trust: bool = False,
-    ray: Annotated[str, optional_arg("[ADDRESS]", "off; without ADDRESS this machine alone")] = "",
-    quiet: Quiet = False,
-) -> None:
+    *names: Annotated[str, option("SOURCE... [OUT]")],
+    options: Annotated[SegmentOptions, Parameter(name="*")] = DEFAULTS,
+) -> int:
     """Label every pixel of pictures, videos, cameras and streams.
 
     Args:
         names: What to label: pictures, a folder, a pattern ('*.jpg'), a list (.txt), a video, numbered pictures
-            (frame_%04d.png), an http or rtsp address, a camera (0), or - for raw frames on standard input. Behind it,
-            where to write: a picture or a video, a folder, numbered pictures, or - for raw labels on standard output;
-            without it, NAME-overlay.png or .mp4 in this folder.
-        weights: A checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
-        overlay: Write the overlay: a picture, or a video.
-        labels: Write the labels too: NAME-labels.png, indexed, or NAME-labels.mkv, lossless; a pixel is its class.
-        confidence: Write how sure the network is too, 0 to 255: NAME-confidence.png or .mkv, lossless.
-        side_by_side: Put the frame itself beside the overlay.
-        legend: Name the colours.
-        classes: Highlight these alone, such as road,car.
-        alpha: Share of the colours in the overlay, 0 to 1.
-        json: A file for a line of JSON a frame: shares of the classes, latency, age of the mask, size it was seen at;
-            - for standard output.
-        show: Show the overlay of one source in a window, of pictures the last until it is closed; q closes it.
-        window: How many frames of a video the network looks at; more than 1 is for networks trained so.
-        half_life: Instead of a window, let the past fade by half in so many seconds, whatever frames were dropped.
-        cut: Forget the past at a change of scene: where contexts differ by more than this.
-        steady: Let a pixel change its class only if the new one scores so much higher, against flicker: such as 1, at
-            15 frames a second or more.
-        deadline: See frames smaller if need be, so that labels come within so many milliseconds.
-        size: See frames at this size; labels have the frames' own all the same.
-        tile: See large pictures whole, tile by tile, instead of smaller.
-        raw_size: The size of raw frames on standard input: RGB, 8 bits.
-        rate: Frames a second of numbered pictures and raw frames.
-        device: cuda or cpu.
-        precision: What the network computes in; int8 is 1.2 to 1.8 times as fast on a CPU, with nearly the same labels.
-        trust: Open a .pt2 file, which is a program and can do whatever it likes.
-        ray: Spread videos over a Ray cluster: local, auto, HOST:PORT or ray://HOST:PORT. Into OUT go labels and
-            statistics of each video, and an overlay with --overlay; started again, it goes on where it ended.
-        quiet: Print nothing but warnings and errors.
+            (frame_%04d.png), an http or rtsp address, a camera (0), or - for raw frames on standard input. The last
+            name is where to write: a picture or a video, a folder, numbered pictures, or - for raw labels on standard
+            output. The default is NAME-overlay.png or .mp4 in this folder.
 
     Examples:
         streamseg segment photo.jpg
-        streamseg segment photos out --labels --legend
+        streamseg segment *.jpg -o out --labels --legend
         streamseg segment drive.mp4 labelled.mp4 --size 360x640 --precision int8
         streamseg segment 0 --show
     """
-    from contextlib import ExitStack
-    from json import dumps
-    from time import monotonic
+    given, out = split_names(names, options.out)
+    check_options(options, out)
+    if options.ray:
+        return segment_on_cluster(given, out, options)
+    plan = make_plan(given, out, options)
+    with loading(options.quiet):
+        settings, style = open_model(options)
+    return run_plan(plan, options, settings, style)
 
-    from streamseg.io.outputs import OutputFiles, check_json_lines, plan_outputs
-    from streamseg.io.resolve import resolve_sources
-    from streamseg.io.sources import Capture
-    from streamseg.stream import latency
 
-    given, out = (names[:-1], names[-1]) if len(names) > 1 else (names, "")
-    raw, streamed = out == "-", json == STANDARD_OUTPUT
-    if raw and streamed:
-        raise ValueError("Raw labels and lines of JSON cannot share standard output: give --json the name of a file.")
-    if precision:
-        check_choice("precision", precision, ("fp32", "fp16", "bf16", "int8"))
-    if tile and (confidence or (window or 1) > 1 or half_life or steady or deadline or size):
+def split_names(names: tuple[str, ...], out: str) -> tuple[tuple[str, ...], str]:
+    """Return the sources among the names, and where to write."""
+    if out or len(names) < 2:
+        return names, out
+    return names[:-1], names[-1]
+
+
+def check_options(options: SegmentOptions, out: str) -> None:
+    """Raise an error if options are wrong, or do not go together."""
+    if out == "-" and options.json == STANDARD_OUTPUT:
+        raise ValueError("Raw labels and lines of JSON cannot share standard output: give --json a file name.")
+    video = (options.window or 1) > 1 or options.half_life or options.steady
+    if options.tile and (options.confidence or video or options.deadline or options.size):
         raise ValueError(
-            "--tile sees single pictures at full size: leave out --confidence, --window, --half-life, --steady, "
+            "--tile processes single pictures at full size: leave out --confidence, --window, --half-life, --steady, "
             "--deadline and --size."
         )
-    for option, number in (("deadline", deadline), ("cut", cut)):
+    for name, number in (("deadline", options.deadline), ("cut", options.cut)):
         if number is not None:
-            check_positive(option, number)
-    check_weights(weights)
-    if tile:
-        with loading(quiet):  # before the names are looked at, for which a picture may be read
+            check_positive(name, number)
+    check_weights(options.weights)
+
+
+def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions) -> SegmentPlan:
+    """Resolve the sources and plan the files to write; raise an error if they cannot be read or written."""
+    from streamseg.io.outputs import check_json_lines, plan_outputs
+    from streamseg.io.resolve import resolve_sources
+
+    if options.tile:
+        with loading(options.quiet):  # before a picture may be read, to resolve the names
             from streamseg.io.images import allow_large_pictures
 
         allow_large_pictures()
-
-    def labeller_and_style() -> tuple["LabelSettings", "DrawStyle"]:
-        from streamseg.engine import runtime
-        from streamseg.stream.settings import DrawStyle
-
-        policy = pick_policy(window, half_life, steady)
-        labeller = open_labeller(
-            weights,
-            pick_device(device or runtime.default_device(weights)),
-            policy,
-            cut=cut,
-            steady=steady,
-            size=parse_size("--size", size),
-            tile=tile,
-            deadline=deadline,
-            precision=precision,
-            confidence=confidence,
-            trust=trust,
-        )
-        only = tuple(find_class(name, labeller.classes.names) for name in classes.split(",") if name.strip())
-        return labeller, DrawStyle(alpha, only, legend, side_by_side)
-
-    if ray:
-        if json or show or tile or raw or deadline is not None or raw_size or rate or not out:
-            raise ValueError(
-                "--ray reads videos and writes a folder, which comes last: leave out --json, --show, --tile, "
-                "--deadline, --raw-size, --rate and -."
-            )
-        with loading(quiet):
-            from streamseg.deploy.archive import ArchiveSettings
-            from streamseg.engine import runtime
-
-            labeller, style = labeller_and_style()  # as each worker will have it: what is wrong is told at once
-        path = weights and weights.absolute()
-        orders = ArchiveSettings(
-            path, labeller.window, precision, cut, labeller.size, overlay, labels, confidence, style, trust
-        )
-        gpus = (device or runtime.default_device(weights)) != "cpu"
-        segment_archive(given, out, orders, ray, gpus=gpus, quiet=quiet)
-        return
-    sources, missing = resolve_sources(given, raw_size=parse_size("--raw-size", raw_size), rate=rate)
+    raw_size = parse_size("--raw-size", options.raw_size)
+    sources, missing = resolve_sources(names, raw_size=raw_size, rate=options.rate)
+    if options.out and missing and len(names) > 1 and not resolve_sources(names[-1:], raw_size=raw_size)[0]:
+        raise ValueError(f"OUT is given twice, as {names[-1]} and as --out {options.out}: leave out one.")
     if not sources:
         raise missing[0]
-    results = plan_outputs(sources, out, overlay=overlay, labels=labels, confidence=confidence, missing=len(missing))
-    if not (overlay or labels or confidence or json or raw or show):
+    overlay, labels, confidence = options.overlay, options.labels, options.confidence
+    outputs = plan_outputs(sources, out, overlay=overlay, labels=labels, confidence=confidence, missing=len(missing))
+    raw = out == "-"
+    if not (overlay or labels or confidence or options.json or raw or options.show):
         raise ValueError("There is nothing to write with --no-overlay alone: add --labels, --confidence or --json.")
-    if show and len(sources) > 1:
+    if options.show and len(sources) > 1:
         raise ValueError(f"--show has one window, and there are {len(sources)} sources: give one, or leave it out.")
-    if json and not streamed:
-        check_json_lines(json, sources, results)
-    with loading(quiet):
-        from streamseg.io.window import Window
-        from streamseg.stream.observer import PipelineObserver
-        from streamseg.stream.pipeline import Pipeline
-
-        labeller, style = labeller_and_style()
-
-    words = open_messages(quiet, out, json)
-    meter = latency.Meter()
-    last = monotonic()
-
-    class Terminal(PipelineObserver):
-        def message(self, sentence: str) -> None:
-            print_error(sentence)
-
-        def frame_written(self, capture: Capture, shares: list[float], files: OutputFiles) -> None:
-            if files.are_pictures and files.paths and not quiet:
-                clear_line()
-                print(f"{capture.name}: {describe_shares(labeller.classes.names, shares)}", file=words)
-                print("  " + "  ".join(map(str, files.of(capture).paths)), file=words)
-
-        def tick(self) -> None:
-            nonlocal last
-            if not quiet and sys.stderr.isatty() and monotonic() - last > 0.25:
-                last = monotonic()
-                told = latency.format_progress(meter.summary(), pipeline.total)
-                print(f"\r\x1b[K{told}", end="", file=sys.stderr, flush=True)
-
-    screen = Window("streamseg") if show else None
-    with ExitStack() as files:
-        records: TextIO | None = sys.stdout if streamed else None
-        if isinstance(records, TextIOWrapper):
-            records.reconfigure(line_buffering=True)  # whoever reads on has each line at once
-        if json and not streamed:
-            records = files.enter_context(files.enter_context(written_whole(json)).open("w", encoding="utf-8"))
-        pipeline = Pipeline(
-            list(zip(sources, results, strict=True)),
-            labeller,
-            style,
-            meter,
-            deadline=None if deadline is None else deadline / 1000,
-            records=records,
-            raw=sys.stdout.buffer if raw else None,
-            window=screen,
-            observer=Terminal(),
-        )
-        outcome = pipeline.run()
-        summary = meter.summary()
-        problems = [*map(str, missing), *outcome.problems]
-        if not outcome.frames and problems:
-            fail(problems[0])
-        if records:
-            records.write(dumps({"summary": latency.summary_to_json(summary)}) + "\n")
-
-    if not quiet:
-        clear_line()
-    for line in report(pipeline, outcome, deadline):
-        print(line, file=words)
-    if outcome.frames > 1:
-        print(latency.format_summary(summary), file=words)
-    for problem in problems:
-        print_error(problem)
-    if outcome.signal:
-        print_error(f"Stopped after {outcome.frames} frames: what was written holds those.")
-    if screen and outcome.frames and not outcome.signal and not any(source.moving for source in sources):
-        screen.wait()  # pictures would be gone before anybody saw them
-    if outcome.signal or problems:
-        sys.exit(128 + outcome.signal if outcome.signal else 1)
+    if options.json and options.json != STANDARD_OUTPUT:
+        check_json_lines(options.json, sources, outputs)
+    return SegmentPlan(sources, outputs, missing, raw)
 
 
-def open_labeller(
-    weights: Path | None,
-    place: "torch.device",
-    policy: "Policy | None",
-    *,
-    cut: float | None,
-    steady: float,
-    size: tuple[int, int] | None,
-    tile: bool,
-    deadline: float | None,
-    precision: str,
-    confidence: bool,
-    trust: bool,
-) -> "LabelSettings":
-    """A network, and how it is to see frames; a ValueError says what it cannot do, if that is asked for."""
+def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
+    """Open the network, and return it with how to run it and how to draw its labels."""
     from streamseg.engine import runtime
     from streamseg.engine.engine import ImageEngine
     from streamseg.engine.open import open_engine
     from streamseg.models import checkpoint
     from streamseg.stream.label_frames import check_window
-    from streamseg.stream.settings import LabelSettings
+    from streamseg.stream.settings import DrawStyle, LabelSettings
     from streamseg.stream.state import LastFrames
 
-    engine, classes, trained = open_engine(weights, place, precision, eager=tile, trust=trust)
+    policy = pick_policy(options.window, options.half_life, options.steady)
+    size = parse_size("--size", options.size)
+    device = pick_device(options.device or runtime.default_device(options.weights))
+    engine, classes, trained = open_engine(
+        options.weights, device, options.precision, eager=options.tile, trust=options.trust
+    )
     if isinstance(engine, runtime.ExportedEngine):
         check_exported(
             engine,
             policy,
             size=size,
-            tile=tile,
-            deadline=deadline,
-            precision=precision,
-            confidence=confidence,
-            steady=steady,
+            tile=options.tile,
+            deadline=options.deadline,
+            precision=options.precision,
+            confidence=options.confidence,
+            steady=options.steady,
         )
         size = engine.manifest.size or size
-    elif tile and isinstance(engine, ImageEngine):
+    elif options.tile and isinstance(engine, ImageEngine):
         checkpoint.require_fanet(engine.model, "--tile")
-    policy = policy or LastFrames(1 if tile else trained, steady=steady)
+    policy = policy or LastFrames(1 if options.tile else trained, steady=options.steady)
     check_window(engine, policy)
-    return LabelSettings(engine, classes, policy, cut, size, tile, confidence)
+    chosen = tuple(find_class(name, classes.names) for name in options.classes.split(",") if name.strip())
+    settings = LabelSettings(engine, classes, policy, options.cut, size, options.tile, options.confidence)
+    return settings, DrawStyle(options.alpha, chosen, options.legend, options.side_by_side)
 
 
-def segment_archive(
-    names: Sequence[str], out: str, orders: "ArchiveSettings", address: str, *, gpus: bool, quiet: bool
-) -> None:
-    """Label videos on a Ray cluster, and tell how far it is and how it went. Exit status 1 if any had a problem."""
-    from time import monotonic
+def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSettings", style: "DrawStyle") -> int:
+    """Label all frames, write the files, report, and return the exit status."""
+    from json import dumps
 
-    from streamseg.deploy import archive
+    from streamseg.cli.progress import TerminalObserver
+    from streamseg.io.window import Window
+    from streamseg.stream import latency
+    from streamseg.stream.pipeline import Pipeline
 
-    last = monotonic()
+    messages = open_messages(options.quiet, STANDARD_OUTPUT if plan.raw else None, options.json)
+    meter = latency.Meter()
+    observer = TerminalObserver(meter, settings.classes.names, messages, options.quiet)
+    screen = Window("streamseg") if options.show else None
+    with open_records(options.json) as records:
+        pipeline = Pipeline(
+            list(zip(plan.sources, plan.outputs, strict=True)),
+            settings,
+            style,
+            meter,
+            deadline=None if options.deadline is None else options.deadline / 1000,
+            records=records,
+            raw=sys.stdout.buffer if plan.raw else None,
+            window=screen,
+            observer=observer,
+        )
+        observer.total = lambda: pipeline.total
+        result = pipeline.run()
+        problems = [*map(str, plan.missing), *result.problems]
+        if not result.frames and problems:
+            raise ValueError(problems[0])
+        if records:
+            records.write(dumps({"summary": latency.summary_to_json(meter.summary())}) + "\n")
 
-    def progress(report: archive.Report) -> None:
-        nonlocal last
-        terminal = sys.stderr.isatty()
-        if not quiet and monotonic() - last > (0.25 if terminal else 60):
-            last = monotonic()
-            start, end = ("\r\x1b[K", "") if terminal else ("", "\n")
-            print(f"{start}{archive.format_report(report)}", end=end, file=sys.stderr, flush=True)
-
-    report = archive.segment_archive(names, out, orders, address, gpus=gpus, progress=progress)
-    if not quiet:
+    if not options.quiet:
         clear_line()
-        print(archive.format_report(report))
-        print(out)
-    for problem in report.problems.values():
+    for line in list_results(pipeline, result, options.deadline):
+        print(line, file=messages)
+    if result.frames > 1:
+        print(latency.format_summary(meter.summary()), file=messages)
+    for problem in problems:
         print_error(problem)
-    if report.problems:
-        sys.exit(1)
+    if result.signal:
+        print_error(f"Stopped after {result.frames} frames: the files hold those.")
+    wait_for_window(screen, plan, result)
+    return 128 + result.signal if result.signal else int(bool(problems))
 
 
-def report(pipeline: "Pipeline", outcome: "RunResult", deadline: float | None) -> Iterator[str]:
-    """What a run wrote and saw, in lines."""
+@contextmanager
+def open_records(path: Path | None) -> Iterator[TextIO | None]:
+    """Open the file for lines of JSON, which appears when it is complete; or standard output, or nothing."""
+    with ExitStack() as files:
+        if path == STANDARD_OUTPUT:
+            if isinstance(sys.stdout, TextIOWrapper):
+                sys.stdout.reconfigure(line_buffering=True)  # a reader gets each line at once
+            yield sys.stdout
+        elif path:
+            yield files.enter_context(files.enter_context(written_whole(path)).open("w", encoding="utf-8"))
+        else:
+            yield None
+
+
+def wait_for_window(screen: "Window | None", plan: SegmentPlan, result: "RunResult") -> None:
+    """Keep the window with the last picture open; the window of a video closes at its end."""
+    if screen and result.frames and not result.signal and not any(source.moving for source in plan.sources):
+        screen.wait()
+
+
+def list_results(pipeline: "Pipeline", result: "RunResult", deadline: float | None) -> Iterator[str]:
+    """Yield the lines that report the written files and the labels of a run."""
     for stream in pipeline.streams:
         if stream.written and not stream.results.are_pictures:
             yield f"{stream.source.name}: {'  '.join(map(str, stream.results.paths))}"
-    if outcome.frames > 1:
-        yield f"\nall frames: {describe_shares(pipeline.settings.classes.names, outcome.shares)}"
-        yield f"seen at {outcome.size[0]} x {outcome.size[1]}\n"
+    if result.frames > 1:
+        yield f"\nall frames: {list_largest_classes(pipeline.settings.classes.names, result.shares)}"
+        yield f"network input {result.size[0]} x {result.size[1]}\n"
         if deadline is not None:
-            yield f"{describe_deadline(deadline, outcome)}\n"
+            yield f"{format_deadline(deadline, result)}\n"
 
 
 def find_class(name: str, names: tuple[str, ...]) -> int:
-    """The number of a class by its name, in small letters or large."""
+    """Return the number of a class; upper and lower case are the same."""
     for number, known in enumerate(names):
         if known.lower() == name.strip().lower():
             return number
     raise ValueError(f"No class is called {name.strip()!r:.80}; there are {', '.join(names)}.")
 
 
-def describe_shares(names: tuple[str, ...], shares: list[float]) -> str:
-    """The largest classes of a frame and their shares of it."""
+def list_largest_classes(names: tuple[str, ...], shares: list[float]) -> str:
+    """Return the largest classes of a frame, with their shares of the pixels."""
     largest = sorted(zip(shares, names, strict=True), reverse=True)[:5]
     return ", ".join(f"{name} {share:.0%}" for share, name in largest if share > 0.005)
 
 
-def describe_deadline(milliseconds: float, outcome: "RunResult") -> str:
-    """How many frames held a deadline, and how small they had to be seen for it."""
-    late, (height, width) = outcome.late / outcome.frames, outcome.smallest
-    told = f"deadline of {milliseconds:g} ms"
-    sizes = ", ".join(f"{tall} x {wide} in {frames} frames" for (tall, wide), frames in outcome.sizes.items())
+def format_deadline(milliseconds: float, result: "RunResult") -> str:
+    """Return how many frames met the deadline, and at which network input sizes."""
+    late, (height, width) = result.late / result.frames, result.smallest
+    sizes = ", ".join(f"{tall} x {wide} in {frames} frames" for (tall, wide), frames in result.sizes.items())
     if late > MAY_BE_LATE:
         return (
-            f"{told} could not be held: {100 * late:.1f} % of the frames were late, though seen as small as "
-            f"{height} x {width} ({sizes}); give a longer one, a smaller --size or a faster --device"
+            f"deadline of {milliseconds:g} ms not met: {100 * late:.1f} % of the frames were late, even at a network "
+            f"input of {height} x {width} ({sizes}); give a longer one, a smaller --size or a faster --device"
         )
-    held = f"{told} held by {100 - 100 * late:.1f} % of the frames, the smallest of them seen at {height} x {width}"
-    return f"{held} ({sizes})" if len(outcome.sizes) > 1 else held
+    met = f"deadline of {milliseconds:g} ms met by {100 - 100 * late:.1f} % of the frames"
+    smallest = f"smallest network input {height} x {width}"
+    return f"{met}, {smallest} ({sizes})" if len(result.sizes) > 1 else f"{met}, {smallest}"
+
+
+def segment_on_cluster(names: Sequence[str], out: str, options: SegmentOptions) -> int:
+    """Label videos on a Ray cluster and report; return 1 if any had a problem."""
+    from streamseg.cli.progress import show_archive_progress
+
+    refused = options.json or options.show or options.tile or out == "-" or options.deadline is not None
+    if refused or options.raw_size or options.rate or not out:
+        raise ValueError(
+            "--ray reads videos and writes to a folder OUT: leave out --json, --show, --tile, --deadline, --raw-size, "
+            "--rate and -."
+        )
+    with loading(options.quiet):
+        from streamseg.deploy import archive
+        from streamseg.engine import runtime
+
+        settings, style = open_model(options)  # as each worker will do: errors show at once
+    job = archive.ArchiveSettings(
+        options.weights and options.weights.absolute(),
+        settings.window,
+        options.precision,
+        options.cut,
+        settings.size,
+        options.overlay,
+        options.labels,
+        options.confidence,
+        style,
+        options.trust,
+    )
+    gpus = (options.device or runtime.default_device(options.weights)) != "cpu"
+    progress = show_archive_progress(options.quiet)
+    report = archive.segment_archive(names, out, job, options.ray, gpus=gpus, progress=progress)
+    if not options.quiet:
+        clear_line()
+        print(archive.format_report(report))
+        print(out)
+    for problem in report.problems.values():
+        print_error(problem)
+    return int(bool(report.problems))

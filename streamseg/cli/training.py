@@ -1,16 +1,15 @@
 """The verbs check, pack and train: from a data set to a network."""
 
 import os
-import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
+from cyclopts import Parameter
 
 from streamseg.checks import check_positive, check_suffix
-from streamseg.cli.options import DataFolder, Device, Json, Quiet, check_data, check_weights, optional_arg, pick_device
-from streamseg.cli.say import (
+from streamseg.cli.messages import (
     STANDARD_OUTPUT,
     check_figures,
     debugging,
@@ -20,28 +19,42 @@ from streamseg.cli.say import (
     pick_progress,
     write_figures,
 )
+from streamseg.cli.options import (
+    DataFolder,
+    DatasetName,
+    Device,
+    Json,
+    Quiet,
+    check_data,
+    check_weights,
+    option,
+    pick_device,
+)
 from streamseg.io.files import check_writable
 from streamseg.machine import available_cores
-from streamseg.train.config import RECIPES, TrainConfig
+from streamseg.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check(
-    dataset: Annotated[str, tyro.conf.arg(metavar="DATASET")],
+    dataset: DatasetName,
     /,
     *,
     data: DataFolder,
-    sheet: Annotated[Path | None, optional_arg("FILE", "none is written")] = None,
+    sheet: Annotated[Path | None, option("FILE", "none is written")] = None,
     json: Json = None,
     quiet: Quiet = False,
-) -> None:
-    """Look for all that would make a training go wrong.
+) -> int:
+    """Check a data set for everything that would spoil a training.
 
     Args:
-        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for one's own.
-        data: The data set's folder.
-        sheet: A PNG to write some frames to, with their labels drawn over.
+        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for your own data.
+        data: The folder of the data set.
+        sheet: A PNG for some frames with their labels drawn over them.
         json: A file for the figures, the errors and the warnings; - for standard output.
-        quiet: Print nothing but warnings and errors; the exit status is 1 if there are errors.
+        quiet: Print only warnings and errors; the exit status is 1 if there are errors.
 
     Examples:
         streamseg check folder --data mine
@@ -53,41 +66,40 @@ def check(
         check_suffix(sheet)
         check_writable(sheet)
     check_figures(json)
-    words = open_messages(quiet, json)
+    messages = open_messages(quiet, json)
     with loading(quiet):
         import streamseg.evaluate.check as doctor
 
         report = doctor.check_dataset(dataset, data)
-    print(doctor.format_dataset_report(report), file=words)
+    print(doctor.format_dataset_report(report), file=messages)
     if sheet and report.samples:
         doctor.write_contact_sheet(sheet, report)
-        print(sheet, file=words)
-    write_figures(json, doctor.dataset_report_to_json(report), words)
-    if report.errors:
-        sys.exit(1)
+        print(sheet, file=messages)
+    write_figures(json, doctor.dataset_report_to_json(report), messages)
+    return int(bool(report.errors))
 
 
 def pack(
-    dataset: Annotated[str, tyro.conf.arg(metavar="DATASET")],
-    out: Annotated[Path, tyro.conf.arg(metavar="OUT")],
+    dataset: DatasetName,
+    out: Annotated[Path, option("OUT")],
     /,
     *,
     data: DataFolder,
-    splits: Annotated[tuple[str, ...], optional_arg("NAME ...", "all")] = (),
+    splits: Annotated[tuple[str, ...], Parameter(metavar="NAME ...", show_default="all", consume_multiple=True)] = (),
     megabytes: float = 256.0,
     json: Json = None,
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Pack a data set into a few large tar files.
 
     Args:
-        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for one's own.
-        out: The folder to write to, which train and evaluate take as --data, on a disk or in a store.
-        data: The data set's folder.
-        splits: The parts to pack.
-        megabytes: The size of a file.
-        json: A file for the figures: how many frames each part has; - for standard output.
-        quiet: Print nothing but warnings and errors.
+        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for your own data.
+        out: The folder to write to, on a disk or in an object store; train and evaluate take it as --data.
+        data: The folder of the data set.
+        splits: The splits to pack.
+        megabytes: The size of a tar file.
+        json: A file for the figures, how many frames each split has; - for standard output.
+        quiet: Print only warnings and errors.
 
     Examples:
         streamseg pack folder shards --data mine
@@ -96,49 +108,43 @@ def pack(
     check_data(dataset, data)
     check_positive("megabytes", megabytes)
     check_figures(json)
-    words = open_messages(quiet, json)
+    messages = open_messages(quiet, json)
     with loading(quiet):
         from streamseg.data import shards
     found = shards.pack(
         dataset, data, out, splits, megabytes=megabytes, threads=available_cores(), progress=pick_progress(quiet)
     )
-    print(f"{out}: {', '.join(f'{count:,} frames of {split}' for split, count in found.items())}", file=words)
-    write_figures(json, {"out": str(out), "frames": found}, words)
+    print(f"{out}: {', '.join(f'{count:,} frames of {split}' for split, count in found.items())}", file=messages)
+    write_figures(json, {"out": str(out), "frames": found}, messages)
+    return 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainRun:
-    """A recipe, any part of which an option can change, and what to run it on."""
+    """The options of train: the settings of the run, where its data is, and where it writes."""
 
-    config: TrainConfig
     data: DataFolder
-    """The data set's folder."""
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """The folder for weights, log, curves and state; a stopped run goes on from there."""
+    """The folder of the data set."""
+    out: Annotated[Path, option("DIR")]
+    """The folder for weights, log, curves and state; a stopped run continues from there."""
     resume: bool = False
-    """Go on with the run in the out folder."""
+    """Continue the run in the out folder."""
     initial: str = "imagenet"
-    """What the weights start from: imagenet, nothing, or the path of a checkpoint."""
-    encoder_weights: Annotated[Path | None, optional_arg("FILE", "downloaded once")] = None
+    """The initial weights: imagenet, nothing, or the path of a checkpoint."""
+    encoder_weights: Annotated[Path | None, option("FILE", "downloaded once")] = None
     """A file of ImageNet weights for the encoder, safetensors or torch."""
     tensorboard: bool = False
-    """Write TensorBoard files too."""
+    """Also write TensorBoard files."""
     json: Json = None
     """A file for the figures at the end: weights, iterations, accuracy; - for standard output."""
     device: Device = ""
     """cuda or cpu."""
     quiet: Quiet = False
-    """Print nothing but warnings and errors; log.jsonl in the out folder has it all."""
+    """Print only warnings and errors; log.jsonl in the out folder has everything."""
+    config: Annotated[TrainConfig, Parameter(name="*")]
 
 
-def recipes() -> Any:
-    """A subcommand for each recipe, whose options begin as the recipe says."""
-    runs = {name: TrainRun(recipe.config, tyro.MISSING, tyro.MISSING) for name, recipe in RECIPES.items()}
-    about = {name: recipe.about for name, recipe in RECIPES.items()}
-    return tyro.extras.subcommand_type_from_defaults(runs, about, prefix_names=False)
-
-
-def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type: ignore[valid-type] # made at run time
+def train(run: TrainRun) -> int:
     """Train a network by a recipe.
 
     Examples:
@@ -156,11 +162,11 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
         import torch
 
         from streamseg.engine import kernels
-        from streamseg.train import loop as training, runlog
+        from streamseg.train import loop, runlog
 
         device = pick_device(run.device)
     try:
-        weights = training.train(
+        weights = loop.train(
             run.config,
             run.data,
             run.out,
@@ -173,18 +179,44 @@ def train(run: Annotated[recipes(), tyro.conf.OmitArgPrefixes]) -> None:  # type
             threads=torch.get_num_threads(),
             messages=open_messages(run.quiet, STANDARD_OUTPUT),
         )
-    except training.TrainingStopped as stop:
-        sys.exit(128 + stop.signal)
+    except loop.TrainingStopped as stop:
+        return 128 + stop.signal
     except RuntimeError as error:
         if debugging() or not out_of_memory(error):
             raise
-        batch, (height, width) = run.config.batch, run.config.crop
-        smaller = f"--batch {batch // 2}" if batch > 1 else f"--crop {height // 2} {width // 2}"
-        raise ValueError(
-            f"The memory of the {device.type} does not hold a batch of {batch} crops of {height} x {width}: "
-            f"try {smaller}; what was saved is still there."
-        ) from None
+        raise ValueError(suggest_less_memory(run.config, device)) from None
     if int(os.environ.get("RANK", "0")) == 0:
-        words = open_messages(run.quiet, run.json)
-        print(weights, file=words)
-        write_figures(run.json, {"weights": str(weights), **runlog.summarise(run.out / "log.jsonl")}, words)
+        messages = open_messages(run.quiet, run.json)
+        print(weights, file=messages)
+        write_figures(run.json, {"weights": str(weights), **runlog.summarise(run.out / "log.jsonl")}, messages)
+    return 0
+
+
+def suggest_less_memory(config: TrainConfig, device: "torch.device") -> str:
+    """Return what to change in a run that does not fit into memory."""
+    batch, (height, width) = config.batch, config.crop
+    smaller = f"--batch {batch // 2}" if batch > 1 else f"--crop {height // 2} {width // 2}"
+    return (
+        f"The memory of the {device.type} does not hold a batch of {batch} crops of {height} x {width}: try {smaller}; "
+        "saved weights are kept."
+    )
+
+
+def recipe_command(config: TrainConfig) -> Callable[..., int]:
+    """Return train as a command whose options have the settings of a recipe as defaults."""
+    # cyclopts takes defaults from a class, not from an instance of it
+    recipe = subclass(TrainConfig, {field.name: (field.type, getattr(config, field.name)) for field in fields(config)})
+    run_type = subclass(TrainRun, {"config": (Annotated[recipe, Parameter(name="*")], recipe())})
+
+    def command(*, run: Annotated[run_type, Parameter(name="*")]) -> int:  # type: ignore[valid-type] # made above
+        options = {field.name: getattr(run, field.name) for field in fields(TrainRun)}
+        return train(TrainRun(**{**options, "config": TrainConfig(**asdict(options["config"]))}))
+
+    return command
+
+
+def subclass(base: type, defaults: dict[str, tuple[Any, Any]]) -> Any:
+    """Return a dataclass like another one, with other types and defaults of some fields."""
+    parts = [(name, kind, default) for name, (kind, default) in defaults.items()]
+    module = {"__module__": base.__module__}  # without it cyclopts takes the class for a built-in one
+    return make_dataclass(base.__name__, parts, bases=(base,), namespace=module, frozen=True, kw_only=True)

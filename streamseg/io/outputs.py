@@ -99,7 +99,7 @@ def plan_outputs(
     elif several and not (wanted == 1 and NUMBER_FIELD.search(path.name)):
         raise ValueError(
             f"{path} is one file, and there are several to write: the last name is where to write, so give a folder "
-            "there."
+            "there, or name the place to write with -o."
         )
     else:
         names = [path]
@@ -143,7 +143,7 @@ def check_output_files(files: OutputFiles, source: Source, sources: Sequence[Sou
             if file.exists() and not file_made_by_streamseg(file):
                 raise ValueError(
                     f"{file} exists and was not written by streamseg: the last name is where to write, so give a new "
-                    "one there, or a folder."
+                    "one or a folder there, or name the place to write with -o."
                 )
 
 

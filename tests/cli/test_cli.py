@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 from clips import make_clip
-from commands import complaint, run
+from commands import complaint, failing, run
 from make_datasets import make_camvid
 from PIL import Image
 
@@ -20,13 +20,6 @@ import streamseg
 from streamseg.cli.options import pick_device
 from streamseg.data import datasets
 from streamseg.evaluate.engines import averaging_engine
-
-
-@pytest.fixture(scope="module")
-def weights(model, tmp_path_factory):
-    path = tmp_path_factory.mktemp("weights") / "camvid.safetensors"
-    streamseg.save(model, streamseg.CAMVID, path)
-    return path
 
 
 @pytest.fixture
@@ -337,13 +330,6 @@ def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
     command = command.replace("TOY", str(toy)).replace("DRIVE", str(drive))
     assert sentence in complaint(monkeypatch, capsys, *command.split())
     assert sorted(folder.iterdir()) == before
-
-
-def failing(error):
-    def fail(*_, **__):
-        raise error
-
-    return fail
 
 
 NO_MEMORY = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory")]

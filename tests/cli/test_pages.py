@@ -1,18 +1,19 @@
-"""What the command line says before a verb begins: complaints, pages of help, and what a shell completes."""
+"""What the command line says before a verb begins: errors, pages of help, and what a shell completes."""
 
 import os
 import re
 import subprocess
 import sys
 from contextlib import suppress
-from functools import wraps
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commands import complaint, run
 
 from streamseg import cli
-from streamseg.cli.completion import options_of
+from streamseg.cli import pages, parser
+from streamseg.train.config import RECIPES
 
 
 @pytest.mark.parametrize(
@@ -22,8 +23,8 @@ from streamseg.cli.completion import options_of
         ("segmant", "There is no verb 'segmant': did you mean segment? streamseg --help has the list."),
         ("--verson", "There is no verb '--verson': did you mean --version? streamseg --help has the list."),
         ("xyz", "There is no verb 'xyz': streamseg --help has the list."),
-        ("train", "Give a recipe behind train, such as folder-18: streamseg train --help has the list."),
-        ("train --data mine --out run", "Give a recipe behind train"),
+        ("train", "Give a recipe after train, such as folder-18: streamseg train --help has the list."),
+        ("train --data mine --out run", "Give a recipe after train"),
         (
             "train folder18",
             "There is no recipe 'folder18': did you mean folder-18? streamseg train --help has the list.",
@@ -65,33 +66,115 @@ from streamseg.cli.completion import options_of
         ("completion tcsh", "shell is 'tcsh'; choose one of: 'bash', 'zsh', 'fish'."),
     ],
 )
-@pytest.mark.parametrize("boxes", [True, False])  # what tyro draws around errors, in Unicode or in ASCII
-def test_a_wrong_command_line_is_answered_with_a_sentence(tmp_path, monkeypatch, capsys, command, sentence, boxes):
+def test_a_wrong_command_line_is_answered_with_a_sentence(tmp_path, monkeypatch, capsys, command, sentence):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tyro._fmtlib._FORCE_UTF8_BOXES", boxes)
     Path("there.png").touch()
     assert sentence in complaint(monkeypatch, capsys, *command.split())
 
 
+def parse(line):
+    """The values that a command line gives to its verb, by name."""
+    call = parser.parse(line.split())
+    values = dict(call.keywords)
+    for name in ("options", "run"):
+        if name in values:
+            values |= vars(values.pop(name))
+    return call.args, values
+
+
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("line", "names", "expected"),
     [
-        ("a b", "a b"),
-        ("a --alpha 0.3 b", "a b --alpha 0.3"),
-        ("--alpha=0.3 a --labels b --json c", "a b --alpha=0.3 --labels --json c"),
-        ("--no-overlay a --side-by-side - --raw_size 3x4", "a - --no-overlay --side-by-side --raw_size 3x4"),
-        ("--half-life -1 a -h b", "a b --half-life -1 -h"),
-        ("a --cut", "a --cut"),
-        ("--labels -- -a", "--labels -- -a"),
+        ("a b", "a b", {}),
+        ("a --alpha 0.3 b", "a b", {"alpha": 0.3}),
+        ("--alpha=0.3 a --labels b --json c", "a b", {"alpha": 0.3, "labels": True, "json": Path("c")}),
+        ("--no-overlay a --side-by-side - --raw_size 3x4", "a -", {"overlay": False, "raw_size": "3x4"}),
+        ("--half-life -1 a b", "a b", {"half_life": -1.0}),
+        ("a --json - b --cut=-1", "a b", {"json": Path("-"), "cut": -1.0}),
+        ("- -", "- -", {}),
+        ("--labels -- -a --legend", "-a --legend", {"labels": True}),
+        ("a --alpha 1 --alpha 2 --labels --no-labels", "a", {"alpha": 2.0, "labels": False}),
+        ("a b -o c", "a b", {"out": "c"}),
+        ("-o - a --out=c", "a", {"out": "c"}),
+        ("a --ray", "a", {"ray": "local", "labels": True, "overlay": False}),
+        ("a --ray h:8 b", "a b", {"ray": "h:8"}),
     ],
 )
-def test_names_come_before_options_in_their_order(given, expected):
-    assert cli.names_first(given.split()) == expected.split()
+def test_names_and_options_may_stand_in_any_order(line, names, expected):
+    given, values = parse(f"segment {line}")
+    assert given == tuple(names.split())
+    assert values.items() >= expected.items()
 
 
-def test_an_option_of_several_values_takes_all_that_follow_it():
-    given, expected = "camvid --splits train val --quiet shards", "camvid shards --splits train val --quiet"
-    assert cli.names_first(given.split(), cli.pack) == expected.split()
+@pytest.mark.parametrize(
+    ("line", "names", "option", "expected"),
+    [
+        (
+            "pack camvid --splits train val --quiet shards --data d",
+            ["camvid", Path("shards")],
+            "splits",
+            ("train", "val"),
+        ),
+        ("pack camvid shards --data d --splits", ["camvid", Path("shards")], "splits", ()),
+        ("pack camvid shards --splits a b --data d --splits c", ["camvid", Path("shards")], "splits", ("c",)),
+        ("evaluate --scales=0.5 w --data d --dataset camvid", [Path("w")], "scales", (0.5,)),
+        ("evaluate w --scales 0.5 1 --data d --dataset camvid", [Path("w")], "scales", (0.5, 1.0)),
+    ],
+)
+def test_an_option_of_several_values_takes_all_that_follow_it(line, names, option, expected):
+    given, values = parse(line)
+    assert given == tuple(names)
+    assert values[option] == expected
+
+
+def test_the_options_of_several_values_are_known_to_the_parser():
+    app = parser.make_app([])
+    found = {
+        argument.name
+        for verb in cli.VERBS
+        if verb != "train"
+        for argument in app[verb].assemble_argument_collection()
+        if argument.parameter.consume_multiple
+    }
+    assert found == {*parser.LISTS}
+
+
+@pytest.mark.parametrize(
+    ("old", "field", "value"),
+    [
+        ("--overlap=0.5", "iou_loss", 0.5),
+        ("--steadiness 1", "consistency_loss", 1.0),
+        ("--no-gentle", "identity_init", False),
+        ("--hard_pixels 0.7", "ohem_threshold", 0.7),
+    ],
+)
+def test_the_former_names_of_training_options_work(old, field, value, monkeypatch, capsys):
+    monkeypatch.setattr("streamseg.cli.training.train", lambda run: run.config)
+    config = parser.parse(f"train folder-18 --data d --out o {old}".split())()
+    assert getattr(config, field) == value
+    new = field.replace("_", "-")
+    assert re.fullmatch(rf"streamseg: --[a-z-]+ is now called --{new}\.\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES])
+def test_the_options_of_train_begin_as_the_recipe_says(recipe, monkeypatch):
+    ran = []
+    monkeypatch.setattr("streamseg.cli.training.train", lambda run: ran.append(run) or 0)
+    config = RECIPES[recipe].config
+    for options, changes in (([], {}), (["--batch", "3", "--crop", "64", "96"], {"batch": 3, "crop": (64, 96)})):
+        assert parser.parse(["train", recipe, "--data", "d", "--out", "o", *options])() == 0
+        assert ran.pop().config == replace(config, **changes)
+
+
+def test_a_former_name_of_an_option_still_works_and_is_noted(monkeypatch, capsys):
+    monkeypatch.setitem(parser.OLD_OPTIONS, "train", {"weight": "weight-decay", "averaging": "averages"})
+    command = ["train", "folder-18", "--data", "d", "--out", "o", "--weight=0.25", "--no-averaging"]
+    assert parser.rename_old_options(command)[6:] == ["--weight-decay=0.25", "--no-averages"]
+    notes = ["--weight is now called --weight-decay.", "--averaging is now called --averages."]
+    assert capsys.readouterr().err.splitlines() == [f"streamseg: {note}" for note in notes]
+    monkeypatch.setattr("streamseg.cli.training.train", lambda run: run.config)
+    config = parser.parse(command)()
+    assert (config.weight_decay, config.averages) == (0.25, False)
 
 
 PAGES = [[], *([verb] for verb in cli.VERBS), ["train", "folder-18"]]
@@ -111,25 +194,31 @@ def test_a_page_of_help_fits_a_terminal_and_ends_with_examples_that_are_right(mo
         assert odd not in page
     examples = page.partition("\nexamples:\n")[2].splitlines()
     assert 2 <= len(examples) <= 4
-    called = []
-    for name, verb in cli.VERBS.items():
-        monkeypatch.setitem(cli.VERBS, name, wraps(verb)(lambda *given, **options: called.append(options)))
     for example in examples:
         command = re.fullmatch(r"  (?:source <\()?(streamseg [^)>]*?|curl .*)(?:\)| >+ .*)?", example)[1]
-        if command.startswith("streamseg"):
+        if command.endswith("--help"):
             assert run(monkeypatch, *command.split()[1:]) == 0
-            assert called or command.endswith("--help")
-        called.clear()
+        elif command.startswith("streamseg"):
+            assert callable(parser.parse(command.split()[1:]))
 
 
 def test_the_page_of_the_program_has_its_version_among_the_options(monkeypatch, capsys):
     assert re.search(r"^[│ ] --version +show the version and exit", read_page(monkeypatch, capsys), re.MULTILINE)
 
 
+def test_a_terminal_without_the_signs_for_boxes_gets_a_page_in_ascii(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    page = pages.find_page(["segment"])
+    assert page.draw(False, "utf-8").splitlines()[4].startswith("╭─ positional arguments ─")
+    assert page.draw(False, "ascii").splitlines()[4].startswith("+- positional arguments -")
+    assert page.draw(False, "ascii").isascii()
+
+
 def test_the_page_on_the_command_line_names_every_verb_and_only_options_that_there_are():
     page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
     assert re.findall(r"^\| `(\w+)` \|", page.partition("## The same words")[0], re.MULTILINE) == [*cli.VERBS]
-    known = {option for verb in cli.VERBS.values() for option in options_of(verb)} | {"--help", "--version"}
+    rows = [row for verb in PAGES for box in pages.find_page(verb).boxes.values() for row in box]
+    known = {name for row in rows for name in row.names}
     assert {*re.findall(r"--[a-z][a-z-]*", page)} <= known
 
 

@@ -142,20 +142,20 @@ def test_segment_takes_a_file_in_place_of_weights(folder, monkeypatch, capsys, n
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ("still.onnx --size 64x64", "still.onnx takes frames of 72 x 96 alone: leave out --size."),
+        ("still.onnx --size 64x64", "still.onnx takes only frames of 72 x 96: leave out --size."),
         (
             "still.onnx --window 2",
-            "still.onnx looks at single frames: leave out the window, or export it with --video.",
+            "still.onnx labels single frames: leave out the window, or export it with --video.",
         ),
         ("still.onnx --half-life 1", "export it with --video."),
         (
             "still.onnx --tile",
-            "--tile needs the network itself, and still.onnx is an exported file: give a checkpoint.",
+            "--tile needs a checkpoint, and still.onnx is an exported file: give a checkpoint.",
         ),
         ("still.onnx --deadline 50", "leave out --deadline, or export it without --size."),
         ("still.onnx --precision fp32", "leave out --precision."),
         ("still.onnx --confidence", "still.onnx gives no confidence: leave out --confidence, or export it with"),
-        ("still.onnx --steady 1", "still.onnx gives labels, and no scores: leave out --steady, or give a checkpoint."),
+        ("still.onnx --steady 1", "still.onnx gives labels without scores: leave out --steady, or give a checkpoint."),
         ("still.onnx --device cuda", "GPU"),
         ("fixed.xml --device cuda", "GPU"),
         (
@@ -195,7 +195,7 @@ def test_a_file_is_measured_as_the_network_is(exported, network, drive, tmp_path
     assert "any.onnx returns labels, not scores to average: leave out --scales and --flip." in shown
     assert "leave out --precision" in complaint(monkeypatch, capsys, *command, "--precision", "fp32")
     still = (command[0], exported("still.onnx"), *command[2:])
-    assert "looks at single frames" in complaint(monkeypatch, capsys, *still, "--window", "3")
+    assert "labels single frames" in complaint(monkeypatch, capsys, *still, "--window", "3")
     assert run(monkeypatch, *still) == 0
 
 

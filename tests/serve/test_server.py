@@ -104,7 +104,7 @@ def test_the_command_serves_until_a_signal(model, tmp_path):
     command = [sys.executable, "-m", "streamseg", "serve", "--port", "0", weights, "--host", "0.0.0.0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         line = process.stdout.readline()
-        port = int(re.fullmatch(r"http://0\.0\.0\.0:(\d+) serves mine\.safetensors\. Ctrl-C ends it\.\n", line)[1])
+        port = int(re.fullmatch(r"http://0\.0\.0\.0:(\d+) serves mine\.safetensors\. Ctrl-C stops it\.\n", line)[1])
         status, body = hostile.send(port, REQUEST)
         assert status == 200
         expected, _ = label_frame(model, FRAME)
@@ -112,7 +112,7 @@ def test_the_command_serves_until_a_signal(model, tmp_path):
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 128 + signal.SIGTERM
         assert process.stderr.read() == (
-            "streamseg: Whoever reaches this machine can use the server: give --token to choose who.\n"
+            "streamseg: Everybody who can reach this machine can use the server: give --token to restrict it.\n"
         )
 
 
@@ -126,7 +126,7 @@ def test_options_that_cannot_be_served_are_one_sentence(tmp_path, monkeypatch, c
         (("--host", "nowhere.invalid"), "Could not listen on nowhere.invalid, port"),
         (("--host", "x" * 300), "is not a host: give an address of this machine"),
         (("--port", "70000"), "port is 70000; expected 0 to 65535."),
-        (("--token", "a b"), "The token holds other characters than letters"),
+        (("--token", "a b"), "The token may hold only letters"),
         (("--queue", "0"), "queue is 0; expected"),
         (("--window", "0"), "window is 0; expected"),
         (("--seconds", "0"), "seconds is 0.0; expected a number above 0."),
