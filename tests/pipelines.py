@@ -26,7 +26,7 @@ from streamseg.stream.state import LastFrames
 
 @dataclass(eq=False)
 class Clip:
-    """A source of frames that are there already; or, if live, as a camera gives them."""
+    """A source of given frames; if live, it drops frames as a camera does."""
 
     frames: Iterable[torch.Tensor]
     name: str = "clip"
@@ -43,13 +43,13 @@ class Clip:
 
 @dataclass(eq=False)
 class Camera:
-    """A live source whose frames come when they are let through."""
+    """A live source whose frames come when a test releases them."""
 
     count: int
     shown: int = 1
-    """How many have been let through."""
+    """How many have been released."""
     came: int = 0
-    """How many have gone on their way."""
+    """How many have been delivered."""
     change: threading.Condition = field(default_factory=threading.Condition)
     name: str = "camera"
     live: bool = True
@@ -68,7 +68,7 @@ class Camera:
                 self.change.notify_all()
 
     def let_through(self, frames):
-        """Let some more frames come, and wait until they have."""
+        """Release more frames, and wait until they are delivered."""
         with self.change:
             self.shown = min(self.count, self.shown + frames)
             self.change.notify_all()
@@ -85,8 +85,8 @@ def noise(seed, count, size=(48, 64)):
     return list(torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8, generator=dice))
 
 
-def look(images, sizes, with_confidence=False, **options):
-    """What a network might say that sees the colour of a frame, divided by 11, and is never sure."""
+def fake_predictions(images, sizes, with_confidence=False, **options):
+    """Return predictions of a fake network: the label is the frame's colour modulo 11, the confidence 69."""
     labels = [torch.full(size, int(image[0, 0, 0]) % 11).byte() for image, size in zip(images, sizes, strict=True)]
     return [Prediction(x, torch.full_like(x, 69) if with_confidence else None) for x in labels], [None] * len(images)
 
@@ -108,7 +108,7 @@ class Callbacks(PipelineObserver):
 
 
 def run(model, *sources, results=None, frames=1, confident=False, size=None, style=None, meter=None, **options):
-    """Take sources through the pipeline, with a window of so many frames, and say how it went."""
+    """Run the pipeline over sources with a window of some frames, and return its results."""
     pairs = list(zip(sources, results or [OutputFiles() for _ in sources], strict=True))
     labeller = LabelSettings(model, streamseg.CAMVID, LastFrames(frames), size=size, confident=confident)
     meter, records = meter or Meter(), io.StringIO()

@@ -51,3 +51,13 @@ def names(source):
 def only(*arguments, **options):
     (source,) = find_sources(arguments, **options)
     return source
+
+
+def damage(data, dice):
+    """Return data with some bits flipped, or truncated, or both."""
+    data = bytearray(data)
+    for _ in range(dice.choice([0, 1, 3, 30])):
+        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    if dice.random() < 0.3:
+        del data[dice.randrange(len(data)) :]
+    return bytes(data)

@@ -160,8 +160,8 @@ def test_the_ablations_and_baselines_in_the_results_are_the_measured_ones():
     )
     text = (ROOT / "docs/results.md").read_text().replace("\u00a0", " ").replace("**", "").replace(" \\*", "")
     text = text.partition("trained alike\n")[2].partition("\n## ")[0]
-    rivals, _, ablations = text.partition("### Ablations")
-    shown = {row[0]: row[1:] for row in rows(rivals)}
+    baselines, _, ablations = text.partition("### Ablations")
+    shown = {row[0]: row[1:] for row in rows(baselines)}
 
     def figures(run):
         return [

@@ -9,7 +9,7 @@ import re
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -91,18 +91,13 @@ class Video:
         self.container.close()
 
     def __iter__(self) -> Iterator[tuple[Tensor, float]]:
-        for stored, seconds in self.timed():
-            try:
-                frame = to_tensor(self.to_rgb(stored), self.orientation)
-            except (av.error.FFmpegError, ValueError) as error:
-                raise ValueError(f"{self.name} has a pixel format that cannot be read ({error}).") from None
-            yield frame, seconds
+        return self.read(self.to_frame)
 
-    def timed(self) -> Iterator[tuple["VideoFrame", float]]:
-        """Yield the stored frames and their times; then raise CutShort if frames are missing or damaged."""
+    def read(self, convert: Callable[["VideoFrame"], Tensor]) -> Iterator[tuple[Tensor, float]]:
+        """Yield the converted frames and their times; then raise CutShort if frames are missing or damaged."""
         clock, count, damaged, begun = FrameClock(self.rate, time_base(self.stream)), 0, 0, False
         for stored in self.decoded:
-            yield stored, clock.next_time(stored.pts)
+            yield convert(stored), clock.next_time(stored.pts)
             count += 1
             # frames before the first key frame of a recording are always incomplete
             begun = begun or bool(stored.key_frame)
@@ -152,20 +147,24 @@ class Video:
             except av.error.FFmpegError:
                 self.unreadable += 1
 
-    def to_rgb(self, stored: "VideoFrame") -> "VideoFrame":
-        """Convert a stored frame to RGB, in the first frame's size."""
+    def to_frame(self, stored: "VideoFrame") -> Tensor:
+        """Convert a stored frame to RGB, upright and in the first frame's size."""
         height, width = self.stored_size
-        return self.reformat(
-            stored,
-            width,
-            height,
-            # FFmpeg's conversion to planes does not write the columns behind the last multiple of 16
-            "rgb24" if width % 16 else "gbrp",
-            src_colorspace=default_colour_matrix(height) if stored.colorspace == UNDECLARED_MATRIX else None,
-            # meaningless for RGB, but PyAV 14 uses the source's matrix only if the two differ
-            dst_colorspace="ITU601",
-            src_color_range="JPEG" if stored.color_range == FULL_RANGE else None,
-        )
+        try:
+            rgb = self.reformat(
+                stored,
+                width,
+                height,
+                # FFmpeg's conversion to planes does not write the columns behind the last multiple of 16
+                "rgb24" if width % 16 else "gbrp",
+                src_colorspace=default_colour_matrix(height) if stored.colorspace == UNDECLARED_MATRIX else None,
+                # meaningless for RGB, but PyAV 14 uses the source's matrix only if the two differ
+                dst_colorspace="ITU601",
+                src_color_range="JPEG" if stored.color_range == FULL_RANGE else None,
+            )
+            return to_tensor(rgb, self.orientation)
+        except (av.error.FFmpegError, ValueError) as error:
+            raise ValueError(f"{self.name} has a pixel format that cannot be read ({error}).") from None
 
     def is_short(self) -> bool:
         """Return whether the file holds less than it declares."""
@@ -305,10 +304,13 @@ def read_label_video(path: str | Path) -> Iterator[tuple[Tensor, float]]:
         raise damaged_file_error(path)
     with open_video(path) as video:
         codec = video.stream.codec_context.name
-        for stored, seconds in video.timed():
+
+        def to_labels(stored: "VideoFrame") -> Tensor:
             if (codec, stored.format.name) != ("ffv1", "gray"):
                 raise ValueError(f"{path} is no video of labels: it holds {codec} of {stored.format.name}, not gray.")
-            yield to_tensor(stored, Orientation())[0], seconds
+            return to_tensor(stored, Orientation())[0]
+
+        yield from video.read(to_labels)
 
 
 def has_known_length(address: str) -> bool:

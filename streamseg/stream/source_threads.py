@@ -82,7 +82,7 @@ class FrameJob:
     gpu_begin: "torch.cuda.Event | None" = None
     gpu_end: "torch.cuda.Event | None" = None
     batch_size: int = 0
-    """How many frames were labelled together, told by the first of them; 0 for the others."""
+    """How many frames were labelled together; set for the first of them, 0 for the others."""
     prepared: bool = False
     """Whether the engine was prepared for this batch size and input size."""
     network_seconds: float = 0.0

@@ -218,13 +218,13 @@ def test_a_rival_is_evaluated_and_segments_frame_by_frame_and_only_so(tmp_path, 
     evaluated = ("evaluate", "run/weights.safetensors", "--data", toy, "--dataset", "folder")
     assert run(monkeypatch, *evaluated, "--plots", "plots") == 0
     assert "mean IoU" in capsys.readouterr().out
-    rival, _ = streamseg.load("run/weights.safetensors")
+    baseline, _ = streamseg.load("run/weights.safetensors")
     make_clip(Path("in.mp4"), 3)
     for source in (toy / "images" / "0.png", "in.mp4"):
         segmented = ("segment", source, "--weights", "run/weights.safetensors", "--no-overlay", "--labels")
         assert run(monkeypatch, *segmented) == 0
     with Image.open("0-labels.png") as labels:
-        expected = rival(streamseg.read_image(toy / "images" / "0.png")[None])[0].argmax(dim=0)
+        expected = baseline(streamseg.read_image(toy / "images" / "0.png")[None])[0].argmax(dim=0)
         assert numpy.array_equal(numpy.asarray(labels), expected.numpy())
     assert len(list(streamseg.read_frames("in-labels.mkv"))) == 3
     for command in (evaluated, segmented):

@@ -297,5 +297,5 @@ def test_the_contact_sheet_shows_up_to_twelve_frames_with_their_labels(data, fra
 
 
 def test_the_contact_sheet_needs_a_suffix_of_a_picture(data):
-    with pytest.raises(ValueError, match="end it in one of"):
+    with pytest.raises(ValueError, match="expected one of .png"):
         write_contact_sheet(data / "sheet.txt", check_dataset("folder", data))

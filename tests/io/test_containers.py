@@ -31,7 +31,7 @@ def read(path):
     count = 0
     try:
         with open_video(path) as video:
-            for _ in video.timed():
+            for _ in video.read(video.to_frame):
                 count += 1
     except (CutShort, ValueError):
         return count, True

@@ -198,7 +198,7 @@ def test_a_picture_too_large_for_its_format_is_refused(tmp_path, name, side):
 
 
 def test_a_name_without_a_kind_of_picture_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"end it in one of \.png"):
+    with pytest.raises(ValueError, match=r"expected one of \.png"):
         write_image(tmp_path / "a.mp4", torch.zeros(3, 40, 40, dtype=torch.uint8))
 
 

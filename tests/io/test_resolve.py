@@ -90,7 +90,7 @@ def test_read_frames_gives_the_frames_of_anything(here):
 
 
 @pytest.mark.parametrize("source", [0.5, None, True, ["a.png"], b"a.png"])
-def test_what_is_no_name_is_told_so(source):
+def test_a_source_of_another_type_is_refused(source):
     with pytest.raises(ValueError, match=f"^The source is {re.escape(repr(source))}, a .*; expected a path"):
         read_frames(source)
 
@@ -100,7 +100,7 @@ def test_a_number_is_a_camera(here):
         next(read_frames(97))
 
 
-def test_names_that_stand_for_nothing_lose_no_others(here):
+def test_names_that_cannot_be_resolved_do_not_affect_others(here):
     paint("a.png", 3)
     Path("list.txt").write_text("nowhere.png\na.png\n")
     film("b.mp4")
@@ -169,7 +169,7 @@ def test_a_folder_gives_its_pictures_and_videos_in_the_order_people_count(here):
     assert names(pictures) == ["frame2", "frame10", "Frame11"]
 
 
-def test_a_folder_with_nothing_to_see_says_what_was_looked_for(here):
+def test_a_folder_without_pictures_or_videos_is_refused(here):
     Path("x").mkdir()
     Path("x/notes.md").write_text("notes")
     with pytest.raises(FileNotFoundError, match=r"No picture and no video in x: looked for \.png .*\.mp4"):
@@ -252,12 +252,12 @@ def test_a_list_that_is_wrong_says_where(here, content, error, sentence):
         ("x" * 300 + ".png", OSError, "cannot be read: File name too long"),
     ],
 )
-def test_a_name_for_nothing_is_told_so_in_a_sentence(here, name, error, sentence):
+def test_a_name_that_cannot_be_resolved_is_an_error_in_one_sentence(here, name, error, sentence):
     with pytest.raises(error, match=sentence):
         find_sources([name])
 
 
-def test_no_name_at_all_is_told_so():
+def test_an_empty_list_of_names_is_refused():
     with pytest.raises(ValueError, match="Nothing to read: give a picture"):
         find_sources([])
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from servers import RtspServer, motion_jpeg_server
-from source_files import film, number, numbers, only, paint, shade
+from source_files import damage, film, number, numbers, only, paint, shade
 
 from streamseg.checks import CutShort
 from streamseg.io.resolve import find_sources, read_frames
@@ -31,7 +31,7 @@ def test_a_picture_becomes_one_frame(here):
 
 
 @pytest.mark.parametrize("name", ["a.gif", "a.png", "a.webp", "a.tiff"])
-def test_of_an_animation_the_first_picture_is_taken_and_that_is_said(here, name):
+def test_the_first_picture_of_an_animation_is_used_with_a_note(here, name):
     first, second = Image.fromarray(shade(2)), Image.fromarray(shade(9))
     first.save(name, save_all=True, append_images=[second])
     (capture,) = only(name).captures()
@@ -40,7 +40,7 @@ def test_of_an_animation_the_first_picture_is_taken_and_that_is_said(here, name)
 
 
 @pytest.mark.parametrize("name", ["a.gif", "a.png", "a.webp", "a.tiff"])
-def test_nothing_is_said_of_a_single_picture(here, name):
+def test_a_single_picture_has_no_note(here, name):
     paint(name)
     assert [capture.note for capture in only(name).captures()] == [""]
 
@@ -241,7 +241,7 @@ def test_a_stream_of_pictures_is_live_and_comes_back(here, brief_waits):
     assert re.fullmatch(rf"{shown} {away} within \d s\.", sentence)
 
 
-def test_a_network_camera_is_followed_until_it_stays_away(brief_waits):
+def test_a_network_camera_is_read_until_it_stays_away(brief_waits):
     with RtspServer(SHADES, visits=[60]) as server:
         source = only(server.address)
         captures, sentence = watch(source)
@@ -253,7 +253,7 @@ def test_a_network_camera_is_followed_until_it_stays_away(brief_waits):
     assert server.requests[-4:] == ["OPTIONS", "DESCRIBE", "SETUP", "PLAY"]
 
 
-def test_a_network_camera_that_comes_back_is_followed_again(brief_waits):
+def test_a_network_camera_that_comes_back_is_read_again(brief_waits):
     with RtspServer(SHADES, visits=[60, 50, 40]) as server:
         captures, sentence = watch(only(server.address))
     assert [part[-1] for part in visits(captures)] == [59 % 12, 49 % 12, 39 % 12]
@@ -272,7 +272,7 @@ def test_the_waits_begin_anew_when_a_frame_has_come(brief_waits):
     assert len(visits(captures)) == 6
 
 
-def test_a_network_camera_that_goes_on_can_be_left():
+def test_reading_a_network_camera_can_be_stopped():
     with RtspServer(SHADES, visits=[None, None]) as server:
         captures = only(server.address).captures()
         visits(list(islice(captures, 20)))
@@ -311,12 +311,8 @@ def test_a_wrong_password_is_told_and_not_shown():
 
 
 def spoil(data, dice):
-    """A file with some bits flipped, or cut, or both, or a piece of it repeated."""
-    data = bytearray(data)
-    for _ in range(dice.choice([0, 1, 3, 30])):
-        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
-    if dice.random() < 0.3:
-        del data[dice.randrange(len(data)) :]
+    """Return damaged data, in which a piece may be repeated as well."""
+    data = bytearray(damage(data, dice))
     if dice.random() < 0.1:
         data[dice.randrange(len(data) + 1) : 0] = data[: dice.randrange(len(data) + 1)]
     return bytes(data)
@@ -324,7 +320,7 @@ def spoil(data, dice):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp", "a.tiff", "a.gif"])
-def test_a_spoilt_picture_gives_a_frame_or_a_sentence(here, name):
+def test_a_damaged_picture_gives_a_frame_or_an_error_in_one_sentence(here, name):
     dice = random.Random(name)
     picture = Image.fromarray(numpy.random.default_rng(0).integers(0, 256, (9, 13, 3), numpy.uint8))
     more = {"save_all": True, "append_images": [picture.rotate(180)]} if name != "a.jpg" else {}

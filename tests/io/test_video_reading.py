@@ -199,7 +199,7 @@ def disturb(path, chosen):
 
 @pytest.mark.parametrize("name", ["a.mkv", "a.mp4"])
 @pytest.mark.parametrize("chosen", [slice(0, 1), slice(10, 30)])
-def test_frames_that_the_decoder_mended_are_counted(tmp_path, name, chosen):
+def test_frames_that_the_decoder_repaired_are_counted(tmp_path, name, chosen):
     path, seen = scenery(tmp_path / name), 0
     assert len(read(path)[0]) == 60
     with pytest.raises(CutShort, match=r"is damaged: \d+ frames could be read, \d+ of them with faults") as caught:
@@ -286,7 +286,7 @@ def test_a_damaged_file_gives_frames_or_a_sentence(tmp_path, name, options):
     assert {"whole", ValueError} <= ends
 
 
-def test_ffmpeg_does_not_chatter(tmp_path, capfd):
+def test_ffmpeg_prints_nothing(tmp_path, capfd):
     path = cut(make_clip(tmp_path / "a.mp4", 100), 0.9)
     with pytest.raises(CutShort):
         list(open_video(path))
@@ -353,7 +353,7 @@ def test_every_column_of_a_video_is_read(tmp_path, width):
         assert far.max() < 16, f"columns {far.ge(16).nonzero().flatten().tolist()}"
 
 
-def test_written_videos_are_known_again(tmp_path):
+def test_written_videos_are_recognised(tmp_path):
     make_clip(tmp_path / "other.mp4", 3)
     (tmp_path / "text.mp4").write_text("no video")
     for suffix in VIDEO_FORMATS:

@@ -176,7 +176,7 @@ def sound(path):
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.mkv"])
 @pytest.mark.parametrize(("source", "codec"), [("s.mp4", "aac"), ("s.ts", "aac"), ("s.mkv", "ac3")])
-def test_sound_is_copied(tmp_path, name, source, codec):
+def test_audio_is_copied(tmp_path, name, source, codec):
     clip = make_clip(tmp_path / source, 50, sound=codec)
     write(tmp_path / name, even(50, Fraction(25)), Fraction(25), audio_from=str(clip))
     with open_video(clip) as before, open_video(tmp_path / name) as after:
@@ -196,7 +196,7 @@ def test_sound_is_copied(tmp_path, name, source, codec):
     ("name", "source", "codec", "expected"),
     [("a.mp4", "s.mkv", "pcm_s16le", "aac"), ("a.webm", "s.mp4", "aac", "opus"), ("a.mov", "s.webm", "libopus", "aac")],
 )
-def test_sound_that_the_file_does_not_take_is_encoded_anew(tmp_path, name, source, codec, expected):
+def test_audio_that_the_format_does_not_take_is_encoded(tmp_path, name, source, codec, expected):
     video = "libvpx-vp9" if source == "s.webm" else "libx264"
     clip = make_clip(tmp_path / source, 50, codec=video, sound=codec)
     write(tmp_path / name, even(50, Fraction(25)), Fraction(25), audio_from=str(clip))
@@ -207,7 +207,7 @@ def test_sound_that_the_file_does_not_take_is_encoded_anew(tmp_path, name, sourc
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
-def test_sound_is_never_longer_than_the_frames_and_stays_where_it_was(tmp_path, name):
+def test_audio_ends_with_the_frames_and_keeps_its_times(tmp_path, name):
     for seconds, start, frames, expected in [(4, 0, 20, 0.8), (0.5, 0, 50, 0.5), (0.5, 0.7, 50, 1.2)]:
         clip = make_clip(tmp_path / "s.mkv", 50, sound="aac", sound_seconds=seconds, sound_start=start)
         write(tmp_path / name, even(frames, Fraction(25)), Fraction(25), audio_from=clip)
@@ -219,7 +219,7 @@ def test_sound_is_never_longer_than_the_frames_and_stays_where_it_was(tmp_path, 
             assert container.duration / 1e6 == pytest.approx(frames / 25, abs=0.02)
 
 
-def test_sound_follows_the_clock_of_a_video_that_starts_late(tmp_path):
+def test_audio_of_a_video_that_starts_late_is_shifted_with_it(tmp_path):
     late = [2.0 + i / 25 for i in range(50)]
     clip = make_clip(tmp_path / "s.mkv", times=late, sound="aac", sound_seconds=1.5, sound_start=2.5)
     numbers, times = read(clip)
@@ -229,7 +229,7 @@ def test_sound_follows_the_clock_of_a_video_that_starts_late(tmp_path):
 
 
 @pytest.mark.slow
-def test_missing_and_damaged_sound_costs_no_frame(tmp_path):
+def test_missing_and_damaged_audio_costs_no_frame(tmp_path):
     quiet = make_clip(tmp_path / "s.mp4", 20)
     whole = make_clip(tmp_path / "t.mp4", 20, sound="aac").read_bytes()
     (tmp_path / "u.mp4").write_bytes(b"no video")
@@ -248,7 +248,7 @@ def test_missing_and_damaged_sound_costs_no_frame(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize(("name", "codec"), [("s.mp4", None), ("s.mkv", "pcm_s16le"), ("s.mp4", "aac")])
-def test_no_file_stays_open_that_sound_was_looked_for_in(tmp_path, name, codec):
+def test_the_source_of_audio_is_closed(tmp_path, name, codec):
     clip = make_clip(tmp_path / name, 5, sound=codec)
     gc.collect()
     gc.disable()  # which would close them at some time

@@ -4,7 +4,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from pipelines import look
+from pipelines import fake_predictions
 from streams import random_frames
 
 from streamseg.stream import network_thread, source_threads
@@ -17,12 +17,12 @@ def frames():
 
 @pytest.fixture
 def quick(monkeypatch):
-    """The network takes no time, and its labels are the frame's number modulo 11; `seen` is what it saw."""
+    """A fake network that takes no time; returns the list of the batches that it labelled."""
     seen = []
 
     def step(model, images, states, window, **options):
         seen.append([int(image[0, 0, 0]) for image in images])
-        return look(images, **options)
+        return fake_predictions(images, **options)
 
     monkeypatch.setattr(network_thread, "step_batch", step)
     return seen
@@ -30,7 +30,7 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def priced(monkeypatch):
-    """A clock that goes on only in the network, by the price of each pixel."""
+    """A fake network and a clock that advances in the network only, by a price per pixel."""
     clock = SimpleNamespace(now=0.0, price=0.0, seen=[], last={})
     clock.monotonic = clock.perf_counter = lambda: clock.now
 
@@ -38,7 +38,7 @@ def priced(monkeypatch):
         clock.seen.append(tuple(images.shape[2:]))
         clock.last[int(images[0, 0, 0, 0])] = clock.seen[-1]
         clock.now += clock.price * images[0, 0].numel()
-        return look(images, **options)
+        return fake_predictions(images, **options)
 
     monkeypatch.setattr(network_thread, "step_batch", step)
     monkeypatch.setattr(network_thread, "time", clock)
@@ -48,7 +48,7 @@ def priced(monkeypatch):
 
 @pytest.fixture
 def costly(priced, monkeypatch):
-    """The same, where each of the first two passes at a size takes a thousand frames' time more; 8 sizes are kept."""
+    """The same, where the first two passes at a size take a thousand times as long; 8 sizes are kept ready."""
     step, met = network_thread.step_batch, Counter()
 
     def prepare_and_step(model, images, states, window, **options):

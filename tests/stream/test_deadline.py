@@ -160,7 +160,7 @@ def test_without_noise_it_settles_on_the_largest_size_that_has_room(ahead, secon
 
 @pytest.mark.parametrize("seconds", [0.01, 0.001, 0.0003])
 @pytest.mark.parametrize("ahead", [True, False])
-def test_preparing_sizes_on_a_gpu_makes_no_spiral(ahead, seconds):
+def test_preparing_sizes_on_a_gpu_does_not_cause_further_changes(ahead, seconds):
     machine = Machine(**GPU, noise=0.05)
     seen = drive(start(seconds, machine) if ahead else Deadline(seconds), machine, 3000)
     # what was not measured ahead is tried, less and less often
@@ -190,7 +190,7 @@ def test_only_sizes_that_may_be_needed_are_prepared_ahead():
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 @pytest.mark.parametrize("pixels", [0.0, 0.001, 0.004])
-def test_where_smaller_frames_save_nothing_they_keep_their_size(pixels, noise):
+def test_where_smaller_inputs_save_nothing_the_size_stays(pixels, noise):
     machine = Machine(0.05, pixels, prepare=0.1, repack=0.03, noise=noise)
     deadline = start(0.03, machine)
     seen = drive(deadline, machine, 2000)

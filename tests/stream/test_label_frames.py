@@ -51,7 +51,7 @@ def test_an_image_is_a_stream_of_one_frame(model, frames, tmp_path):
         assert segment(picture, model).equal(labels)
 
 
-def test_without_a_model_the_weights_that_ship_are_loaded_once(model, frames, tmp_path, monkeypatch):
+def test_without_a_model_the_bundled_weights_are_loaded_once(model, frames, tmp_path, monkeypatch):
     checkpoint.save(model, streamseg.CAMVID, tmp_path / "a.safetensors")
     monkeypatch.setattr(checkpoint, "BUNDLED", tmp_path / "a.safetensors")
     bundled_model.cache_clear()
@@ -63,7 +63,7 @@ def test_without_a_model_the_weights_that_ship_are_loaded_once(model, frames, tm
         bundled_model.cache_clear()
 
 
-def test_the_labels_are_the_caller_s_to_change(model, frames):
+def test_callers_may_modify_the_labels(model, frames):
     labels = segment(frames[0], model)
     labels[labels == 3] = 255
 
@@ -73,7 +73,7 @@ def test_frames_that_are_too_small_for_the_network_are_labelled_at_their_own_siz
     assert segment(torch.full((3, *size), 90, dtype=torch.uint8), model).shape == size
 
 
-def test_a_frame_is_seen_at_the_size_that_is_given_and_labelled_at_its_own(model):
+def test_a_given_size_is_that_of_the_network_input_and_labels_have_the_frame_s_size(model):
     frame = random_frames(1, 150, 210)[0]
     labels, _ = label_frame(model, frame, size=(64, 96))
     small = F.interpolate(frame[None], (64, 96), mode="bilinear", antialias=True)
@@ -84,7 +84,7 @@ def test_a_frame_is_seen_at_the_size_that_is_given_and_labelled_at_its_own(model
 
 
 @given(st.integers(1, 20_000), st.integers(1, 20_000), st.integers(4096, 10_000_000))
-def test_a_working_size_has_up_to_so_many_pixels_in_the_frame_s_proportion(height, width, pixels):
+def test_the_network_input_keeps_the_proportions_up_to_a_number_of_pixels(height, width, pixels):
     tall, wide = network_size(height, width, pixels)
     assert min(tall, wide) >= 32
     assert tall * wide <= max(pixels, 32 * max(tall, wide))
@@ -95,7 +95,7 @@ def test_a_working_size_has_up_to_so_many_pixels_in_the_frame_s_proportion(heigh
         assert tall / height == pytest.approx(wide / width, abs=2 / min(height, width))
 
 
-def test_usual_frames_are_seen_at_their_own_size_and_large_ones_smaller():
+def test_usual_frames_keep_their_size_and_large_ones_are_scaled_down():
     assert network_size(720, 1280) == (720, 1280)
     assert network_size(1024, 2048) == (1024, 2048)
     assert network_size(2160, 3840) == (1086, 1930)
@@ -150,7 +150,7 @@ def test_a_number_means_the_last_frames(model, frames):
     assert differing(run(model, frames, 3)[0], run(model, frames, LastFrames(3))[0]) == 0
 
 
-def test_a_network_in_half_precision_leaves_a_state_in_fp32(model, frames):
+def test_the_state_of_a_network_in_half_precision_is_fp32(model, frames):
     half = streamseg.fanet18(classes=11).eval()
     half.load_state_dict(model.state_dict())
     labels, state = run(half.bfloat16(), frames, 2)
@@ -167,7 +167,7 @@ def test_a_network_without_a_past_makes_streams_too(frames, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["enet", "swiftnet18"])
-def test_a_rival_labels_each_frame_alone(frames, name):
+def test_a_baseline_labels_each_frame_alone(frames, name):
     network = BASELINES[name](3).eval()
     (frame, labels), _ = label_frames(network, frames[:2])
     with torch.no_grad():
@@ -290,7 +290,7 @@ def test_labels_of_another_network_do_no_harm(model, frames):
 
 
 @pytest.mark.parametrize("name", ["enet"])
-def test_a_rival_s_labels_can_be_kept_steady_too(frames, name):
+def test_the_labels_of_a_baseline_can_be_kept_steady_too(frames, name):
     network = BASELINES[name](3).eval()
     labels, _ = run(network, frames[:4], LastFrames(1, steady=1e6))
     assert differing(labels[2:], labels[1:-1]) == 0
@@ -319,7 +319,7 @@ def test_a_time_is_a_number_and_each_frame_has_one(model, frames):
 
 
 @pytest.mark.parametrize("size", [(31, 64), (64,), (64.0, 64), (64, "64")])
-def test_a_size_is_one_that_the_network_can_see(model, frames, size):
+def test_a_size_below_the_smallest_network_input_is_refused(model, frames, size):
     with pytest.raises(ValueError, match="The size is .*; expected height and width, 32 pixels or more each"):
         label_frame(model, frames[0], size=size)
 
@@ -375,7 +375,7 @@ def averaging(model):
 
 
 @pytest.mark.parametrize("window", POLICIES[:7])
-def test_a_scene_that_stands_still_looks_the_same_through_any_window(averaging, frames, window):
+def test_a_still_scene_has_the_same_labels_with_any_window(averaging, frames, window):
     (first, *others), _ = run(averaging, [frames[0]] * 4, window)
     assert all((labels != first).float().mean() < 0.01 for labels in others)
 

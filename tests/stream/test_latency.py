@@ -185,7 +185,7 @@ def test_nothing_is_lost_when_threads_tell_at_once(meter):
 
 
 @pytest.mark.parametrize("slow", STAGES)
-def test_the_bottleneck_is_the_busiest_stage_with_what_would_help(meter, clock, slow):
+def test_the_bottleneck_is_the_busiest_stage_with_advice(meter, clock, slow):
     times = dict.fromkeys(STAGES, 0.02) | {slow: 0.09}
     sentence = bottleneck(run(meter, clock, **times))
     assert sentence.startswith(f"Bottleneck: {slow}, busy 90 % of the time; ")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pipelines import FULL, Callbacks, Camera, Clip, look, noise, run, shade
+from pipelines import FULL, Callbacks, Camera, Clip, fake_predictions, noise, run, shade
 from waiting import PATIENCE
 
 import streamseg
@@ -81,7 +81,7 @@ def test_only_streams_of_one_size_share_a_batch_and_no_more_than_it_holds(model,
         assert len(batch) <= MAX_BATCH
 
 
-def test_pictures_that_do_not_belong_together_know_nothing_of_each_other(model):
+def test_single_pictures_do_not_share_a_state(model):
     frames, raw = noise(2, 3), io.BytesIO()
     run(model, Clip(frames, moving=False), frames=3, raw=raw)
     expected = [streamseg.segment(frame, model) for frame in frames]
@@ -101,7 +101,7 @@ def test_confidence_is_the_probability_of_the_label(model, tmp_path):
         assert (confidence - 255 * highest).abs().max() < 1
 
 
-def test_frames_seen_smaller_have_labels_of_their_own_size(model, quick):
+def test_labels_have_the_size_of_the_frame_when_the_network_input_is_smaller(model, quick):
     raw = io.BytesIO()
     done = run(model, Clip([shade(7, (60, 90))] * 3), size=(32, 32), raw=raw)
     assert done.outcome.size == (32, 32)
@@ -115,7 +115,7 @@ def live(monkeypatch, model, camera, passing, **options):
     def step(model, images, states, window, **options):
         seen.append((int(images[0, 0, 0, 0]), camera.came - 1))
         camera.let_through(passing)
-        return look(images, **options)
+        return fake_predictions(images, **options)
 
     monkeypatch.setattr(network_thread, "step_batch", step)
     return seen, run(model, camera, **options)
@@ -138,7 +138,7 @@ def test_of_a_live_source_that_the_network_keeps_up_with_nothing_is_dropped(monk
         seen.append(int(images[0, 0, 0, 0]))
         if len(seen) > 1:  # the first pass labels nothing
             camera.let_through(1)
-        return look(images, **options)
+        return fake_predictions(images, **options)
 
     monkeypatch.setattr(network_thread, "step_batch", step)
     done = run(model, camera)
@@ -148,7 +148,7 @@ def test_of_a_live_source_that_the_network_keeps_up_with_nothing_is_dropped(monk
 
 
 @pytest.mark.parametrize("size", [(32, 48), (64, 96)])
-def test_a_live_source_and_a_file_go_through_one_network_in_turn(monkeypatch, model, size):
+def test_a_live_source_and_a_file_take_turns_at_the_network(monkeypatch, model, size):
     camera, steps, written = Camera(31), [], []
     change = threading.Condition()
 
@@ -158,7 +158,7 @@ def test_a_live_source_and_a_file_go_through_one_network_in_turn(monkeypatch, mo
             assert change.wait_for(lambda: written.count("camera") >= asked, PATIENCE)
         steps.append(sum(int(image[0, 0, 0]) != 200 for image in images))
         camera.let_through(1)
-        return look(images, **options)
+        return fake_predictions(images, **options)
 
     def wrote(capture, *_):
         with change:
@@ -177,7 +177,7 @@ def test_a_live_source_and_a_file_go_through_one_network_in_turn(monkeypatch, mo
 
 
 @pytest.mark.parametrize("share", [0.9, 0.6, 0.35])
-def test_frames_are_seen_smaller_until_the_deadline_is_held_and_larger_again_when_they_can_be(model, priced, share):
+def test_the_network_input_shrinks_to_meet_the_deadline_and_grows_when_there_is_time(model, priced, share):
     priced.price, deadline = 1e-6, share * 1e-6 * 192 * 320
 
     def frames():
@@ -199,7 +199,7 @@ def test_frames_are_seen_smaller_until_the_deadline_is_held_and_larger_again_whe
     assert len(raw.getvalue()) == 360 * 192 * 320
 
 
-def test_a_deadline_that_cannot_be_held_leaves_something_to_see(model, priced):
+def test_a_deadline_that_cannot_be_met_keeps_a_useful_size(model, priced):
     priced.price, said = 1.0, []
     done = run(model, Clip([shade(0, FULL)] * 40), deadline=1e-3, observer=Callbacks(message=said.append))
     assert done.outcome.sizes == {(96, 160): 40}
@@ -207,7 +207,7 @@ def test_a_deadline_that_cannot_be_held_leaves_something_to_see(model, priced):
     assert said == []
 
 
-def test_below_half_it_takes_its_time_and_says_so(model, priced):
+def test_sizes_below_half_are_used_late_and_with_a_message(model, priced):
     priced.price, said = 1e-6, []
     done = run(model, Clip([shade(0, FULL)] * 60), deadline=0.1e-6 * 192 * 320, observer=Callbacks(message=said.append))
     sizes = [tuple(record["size"]) for record in done.records]
@@ -221,7 +221,7 @@ def test_below_half_it_takes_its_time_and_says_so(model, priced):
     ]
 
 
-def test_a_deadline_that_is_held_warns_of_nothing_though_small_sizes_were_prepared(model, priced):
+def test_preparing_small_sizes_causes_no_message(model, priced):
     priced.price, said = 1e-6, []
     done = run(model, Clip([shade(0, FULL)] * 5), deadline=0.3e-6 * 192 * 320, observer=Callbacks(message=said.append))
     assert done.outcome.sizes == {(96, 160): 5}
@@ -229,7 +229,7 @@ def test_a_deadline_that_is_held_warns_of_nothing_though_small_sizes_were_prepar
     assert said == []
 
 
-def test_each_record_has_the_size_at_which_its_frame_was_seen(model, priced):
+def test_each_record_has_the_network_input_size_of_its_frame(model, priced):
     priced.price = 1e-6
 
     def frames():
@@ -247,7 +247,7 @@ def test_each_record_has_the_size_at_which_its_frame_was_seen(model, priced):
     assert done.outcome.smallest == min(sizes, key=math.prod)
 
 
-def test_preparing_a_size_is_no_lateness_and_no_reason_for_another(model, costly):
+def test_preparing_a_size_makes_no_frame_late_and_causes_no_other_change(model, costly):
     costly.price, deadline = 1e-6, 0.8e-6 * 192 * 320
 
     def frames():
@@ -271,7 +271,7 @@ def test_frames_of_a_batch_that_was_not_prepared_are_late_but_decide_nothing(mod
     assert done.outcome.late <= 2 * 2 + 2  # of two frames at once, and then of one
 
 
-def test_int8_learns_its_ranges_from_frames_of_the_stream_and_not_from_preparing(model, priced, monkeypatch):
+def test_int8_is_calibrated_on_frames_of_the_stream_and_not_on_warm_up_passes(model, priced, monkeypatch):
     engine = SimpleNamespace(predict=None, device=torch.device("cpu"), calibrating=True)
     priced.price, step = 1e-6, network_thread.step_batch
 
@@ -293,7 +293,7 @@ def test_the_smallest_size_is_that_of_the_fewest_pixels(model, priced):
     assert run(model, *clips).outcome.smallest == (64, 96)
 
 
-def test_drawing_and_writing_are_no_reason_to_see_frames_smaller(model, priced):
+def test_slow_drawing_and_writing_do_not_shrink_the_network_input(model, priced):
     priced.price = 1e-6
 
     def wrote(capture, shares, results):
@@ -309,7 +309,7 @@ def test_the_network_has_all_threads_and_the_others_one_each(model, monkeypatch)
 
     def step(model, images, states, window, **options):
         found["network"] = torch.get_num_threads()
-        return look(images, **options)
+        return fake_predictions(images, **options)
 
     def frames():
         found["reader"] = torch.get_num_threads()

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from pipelines import Callbacks, Clip, Screen, look, noise, run, shade
+from pipelines import Callbacks, Clip, Screen, fake_predictions, noise, run, shade
 from waiting import PATIENCE, until
 
 import streamseg
@@ -57,7 +57,7 @@ def test_memory_does_not_grow_with_the_length_of_a_video(model, quick, tmp_path)
     assert most <= 3 * QUEUE_SIZE + 8
 
 
-def test_many_files_are_read_a_few_at_a_time_and_each_is_there_when_it_is_done(model, quick, tmp_path):
+def test_many_files_are_read_a_few_at_a_time_and_each_output_appears_when_it_is_finished(model, quick, tmp_path):
     begun, there = [], {}
 
     def frames(number):
@@ -104,7 +104,7 @@ def test_reading_labelling_drawing_and_writing_happen_at_the_same_time(model, mo
 
     def step(model, images, states, window, **options):
         meet(int(images[0, 0, 0, 0]), 2)
-        return look(images, **options)
+        return fake_predictions(images, **options)
 
     def paint(frame, *style):
         meet(int(frame[0, 0, 0]), 1)
@@ -139,7 +139,7 @@ def test_a_source_that_is_written_slowly_holds_up_no_other(model, quick):
     assert run(model, *clips, observer=Callbacks(frame_written=wrote)).outcome.frames == 160
 
 
-def test_the_main_thread_rests_while_the_others_work(model, quick):
+def test_the_main_thread_sleeps_while_the_others_work(model, quick):
     watched, ended = [], threading.Event()
 
     def watch():
@@ -161,7 +161,7 @@ def test_the_main_thread_rests_while_the_others_work(model, quick):
     assert pauses[len(pauses) // 2] > 0.05
 
 
-def test_the_length_of_a_run_is_known_once_every_source_has_told_its_own(model, quick):
+def test_the_total_is_known_once_all_sources_have_a_length(model, quick):
     @dataclass(eq=False)
     class Told(Clip):
         def captures(self):
@@ -193,7 +193,7 @@ def interrupt_twice(handler):
 
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_video_in_good_order(model, quick, tmp_path, number, live):
+def test_after_a_signal_the_video_is_complete(model, quick, tmp_path, number, live):
     def endless():
         for i in range(10**6):
             if i == 30:
@@ -211,7 +211,7 @@ def test_a_signal_ends_the_video_in_good_order(model, quick, tmp_path, number, l
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_signal_is_heard_while_a_source_is_silent(model, quick, tmp_path):
+def test_a_signal_stops_a_run_whose_source_is_silent(model, quick, tmp_path):
     silent = threading.Event()
 
     def frames():
@@ -227,7 +227,7 @@ def test_a_signal_is_heard_while_a_source_is_silent(model, quick, tmp_path):
         assert sum(1 for _ in written) == 1
 
 
-def test_a_second_signal_breaks_off_and_leaves_nothing(model, quick, tmp_path, monkeypatch):
+def test_a_second_signal_aborts_and_leaves_no_file(model, quick, tmp_path, monkeypatch):
     handler, fail, failed = signal.getsignal(signal.SIGINT), ThreadGroup.fail, threading.Event()
 
     def noted(self, error):

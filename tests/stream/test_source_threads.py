@@ -13,7 +13,8 @@ import pytest
 import torch
 from clips import make_clip, number, picture
 from PIL import Image
-from pipelines import Callbacks, Camera, Clip, Screen, look, noise, run, shade
+from pipelines import Callbacks, Camera, Clip, Screen, fake_predictions, noise, run, shade
+from source_files import damage
 from waiting import PATIENCE, until
 
 import streamseg
@@ -46,7 +47,7 @@ def test_a_live_source_that_is_written_slowly_does_not_fall_behind(model, quick)
     assert done.summary.read == 400 == done.summary.labelled + done.summary.dropped
 
 
-def test_a_stream_that_went_away_is_itself_what_holds_the_run_up(model, priced, monkeypatch):
+def test_a_lost_stream_is_the_bottleneck(model, priced, monkeypatch):
     came = threading.Event()
 
     @dataclass(eq=False)
@@ -60,7 +61,7 @@ def test_a_stream_that_went_away_is_itself_what_holds_the_run_up(model, priced, 
 
     def step(model, images, states, window, **options):
         assert came.wait(PATIENCE)
-        return look(images, **options)
+        return fake_predictions(images, **options)
 
     monkeypatch.setattr(network_thread, "step_batch", step)
     done = run(model, Gate([], "gate", live=True), meter=Meter(priced.monotonic))
@@ -89,7 +90,7 @@ def test_a_slow_writer_raises_the_age_of_a_mask_and_not_the_latency_of_the_netwo
 
 
 @pytest.mark.parametrize("problem", [CutShort("it is cut short."), ValueError("it is damaged."), OSError("it left.")])
-def test_a_source_that_breaks_off_keeps_what_came_and_holds_up_no_other(model, quick, tmp_path, problem):
+def test_a_source_that_fails_keeps_its_frames_and_stops_no_other(model, quick, tmp_path, problem):
     def frames():
         yield from (shade(i) for i in range(7))
         raise problem
@@ -174,7 +175,7 @@ def test_the_shares_of_all_frames_are_those_of_their_pixels(model, quick):
     assert [record["shares"] for record in done.records] == [{"Building": 1.0}, {"Pole": 1.0}]
 
 
-def test_a_note_about_a_frame_is_said(model, quick):
+def test_the_note_of_a_frame_is_passed_to_the_observer(model, quick):
     class Noted(Clip):
         def captures(self):
             yield Capture(shade(0), "a", 0, 0.0, time.monotonic(), "It came back.")
@@ -182,16 +183,6 @@ def test_a_note_about_a_frame_is_said(model, quick):
     said = []
     run(model, Noted([]), observer=Callbacks(message=said.append))
     assert said == ["It came back."]
-
-
-def spoil(data, dice):
-    """A file with some bits flipped, or cut, or both."""
-    data = bytearray(data)
-    for _ in range(dice.choice([0, 1, 3, 30])):
-        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
-    if dice.random() < 0.3:
-        del data[dice.randrange(len(data)) :]
-    return bytes(data)
 
 
 def count_open_files():
@@ -218,7 +209,7 @@ VIDEOS = [
 @pytest.mark.parametrize(
     ("name", "options"), [*VIDEOS, *((name, None) for name in ("a.png", "a.jpg", "a.webp", "a.tiff", "a.gif"))]
 )
-def test_a_spoilt_file_becomes_a_file_or_a_sentence(model, quick, tmp_path, name, options):
+def test_a_damaged_file_gives_an_output_or_an_error_in_one_sentence(model, quick, tmp_path, name, options):
     path, out, dice = tmp_path / name, tmp_path / "out", random.Random(name)
     out.mkdir()
     if options is None:
@@ -229,7 +220,7 @@ def test_a_spoilt_file_becomes_a_file_or_a_sentence(model, quick, tmp_path, name
     gc.collect()
     files, threads = count_open_files(), threading.active_count()
     for _ in range(100):
-        path.write_bytes(spoil(whole, dice))
+        path.write_bytes(damage(whole, dice))
         frames = 0
         try:
             sources = find_sources([str(path)])
@@ -253,7 +244,7 @@ def test_a_spoilt_file_becomes_a_file_or_a_sentence(model, quick, tmp_path, name
     assert (threading.active_count(), count_open_files()) == (threads, files)
 
 
-def test_what_is_left_of_a_video_has_its_frames_and_their_times(model, quick, tmp_path):
+def test_the_rest_of_a_truncated_video_keeps_frames_and_times(model, quick, tmp_path):
     path = make_clip(tmp_path / "a.mkv", 30)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
     sources = find_sources([str(path)])

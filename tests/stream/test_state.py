@@ -74,14 +74,14 @@ def test_at_a_steady_rate_fading_in_time_is_fading(model, frames):
     assert differing(by_time, by_frame) < 10
 
 
-def test_after_a_long_time_nothing_is_left(model, frames):
+def test_after_a_long_time_nothing_of_the_past_is_left(model, frames):
     _, state = run(model, frames[:3], FadingInTime(0.1))
     labels, after = label_frame(model, frames[3], state, FadingInTime(0.1), seconds=1e6)
     assert labels.equal(segment(frames[3], model))
     assert after.weights == (1.0,)
 
 
-def test_while_a_clock_is_set_back_nothing_fades():
+def test_a_clock_that_goes_back_changes_no_weight():
     state = advanced(None, context_of(1.0), 100.0, FadingInTime(1.0))
     assert past_of(state, 50.0, FadingInTime(1.0)).item() == 1.0
 
@@ -144,7 +144,7 @@ def test_a_stream_goes_on_in_another_process_bit_for_bit(model, frames, tmp_path
             assert bytes(picture.tobytes()) == whole[4 + i].numpy().tobytes()
 
 
-def test_a_state_is_a_value_that_can_be_gone_back_to(model, frames):
+def test_a_stream_can_return_to_an_earlier_state(model, frames):
     _, state = run(model, frames[:3], 3)
     copy = state.contexts.clone()
     first, _ = run(model, frames[3:], 3, state)
