@@ -170,17 +170,17 @@ def serve(
     token = token or os.environ.get("STREAMSEG_TOKEN", "")
     if token and not server.TOKEN.fullmatch(token):
         raise ValueError("The token may hold only letters, digits and . _ ~ + -: choose another.")
-    listening = server.listen(host, port)
-    model = open_served(weights, device, precision, window, trust)
-    allow_large_pictures()  # the server has limits of its own
-    limits = server.Limits(round(megabytes * 2**20), round(megapixels * 1e6), seconds, queue)
-    gate = server.RequestGate(model, limits, token, batch)
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{listening.getsockname()[1]}"
-    print(f"{address} serves {model.weights.name}. Ctrl-C stops it.", file=open_messages(quiet), flush=True)
-    if not (token or server.is_private(listening)):
-        print_error("Everybody who can reach this machine can use the server: give --token to restrict it.")
-    caught = server.run_server(gate, listening)
+    with server.listen(host, port) as listening:
+        model = open_served(weights, device, precision, window, trust)
+        allow_large_pictures()  # the server has limits of its own
+        limits = server.Limits(round(megabytes * 2**20), round(megapixels * 1e6), seconds, queue)
+        gate = server.RequestGate(model, limits, token, batch)
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{listening.getsockname()[1]}"
+        print(f"{address} serves {model.weights.name}. Ctrl-C stops it.", file=open_messages(quiet), flush=True)
+        if not (token or server.is_private(listening)):
+            print_error("Everybody who can reach this machine can use the server: give --token to restrict it.")
+        caught = server.run_server(gate, listening)
     return 128 + caught if caught else 0
 
 

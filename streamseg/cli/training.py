@@ -114,7 +114,8 @@ def pack(
     found = shards.pack(
         dataset, data, out, splits, megabytes=megabytes, threads=available_cores(), progress=pick_progress(quiet)
     )
-    print(f"{out}: {', '.join(f'{count:,} frames of {split}' for split, count in found.items())}", file=messages)
+    counts = (f"{count:,} frame{'s' * (count != 1)} of {split}" for split, count in found.items())
+    print(f"{out}: {', '.join(counts)}", file=messages)
     write_figures(json, {"out": str(out), "frames": found}, messages)
     return 0
 

@@ -56,7 +56,7 @@ def test_the_verb_prints_a_table_and_writes_json_and_a_plot(tmp_path, monkeypatc
     printed = capsys.readouterr().out
     assert "fanet18: " in printed
     assert "enet: 364,311 parameters" in printed
-    assert "the ten that take most" in printed
+    assert "the ten most expensive" in printed
     entry = json.loads((tmp_path / "a.json").read_text())
     assert entry["size"] == [64, 96]
     assert [network["network"] for network in entry["networks"]] == ["fanet18", "enet"]
