@@ -1,5 +1,5 @@
 """python -m streamseg."""
 
-from streamseg.cli import main
+from streamseg.cli import run_program
 
-main()
+run_program()

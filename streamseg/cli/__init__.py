@@ -3,11 +3,14 @@
 Heavy imports happen inside the verbs, so that help is instant.
 """
 
+import atexit
 import logging
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -33,6 +36,7 @@ __all__ = [
     "pack",
     "reproduce",
     "run",
+    "run_program",
     "segment",
     "serve",
     "train",
@@ -55,6 +59,26 @@ def main() -> None:
     status = run(arguments)
     if status or wants_help(arguments):
         sys.exit(status)
+
+
+def run_program() -> None:
+    """Run the command line as a process of its own, and end the process whatever its threads do.
+
+    A reader that still waits in FFmpeg for a camera while Python shuts down can abort the process, which would then end
+    with another exit status.
+    """
+    status: object = 0
+    try:
+        main()
+    except SystemExit as end:
+        status = end.code
+    if not isinstance(status, int) or not any(thread.daemon for thread in threading.enumerate()):
+        sys.exit(status)  # type: ignore[arg-type] # as SystemExit had it
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -15,6 +15,7 @@ from clips import make_clip
 from commands import complaint, failing, run
 from make_datasets import make_camvid
 from PIL import Image
+from waiting import PATIENCE
 
 import streamseg
 from streamseg.cli.options import pick_device
@@ -369,3 +370,26 @@ def test_the_installed_command_and_the_module_are_the_same_program():
     for command in ([sys.executable, "-m", "streamseg"], [Path(sys.executable).with_name("streamseg")]):
         done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
         assert done.stdout == f"streamseg {streamseg.__version__}\n"
+
+
+# a verb that leaves a thread behind, as a reader that waits for a camera is
+LEAVES_A_THREAD = """
+import atexit, sys, threading
+from streamseg import cli
+
+def verb(arguments):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    print("done", end="")  # no line end: it must be flushed
+    return int(arguments[0])
+
+atexit.register(lambda: print(", cleaned up", end=""))
+cli.run = verb
+cli.run_program()
+"""
+
+
+@pytest.mark.parametrize("status", [0, 1, 143])
+def test_a_thread_that_still_waits_does_not_change_how_the_process_ends(status):
+    command = [sys.executable, "-c", LEAVES_A_THREAD, str(status)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "done, cleaned up", "")
