@@ -25,7 +25,7 @@ from torch import Tensor
 
 import streamseg
 from streamseg.data.datasets import Dataset
-from streamseg.deploy.export import quiet_exporters, trace, write_int8
+from streamseg.deploy.export import export_program, quiet_exporters, write_int8
 from streamseg.engine.engine import resize_frames
 from streamseg.engine.runtime import Manifest, open_exported
 from streamseg.evaluate import metrics
@@ -68,7 +68,7 @@ def export_int8(model: streamseg.FANet, classes, path: Path, frames: list[Tensor
     size = (frames[0].shape[1], frames[0].shape[2])
     manifest = Manifest(classes, size, (), False, 1, model.averages, "int8", "")
     with quiet_exporters():
-        write_int8(trace(model, manifest), manifest, path, frames)
+        write_int8(export_program(model, manifest), manifest, path, frames)
     return partial(label_with, open_exported(path))
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 import streamseg
 from streamseg.classes import IGNORE
 from streamseg.deploy import archive
-from streamseg.io.video_writing import write_label_video, write_video
+from streamseg.io.video_writing import open_label_writer, open_video_writer
 from streamseg.parallel import cluster
 from streamseg.stream.state import LastFrames
 
@@ -120,14 +120,14 @@ def measure_stages(frames: int = 120, size: tuple[int, int] = (720, 1280)) -> No
                 for i, x in enumerate(frames):
                     opened.write(x, float(i / RATE))
 
-        rows["write labels (FFV1)"] = per_frame(frames, lambda: write(write_label_video(labels_file, size, RATE), some))
+        rows["write labels (FFV1)"] = per_frame(frames, lambda: write(open_label_writer(labels_file, size, RATE), some))
         overlays: list[Tensor] = []
         rows["draw an overlay"] = per_frame(
             frames,
             lambda: overlays.extend(streamseg.overlay(a, b, classes) for a, b in zip(decoded, some, strict=True)),
         )
         rows["write an overlay (H.264)"] = per_frame(
-            frames, lambda: write(write_video(overlay_file, size, RATE), overlays)
+            frames, lambda: write(open_video_writer(overlay_file, size, RATE), overlays)
         )
         for stage, seconds in rows.items():
             print(f"{stage:26}{1000 * seconds:8.2f} ms")

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from streamseg.cli.pages import HELP, Page, Row, find_page
+from streamseg.cli.pages import HELP, HelpRow, Page, find_page
 from streamseg.cli.parser import VERBS
 from streamseg.train.config import RECIPES
 
@@ -33,7 +33,7 @@ def mark(sentence: str) -> str:
     return re.sub(r"(--\S*\w)", r"`\1`", sentence).replace("*", "\\*")
 
 
-def cells(row: Row) -> tuple[str, str, str]:
+def cells(row: HelpRow) -> tuple[str, str, str]:
     """Return the cells of an option: what to type, what it does, and its default."""
     short, long = ([name for name in row.names if name.startswith("--") == is_long] for is_long in (False, True))
     metavar = row.metavar or ("NAME" if row.choices else "")

@@ -150,7 +150,7 @@ def draw_speed_accuracy(path: Path, measured: Path = MEASURED / "baselines.json"
     """Plot the measured speed of every network whose accuracy the paper has against that accuracy."""
     networks = json.loads(measured.read_text(encoding="utf-8"))["networks"]
     speeds = {each["network"]: {timing["way"]: timing["fps"] for timing in each["timings"]} for each in networks}
-    printed = [row for row in paper.CITYSCAPES.rows if "miou_val" in row.printed and row.network in speeds]
+    printed = [row for row in paper.CITYSCAPES_TABLE.rows if "miou_val" in row.printed and row.network in speeds]
     figure, axes = single_plot(10, 6)
     for row in printed:
         compiled, miou = speeds[row.network]["torch.compile"], row.printed["miou_val"]

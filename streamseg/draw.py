@@ -95,7 +95,7 @@ def lookup(table: Tensor, labels: Tensor) -> Tensor:
 def side_by_side(left: Tensor, right: Tensor) -> Tensor:
     """Return two pictures (3, H, W) of the same height as one (3, H, 2 W)."""
     if left.shape[1] != right.shape[1]:
-        raise ValueError(f"Pictures of {left.shape[1]} and {right.shape[1]} rows cannot stand side by side.")
+        raise ValueError(f"Pictures of {left.shape[1]} and {right.shape[1]} rows do not fit side by side: resize one.")
     # interleaved or as planes, like the left one: anything else takes ten times as long
     order = (1, 2, 0) if left.stride(0) == 1 else (0, 1, 2)
     both = torch.cat([left.permute(order), right.to(left.device).permute(order)], dim=order.index(2))

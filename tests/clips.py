@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from streamseg.io.video_reading import open_video
-from streamseg.io.video_writing import write_video
+from streamseg.io.video_writing import open_video_writer
 
 NTSC = Fraction(30000, 1001)
 UNEVEN = [0.0, 0.04, 0.1, 0.11, 0.3, 0.31, 0.5, 0.9, 1.0, 1.002, 1.5]
@@ -119,7 +119,7 @@ def read(path):
 
 
 def write(path, times, rate=NTSC, size=(48, 64), **options):
-    with write_video(path, size, rate, **options) as writer:
+    with open_video_writer(path, size, rate, **options) as writer:
         for i, seconds in enumerate(times):
             writer.write(picture(i, size), seconds)
     return path

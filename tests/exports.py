@@ -10,7 +10,7 @@ from filelock import FileLock
 from torch.nn import functional as F
 
 import streamseg
-from streamseg.deploy.export import quiet_exporters, trace, write_onnx, write_openvino, write_torch
+from streamseg.deploy.export import export_program, quiet_exporters, write_onnx, write_openvino, write_torch
 from streamseg.engine.runtime import Manifest
 from streamseg.models.encoder import ResNet
 
@@ -56,7 +56,7 @@ def make(folder, kind):
             return
         network = small()
         about = manifest(network, None if kind == "any" else SIZE, video=kind != "still")
-        program = trace(network, about)
+        program = export_program(network, about)
         if kind == "fixed":
             write_torch(program, about, folder / "fixed.pt2")
             write_openvino(program, about, folder / "fixed.xml")

@@ -40,7 +40,7 @@ def make_originals(folder: Path, exported: Callable[[str], Path]) -> None:
     from streamseg.deploy import archive
     from streamseg.io.images import write_image
     from streamseg.io.tensors import write_tensors
-    from streamseg.io.video_writing import write_label_video
+    from streamseg.io.video_writing import open_label_writer
     from streamseg.models.encoder import resnet18
     from streamseg.stream.state import LastFrames, State
     from streamseg.train import resume
@@ -64,7 +64,7 @@ def make_originals(folder: Path, exported: Callable[[str], Path]) -> None:
     }
     torch.save(encoder, folder / "encoder.pth")
     write_tensors(folder / "encoder.safetensors", encoder, {"format": "pt"})
-    resume.save_state(folder, 7, {"batch": 2, "leave_out": ""}, {"trainee": nn.Linear(64, 64)})
+    resume.save_training_state(folder, 7, {"batch": 2, "leave_out": ""}, {"trainee": nn.Linear(64, 64)})
     (folder / "log.jsonl").write_text("".join(json.dumps({"step": i, "loss": 1 / i}) + "\n" for i in range(1, 9)))
     (folder / "run.json").write_text(
         json.dumps({"config": {"dataset": "folder", "split": "train", "iterations": 6}, "sessions": [{"a": 1}]})
@@ -97,7 +97,7 @@ def make_originals(folder: Path, exported: Callable[[str], Path]) -> None:
     ):
         make_clip(folder / name, 25, codec=codec)
     make_clip(folder / "sound.mp4", 25, sound="aac")
-    with write_label_video(folder / "labels.mkv", (40, 56), Fraction(25)) as writer:
+    with open_label_writer(folder / "labels.mkv", (40, 56), Fraction(25)) as writer:
         for i in range(9):
             writer.write(picture(i, (40, 56))[0] % 11, i / 25)
 
@@ -184,7 +184,7 @@ def read_training_state(path: Path) -> object:
 
     torch.manual_seed(1)
     part = nn.Linear(64, 64)
-    step = resume.restore_state(path.parent, {"batch": 2, "leave_out": ""}, {"trainee": part})
+    step = resume.restore_training_state(path.parent, {"batch": 2, "leave_out": ""}, {"trainee": part})
     return step, hash_tensors(part.state_dict())
 
 

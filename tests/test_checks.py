@@ -130,10 +130,10 @@ def test_a_terminal_shows_that_the_program_is_loading(tmp_path, quiet):
 
 
 def test_the_names_known_without_torch_are_complete():
-    assert tuple(datasets.DATASETS) == options.DATASETS
+    assert tuple(datasets.DATASETS) == options.DATASET_NAMES
     assert {*FANETS, *BASELINES} == {*options.NETWORKS}
     assert tuple(VIDEO_FORMATS) == checks.VIDEO_SUFFIXES
-    assert {recipe.config.dataset for recipe in config.RECIPES.values()} <= {*options.DATASETS}
+    assert {recipe.config.dataset for recipe in config.RECIPES.values()} <= {*options.DATASET_NAMES}
 
 
 def test_weights_must_be_a_readable_file(tmp_path, monkeypatch):

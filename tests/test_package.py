@@ -42,7 +42,7 @@ DOORS = {
     "safetensors": "io.tensors",
     "scipy": "data.labels",
     "starlette": "serve",
-    "tkinter": "io.window",
+    "tkinter": "io.display",
     "triton": "engine.kernels",
     "uvicorn": "serve",
 }

@@ -45,8 +45,8 @@ __all__ = [
 
 def main() -> None:
     """Run the command line. Exit status: 0 done, 1 done but something is wrong, 2 not done, 128 + n signal n."""
-    warnings.filterwarnings("ignore", module="PIL")  # about damaged pictures, which get an error of ours
-    for name in ("stdout", "stderr"):  # one that is closed is treated as one that nobody reads
+    warnings.filterwarnings("ignore", module="PIL")  # about damaged pictures, for which we print our own error
+    for name in ("stdout", "stderr"):  # a closed stream is replaced
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (until the end)
     for stream in (sys.stdout, sys.stderr):  # characters that the terminal lacks become question marks
@@ -62,10 +62,10 @@ def main() -> None:
 
 
 def run_program() -> None:
-    """Run the command line as a process of its own, and end the process whatever its threads do.
+    """Run the command line as the console program, and exit without waiting for daemon threads.
 
-    A reader that still waits in FFmpeg for a camera while Python shuts down can abort the process, which would then end
-    with another exit status.
+    A reader that waits in FFmpeg for a camera while Python shuts down can abort the process, which changes its exit
+    status.
     """
     status: object = 0
     try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from streamseg.cli.options import DATASETS, option
+from streamseg.cli.options import DATASET_NAMES, option
 from streamseg.train.config import RECIPES
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ autoload -Uz compinit bashcompinit
 (( $+functions[compdef] )) || compinit
 bashcompinit
 {bash}"""
-NAMES = {"train": tuple(RECIPES), "check": DATASETS, "pack": DATASETS, "completion": ("bash", "zsh", "fish")}
+NAMES = {"train": tuple(RECIPES), "check": DATASET_NAMES, "pack": DATASET_NAMES, "completion": ("bash", "zsh", "fish")}
 """The choices for the first name after a verb."""
 
 Options = Mapping[str, Mapping[str, tuple[str, ...]]]

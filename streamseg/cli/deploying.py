@@ -15,7 +15,7 @@ from streamseg.cli.options import (
     Quiet,
     Weights,
     check_exported,
-    check_weights,
+    check_weights_path,
     option,
     parse_size,
     pick_device,
@@ -67,7 +67,7 @@ def export(
     given, target = split_export_names(names, out)
     kind = pick_export_format(target, to)
     check_writable(target)
-    check_weights(given)
+    check_weights_path(given)
     check_figures(json)
     if int8 and pictures is None:
         raise ValueError("--int8 is calibrated on pictures like those to label: give them with --pictures DIR.")
@@ -162,7 +162,7 @@ def serve(
         check_count(name, number)
     for name, amount in (("megabytes", megabytes), ("megapixels", megapixels), ("seconds", seconds)):
         check_positive(name, amount)
-    check_weights(weights)
+    check_weights_path(weights)
     with loading(quiet):
         from streamseg import serve as server
         from streamseg.io.images import allow_large_pictures

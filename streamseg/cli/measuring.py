@@ -11,7 +11,7 @@ from streamseg.checks import check_count, check_positive
 from streamseg.cli.messages import check_figures, clear_line, loading, open_messages, pick_progress, write_figures
 from streamseg.cli.options import (
     NETWORKS,
-    PRECISIONS,
+    PRECISION_NAMES,
     DataFolder,
     Dataset,
     Device,
@@ -22,7 +22,7 @@ from streamseg.cli.options import (
     check_data,
     check_exported,
     check_folder,
-    check_weights,
+    check_weights_path,
     option,
     parse_size,
     pick_device,
@@ -71,7 +71,7 @@ class EvaluateOptions:
     """A folder for confusion.png and worst.png."""
     device: Device = ""
     """cuda or cpu."""
-    precision: Annotated[str, option(default="fp32, eager", choices=PRECISIONS)] = ""
+    precision: Annotated[str, option(default="fp32, eager", choices=PRECISION_NAMES)] = ""
     """Measure the fast form of the network in this precision: fp16 or bf16 on a GPU, fp32 or int8 on the CPU."""
     trust: bool = False
     """Allow a .pt2 file, which is a program and can run any code."""
@@ -99,7 +99,7 @@ def evaluate(
         streamseg evaluate --dataset camvid --data CamVid --window 1 --plots plots
     """
     check_data(options.dataset, options.data)
-    check_weights(weights)
+    check_weights_path(weights)
     check_figures(options.json)
     check_folder(options.plots, "plots")
     with loading(options.quiet):
@@ -270,7 +270,7 @@ def reproduce(
 
 
 def open_runs(runs: Path, data: Path, dataset: str, split: str, only: str, device: "torch.device") -> "RunEvaluator":
-    """Return what measures the accuracy of trained networks on a data set."""
+    """Return an evaluator of the trained runs on a data set."""
     import torch
 
     from streamseg.data.datasets import DATASETS
@@ -285,7 +285,7 @@ def open_runs(runs: Path, data: Path, dataset: str, split: str, only: str, devic
 
 
 def describe_timing(device: "torch.device") -> str:
-    """Return what the times of a table were measured on."""
+    """Describe the hardware of the timings in a table."""
     import platform
 
     import torch

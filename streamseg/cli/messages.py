@@ -1,4 +1,4 @@
-"""What the command line prints: messages, progress, figures as JSON, and errors."""
+"""Output of the command line: messages, progress, figures as JSON, and errors."""
 
 import logging
 import os

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from streamseg.stream.state import Policy
 
 
-DATASETS: tuple[str, ...] = get_args({field.name: field.type for field in fields(TrainConfig)}["dataset"])
+DATASET_NAMES: tuple[str, ...] = get_args({field.name: field.type for field in fields(TrainConfig)}["dataset"])
 NETWORKS: tuple[str, ...] = get_args({field.name: field.type for field in fields(TrainConfig)}["network"])
-PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+PRECISION_NAMES = ("fp32", "fp16", "bf16", "int8")
 
 
 def option(metavar: str | None = None, default: str | None = None, choices: Iterable[str] | None = None) -> Parameter:
@@ -31,17 +31,17 @@ def option(metavar: str | None = None, default: str | None = None, choices: Iter
 
 
 DataFolder = Annotated[Path, option("DIR")]
-DatasetName = Annotated[str, option("DATASET", choices=DATASETS)]
-Dataset = Annotated[str, option("NAME", choices=DATASETS)]
+DatasetName = Annotated[str, option("DATASET", choices=DATASET_NAMES)]
+Dataset = Annotated[str, option("NAME", choices=DATASET_NAMES)]
 Device = Annotated[str, option("NAME", "a GPU if there is one")]
 Json = Annotated[Path | None, option("FILE", "none is written")]
-Precision = Annotated[str, option(default="fp16 on a GPU, fp32 on the CPU", choices=PRECISIONS)]
+Precision = Annotated[str, option(default="fp16 on a GPU, fp32 on the CPU", choices=PRECISION_NAMES)]
 Quiet = Annotated[bool, Parameter(negative=())]
 Ray = Annotated[str, option("[ADDRESS]", "off; without ADDRESS, this machine only")]
 Weights = Annotated[Path | None, option("[WEIGHTS]", "the bundled weights")]
 
 
-def check_weights(path: Path | None) -> None:
+def check_weights_path(path: Path | None) -> None:
     """Raise an error if a file of weights was given and cannot be read."""
     if path is not None:
         check_readable(path)

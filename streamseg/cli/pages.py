@@ -24,7 +24,7 @@ ASCII = str.maketrans("─│╭╮╰╯", "-|++++")
 
 
 @dataclass(frozen=True)
-class Row:
+class HelpRow:
     """An entry of a page: what to type, and what it does."""
 
     names: tuple[str, ...]
@@ -46,8 +46,8 @@ class Row:
         return f"{self.help} {hint}".strip()
 
 
-HELP = Row(("-h", "--help"), "show this help message and exit")
-VERSION = Row(("--version",), "show the version and exit")
+HELP = HelpRow(("-h", "--help"), "show this help message and exit")
+VERSION = HelpRow(("--version",), "show the version and exit")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Page:
 
     usage: str
     about: str
-    boxes: dict[str, list[Row]]
+    boxes: dict[str, list[HelpRow]]
     """Rows under their titles."""
     examples: list[str] = field(default_factory=list)
 
@@ -90,7 +90,7 @@ def mark_dim(text: str) -> str:
     return f"\x1b[2m{text}\x1b[0m"
 
 
-def draw_box(title: str, rows: list[Row], column: int, width: int, bold: Style, dim: Style) -> list[str]:
+def draw_box(title: str, rows: list[HelpRow], column: int, width: int, bold: Style, dim: Style) -> list[str]:
     """Return the lines of a box with two columns: what to type, and what it does."""
     inner = width - 4
     lines = [dim(f"╭─ {title} {'─' * (width - len(title) - 5)}╮")]
@@ -143,14 +143,14 @@ def find_page(arguments: Sequence[str]) -> Page:
 def program_page() -> Page:
     """Return the page of the program itself."""
     about, examples = read_docstring(ABOUT)
-    verbs = [Row((name,), read_docstring(verb.__doc__)[0]) for name, verb in VERBS.items()]
+    verbs = [HelpRow((name,), read_docstring(verb.__doc__)[0]) for name, verb in VERBS.items()]
     return Page(f"{PROGRAM} [-h] VERB", about, {"options": [HELP, VERSION], "verbs": verbs}, examples)
 
 
 def train_page() -> Page:
     """Return the page of train, which lists the recipes."""
     about, examples = read_docstring(VERBS["train"].__doc__)
-    recipes = [Row((name,), recipe.about) for name, recipe in RECIPES.items()]
+    recipes = [HelpRow((name,), recipe.about) for name, recipe in RECIPES.items()]
     return Page(f"{PROGRAM} train [-h] RECIPE", about, {"options": [HELP], "recipes": recipes}, examples)
 
 
@@ -172,13 +172,13 @@ def verb_page(verb: str) -> Page:
     return Page(usage, about, {**boxes, "options": [HELP, *options]}, examples)
 
 
-def list_rows(app: App) -> list[Row]:
+def list_rows(app: App) -> list[HelpRow]:
     """Return a row for each argument of a verb: positional ones first, which have a metavar and no name."""
     arguments = app.assemble_argument_collection(parse_docstring=True)
     return [make_row(argument) for argument in arguments if argument.show]
 
 
-def make_row(argument: Argument) -> Row:
+def make_row(argument: Argument) -> HelpRow:
     """Return the row of an argument."""
     parameter, hint = argument.parameter, argument.resolved_hint
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not ...]
@@ -187,7 +187,7 @@ def make_row(argument: Argument) -> Row:
     if not metavar and not choices and hint is not bool:
         metavar = " ".join(METAVARS[kind] for kind in kinds)
     positional = argument.field_info.is_positional
-    return Row(
+    return HelpRow(
         names=() if positional else tuple(sorted(argument.names, key=len)),
         help=" ".join((parameter.help or "").split()),
         metavar=metavar,

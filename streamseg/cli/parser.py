@@ -53,7 +53,7 @@ EVERY_OPTION = Parameter(allow_repeating=True, negative_iterable=())
 
 
 class UsageError(ValueError):
-    """A command line that asks for nothing that can be run; the text says what to do instead."""
+    """An invalid command line; the message says what to do."""
 
 
 def parse(arguments: Sequence[str]) -> Callable[[], int]:
@@ -139,7 +139,7 @@ def complete_ray(arguments: Sequence[str]) -> list[str]:
 
 
 def check_words(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Check and mend the words of each argument; cyclopts calls this before it converts them."""
+    """Validate and fix the tokens of each argument; cyclopts calls this before it converts them."""
     for argument in arguments:
         # where an option that takes several values is repeated, the last one counts, as with all options
         first = max((place for place, token in enumerate(argument.tokens) if token.index == 0), default=0)
@@ -177,7 +177,7 @@ def explain(error: CycloptsError, arguments: Sequence[str]) -> str:
         arguments: The command line, from the verb on.
     """
     program, argument = program_of(arguments), error.argument
-    more = f"{program} --help tells more."
+    more = f"see {program} --help."
     unused = [word.replace(DASH, "-") for word in error.unused_tokens or ()]
     if isinstance(error, UnknownCommandError):
         if error.command_chain:
@@ -187,7 +187,7 @@ def explain(error: CycloptsError, arguments: Sequence[str]) -> str:
     if isinstance(error, UnknownOptionError):
         return unknown_option(error, error.token.keyword or error.token.value, arguments)
     if isinstance(error, UnusedCliTokensError):
-        return f"{program} has no use for {', '.join(unused)!r:.80}: {more}"
+        return f"{program} does not take {', '.join(unused)!r:.80}: {more}"
     if isinstance(error, MissingArgumentError) and argument:
         if not error.msg:
             values = argument.token_count()[0]

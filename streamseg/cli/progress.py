@@ -35,7 +35,7 @@ class TerminalObserver(PipelineObserver):
         if files.are_pictures and files.paths and not self.quiet:
             clear_line()
             print(f"{capture.name}: {list_largest_classes(self.classes, shares)}", file=self.messages)
-            print("  " + "  ".join(map(str, files.of(capture).paths)), file=self.messages)
+            print("  " + "  ".join(map(str, files.for_capture(capture).paths)), file=self.messages)
 
     def tick(self) -> None:
         if not self.quiet and sys.stderr.isatty() and monotonic() - self.updated > SECONDS:

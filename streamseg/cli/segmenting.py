@@ -19,7 +19,7 @@ from streamseg.cli.options import (
     Quiet,
     Ray,
     check_exported,
-    check_weights,
+    check_weights_path,
     option,
     parse_size,
     pick_device,
@@ -28,13 +28,13 @@ from streamseg.cli.options import (
 from streamseg.io.files import written_whole
 
 if TYPE_CHECKING:
+    from streamseg.io.display import DisplayWindow
     from streamseg.io.outputs import OutputFiles
     from streamseg.io.sources import Source
-    from streamseg.io.window import Window
     from streamseg.stream.pipeline import Pipeline, RunResult
     from streamseg.stream.settings import DrawStyle, LabelSettings
 
-MAY_BE_LATE = 0.05
+MAX_LATE_SHARE = 0.05
 """The largest share of late frames at which a deadline counts as held."""
 
 
@@ -161,7 +161,7 @@ def check_options(options: SegmentOptions, out: str) -> None:
     for name, number in (("deadline", options.deadline), ("cut", options.cut)):
         if number is not None:
             check_positive(name, number)
-    check_weights(options.weights)
+    check_weights_path(options.weights)
 
 
 def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions) -> SegmentPlan:
@@ -234,14 +234,14 @@ def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSetting
     from json import dumps
 
     from streamseg.cli.progress import TerminalObserver
-    from streamseg.io.window import Window
+    from streamseg.io.display import DisplayWindow
     from streamseg.stream import latency
     from streamseg.stream.pipeline import Pipeline
 
     messages = open_messages(options.quiet, STANDARD_OUTPUT if plan.raw else None, options.json)
     meter = latency.Meter()
     observer = TerminalObserver(meter, settings.classes.names, messages, options.quiet)
-    screen = Window("streamseg") if options.show else None
+    screen = DisplayWindow("streamseg") if options.show else None
     with open_records(options.json) as records:
         pipeline = Pipeline(
             list(zip(plan.sources, plan.outputs, strict=True)),
@@ -251,7 +251,7 @@ def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSetting
             deadline=None if options.deadline is None else options.deadline / 1000,
             records=records,
             raw=sys.stdout.buffer if plan.raw else None,
-            window=screen,
+            display=screen,
             observer=observer,
         )
         observer.total = lambda: pipeline.total
@@ -290,7 +290,7 @@ def open_records(path: Path | None) -> Iterator[TextIO | None]:
             yield None
 
 
-def wait_for_window(screen: "Window | None", plan: SegmentPlan, result: "RunResult") -> None:
+def wait_for_window(screen: "DisplayWindow | None", plan: SegmentPlan, result: "RunResult") -> None:
     """Keep the window with the last picture open; the window of a video closes at its end."""
     if screen and result.frames and not result.signal and not any(source.moving for source in plan.sources):
         screen.wait()
@@ -326,7 +326,7 @@ def format_deadline(milliseconds: float, result: "RunResult") -> str:
     """Return how many frames met the deadline, and at which network input sizes."""
     late, (height, width) = result.late / result.frames, result.smallest
     sizes = ", ".join(f"{tall} x {wide} in {frames} frames" for (tall, wide), frames in result.sizes.items())
-    if late > MAY_BE_LATE:
+    if late > MAX_LATE_SHARE:
         return (
             f"deadline of {milliseconds:g} ms not met: {100 * late:.1f} % of the frames were late, even at a network "
             f"input of {height} x {width} ({sizes}); give a longer one, a smaller --size or a faster --device"
@@ -340,12 +340,12 @@ def segment_on_cluster(names: Sequence[str], out: str, options: SegmentOptions) 
     """Label videos on a Ray cluster and report; return 1 if any had a problem."""
     from streamseg.cli.progress import show_archive_progress
 
-    refused = options.json or options.show or options.tile or out == "-" or options.deadline is not None
-    if refused or options.raw_size or options.rate or not out:
-        raise ValueError(
-            "--ray reads videos and writes to a folder OUT: leave out --json, --show, --tile, --deadline, --raw-size, "
-            "--rate and -."
-        )
+    if not out or out == "-":
+        raise ValueError("--ray writes to a folder: give its name as the last name, or with --out.")
+    names_of_refused = ("json", "show", "tile", "deadline", "raw_size", "rate")
+    refused = [f"--{name.replace('_', '-')}" for name in names_of_refused if getattr(options, name)]
+    if refused:
+        raise ValueError(f"--ray labels videos into a folder: leave out {', '.join(refused)}.")
     with loading(options.quiet):
         from streamseg.deploy import archive
         from streamseg.engine import runtime
@@ -353,7 +353,7 @@ def segment_on_cluster(names: Sequence[str], out: str, options: SegmentOptions) 
         settings, style = open_model(options)  # as each worker will do: errors show at once
     job = archive.ArchiveSettings(
         options.weights and options.weights.absolute(),
-        settings.window,
+        settings.policy,
         options.precision,
         options.cut,
         settings.size,

@@ -26,7 +26,7 @@ from streamseg.cli.options import (
     Json,
     Quiet,
     check_data,
-    check_weights,
+    check_weights_path,
     option,
     pick_device,
 )
@@ -47,7 +47,7 @@ def check(
     json: Json = None,
     quiet: Quiet = False,
 ) -> int:
-    """Check a data set for everything that would spoil a training.
+    """Find errors in a data set before training.
 
     Args:
         dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for your own data.
@@ -68,14 +68,14 @@ def check(
     check_figures(json)
     messages = open_messages(quiet, json)
     with loading(quiet):
-        import streamseg.evaluate.check as doctor
+        import streamseg.evaluate.check as dataset_check
 
-        report = doctor.check_dataset(dataset, data)
-    print(doctor.format_dataset_report(report), file=messages)
+        report = dataset_check.check_dataset(dataset, data)
+    print(dataset_check.format_dataset_report(report), file=messages)
     if sheet and report.samples:
-        doctor.write_contact_sheet(sheet, report)
+        dataset_check.write_contact_sheet(sheet, report)
         print(sheet, file=messages)
-    write_figures(json, doctor.dataset_report_to_json(report), messages)
+    write_figures(json, dataset_check.dataset_report_to_json(report), messages)
     return int(bool(report.errors))
 
 
@@ -156,8 +156,8 @@ def train(run: TrainRun) -> int:
     """
     run.config.check()
     check_data(run.config.dataset, run.data)
-    check_weights(run.encoder_weights)
-    check_weights(None if run.initial in ("imagenet", "nothing") else Path(run.initial))
+    check_weights_path(run.encoder_weights)
+    check_weights_path(None if run.initial in ("imagenet", "nothing") else Path(run.initial))
     check_figures(run.json)
     with loading(run.quiet):
         import torch

@@ -147,7 +147,7 @@ def check_sizes(frame: Tensor, path: Path, other: Tensor, other_path: Path) -> N
         return
     rotated = (height, width) == (other_width, other_height)
     raise ValueError(
-        f"{path} is {width} x {height} pixels but {other_path} is {other_width} x {other_height}; "
+        f"{path} is {height} x {width} pixels but {other_path} is {other_height} x {other_width}; "
         f"{'rotate one of them' if rotated else 'make them the same size'}."
     )
 

@@ -25,7 +25,7 @@ from streamseg.classes import Classes
 from streamseg.engine.open import open_engine
 from streamseg.io.files import UNFINISHED
 from streamseg.io.outputs import OutputFiles
-from streamseg.io.resolve import VIDEO_SUFFIXES, absolute, is_list, read_list
+from streamseg.io.resolve import READABLE_VIDEOS, absolute, is_list, read_list
 from streamseg.io.sources import VideoFile
 from streamseg.io.stores import (
     folder_of_pattern,
@@ -117,7 +117,9 @@ class ArchiveWorker:
 def load_label_settings(settings: ArchiveSettings, device: torch.device) -> LabelSettings:
     """Load the network of a job onto a device, and return it with the options for labelling."""
     engine, classes, _ = open_engine(settings.weights, device, settings.precision, trust=settings.trust)
-    return LabelSettings(engine, classes, settings.window, settings.cut, settings.size, confident=settings.confidence)
+    return LabelSettings(
+        engine, classes, settings.window, settings.cut, settings.size, with_confidence=settings.confidence
+    )
 
 
 def segment_archive(
@@ -251,9 +253,9 @@ def find_videos(names: Sequence[str], out: str) -> tuple[str, list[ArchiveVideo]
     for entry in entries:
         store, path = open_store(entry)
         stores.add(store)
-        matching = list_files(store, path, VIDEO_SUFFIXES)
+        matching = list_files(store, path, READABLE_VIDEOS)
         if not matching:
-            raise FileNotFoundError(f"No video at {redact(entry)}: looked for {' '.join(VIDEO_SUFFIXES)}.")
+            raise FileNotFoundError(f"No video at {redact(entry)}: looked for {' '.join(READABLE_VIDEOS)}.")
         found |= matching
         roots.append(folder_of_pattern(store, path))
     if len(stores) > 1:

@@ -147,8 +147,10 @@ def export_model(
     check_exportable(model, classes, kind, video=video)
     if size is not None:
         check_size(size)
-    if int8 and (kind != "onnx" or pictures is None):
-        raise ValueError("int8 is for ONNX, and is calibrated with pictures like those to come: give some.")
+    if int8 and kind != "onnx":
+        raise ValueError(f"int8 needs an ONNX file, but {path} is for {kind}: end its name in .onnx.")
+    if int8 and pictures is None:
+        raise ValueError("int8 is calibrated with pictures like those that you will label: give some (--pictures).")
     check_libraries(kind)
     frames = read_comparison_frames(pictures, size)
     manifest = Manifest(
@@ -164,7 +166,7 @@ def export_model(
     )
     with quiet_exporters(), TemporaryDirectory() as folder:
         temporary = Path(folder) / f"model{EXPORT_SUFFIXES[kind]}"
-        program = trace(model, manifest)
+        program = export_program(model, manifest)
         if int8:
             # calibrated with every other picture, and compared on the rest
             write_int8(program, manifest, temporary, frames[::2])
@@ -202,7 +204,7 @@ def check_libraries(kind: str) -> None:
         raise ImportError("AOTInductor needs a C++ compiler, and none was found: install g++.")
 
 
-def trace(model: FANet, manifest: Manifest) -> ExportedProgram:
+def export_program(model: FANet, manifest: Manifest) -> ExportedProgram:
     """Return a network as a graph of torch operators, with the inputs and outputs of a manifest."""
     device = model.mean.device
     height, width = manifest.size or (192, 320)
@@ -305,13 +307,13 @@ def compare_labels(model: FANet, exported: ExportedEngine, frames: Sequence[Tens
     if exported.manifest.precision == "int8" and agreement.miou < MIN_INT8_MIOU:
         raise ValueError(
             f"The int8 file has a mean IoU of {agreement.miou:.1%} with the network's labels; expected "
-            f"{MIN_INT8_MIOU:.0%} or more. It was not kept: calibrate with more pictures, like those to come."
+            f"{MIN_INT8_MIOU:.0%} or more. It was not kept: calibrate with more pictures like those that you label."
         )
     same = min(agreement.pixels, 1.0 if agreement.clip is None else agreement.clip)
     if exported.manifest.precision == "fp32" and same < MIN_SAME_LABELS:
         raise ValueError(
-            f"Only {same:.2%} of the file's labels are the network's; expected {MIN_SAME_LABELS:.1%}. It was not kept: "
-            "please report this, with the output of pip list."
+            f"Only {same:.2%} of the file's labels match the network's; expected {MIN_SAME_LABELS:.1%}. It was not "
+            "kept: please report this, with the output of pip list."
         )
     return agreement
 
@@ -368,7 +370,7 @@ def quiet_exporters() -> Iterator[None]:
 def format_agreement(path: Path, agreement: Agreement) -> str:
     """Return a line for the terminal: what was written, and how far it agrees with the network."""
     line = (
-        f"{path}: {100 * agreement.pixels:.3f} % of the labels are the network's on {agreement.pictures} pictures "
+        f"{path}: {100 * agreement.pixels:.3f} % of the labels match the network's on {agreement.pictures} pictures "
         f"(mean IoU {100 * agreement.miou:.2f} %)"
     )
     if agreement.clip is not None:

@@ -43,7 +43,7 @@ class FrameBatch(NamedTuple):
     past: Tensor | None
     """Sum of the contexts of the earlier frames in each window (B, D, C); None if all frames are the first."""
     weights: Sequence[float]
-    """Number of frames in each of these sums."""
+    """Total weight of each of these sums; for a window, its number of frames."""
     sizes: Sequence[tuple[int, int]]
     """Height and width of the labels of each frame."""
     with_confidence: bool = False
@@ -117,7 +117,7 @@ class EagerEngine(Engine):
 
 
 class ImageEngine(Engine):
-    """Runs a network without context, frame by frame: a baseline, or any function that returns scores.
+    """Runs a network without context, such as a baseline, or any function that returns scores.
 
     Args:
         score: Returns the scores (B, K, h, w) of images (B, 3, H, W).

@@ -1,4 +1,4 @@
-"""Which sizes of frames are worth keeping buffers and graphs for: the frequent ones."""
+"""Decides which frame sizes keep their buffers and CUDA graphs: the frequent ones."""
 
 from collections import Counter, deque
 from collections.abc import Collection, Hashable

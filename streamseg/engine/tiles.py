@@ -59,7 +59,7 @@ def label_tiled(
     device = model.mean.device
     labels = torch.empty(frame.shape[1:], dtype=torch.uint8, device=frame.device)
     with torch.inference_mode():
-        context = gather_context(model, frame, tile, margin)
+        context = tiled_context(model, frame, tile, margin)
         scale = 1 / (1 + weight) if model.averages else 1.0
         total = context if past is None else [scale * (own + x.to(own)) for own, x in zip(context, past, strict=True)]
         for rows, columns in tiles(frame, tile, margin):
@@ -70,7 +70,7 @@ def label_tiled(
     return labels, context
 
 
-def gather_context(model: FANet, frame: Tensor, tile: tuple[int, int], margin: int) -> Context:
+def tiled_context(model: FANet, frame: Tensor, tile: tuple[int, int], margin: int) -> Context:
     """Return the context of a whole frame, matrices (1, D, C): the mean over its tiles, weighted by their pixels."""
     precision = torch.promote_types(model.mean.dtype, torch.float32)
     total = [model.mean.new_zeros(1, *attend.context_shape, dtype=precision) for attend in model.attentions]

@@ -75,7 +75,7 @@ def check_dataset(name: str, data: Path) -> DatasetReport:
     labels_in: dict[Path, tuple[int, ...]] = {}
     for split, dataset in splits.items():
         if not dataset.pairs:
-            problems[split].append((f"The split {split} is empty.", data))
+            problems[f"empty {split}"].append((f"The split {split} is empty.", data))
         findings = in_parallel(partial(check_frame, dataset), range(len(dataset)), available_cores())
         for i, (pair, found) in enumerate(zip(dataset.pairs, findings, strict=True)):
             if found.digest:
@@ -93,7 +93,7 @@ def check_dataset(name: str, data: Path) -> DatasetReport:
     errors = [first + also([path for _, path in rest]) for (first, _), *rest in problems.values()]
     if unknown:
         errors.append(describe_unknown_ids(name, unknown, len(classes), bool(total[0] > 0)))
-    errors += without_classes(pixels, classes) + only_one_class(total, classes)
+    errors += find_unlabelled_splits(pixels, classes) + only_one_class(total, classes)
     mask_errors, mask_warnings = find_binary_masks(labels_in) if name == "folder" else ([], [])
     errors += mask_errors
     duplicates = [list(paths.values()) for paths in paths_of.values() if len(paths) > 1]
@@ -111,7 +111,7 @@ def check_dataset(name: str, data: Path) -> DatasetReport:
         {split: tuple(found[: len(classes)].tolist()) for split, found in pixels.items()},
         {split: int(found[IGNORE]) for split, found in pixels.items()},
         tuple(errors),
-        (*mask_warnings, *rare_classes(total, pixels, classes)),
+        (*mask_warnings, *find_rarity_warnings(total, pixels, classes)),
         tuple(usable[i * len(usable) // 12] for i in range(12)) if len(usable) > 12 else tuple(usable),
     )
 
@@ -132,7 +132,7 @@ def check_frame(dataset: Dataset, i: int) -> Finding:
         return Finding(digest, problem=str(error))
     height, width = frame.shape[1:]
     if min(height, width) < MIN_SIDE:
-        problem = f"{pair.image} is {width} x {height} pixels; expected at least {MIN_SIDE} x {MIN_SIDE}: remove it."
+        problem = f"{pair.image} is {height} x {width} pixels; expected at least {MIN_SIDE} x {MIN_SIDE}: remove it."
         return Finding(digest, problem=problem)
     return Finding(digest, labels.flatten().bincount(minlength=IGNORE + 1))
 
@@ -210,7 +210,7 @@ def find_binary_masks(labels_in: dict[Path, tuple[int, ...]]) -> tuple[list[str]
     return [], [sentence]
 
 
-def without_classes(pixels: dict[str, Tensor], classes: Classes) -> list[str]:
+def find_unlabelled_splits(pixels: dict[str, Tensor], classes: Classes) -> list[str]:
     """Return an error if all labels of a split are 255."""
     blank = [split for split, found in pixels.items() if found[IGNORE] > 0 and found[: len(classes)].sum() == 0]
     # Cityscapes does not publish the labels of its test frames
@@ -232,7 +232,7 @@ def only_one_class(total: Tensor, classes: Classes) -> list[str]:
     return [f"Of {len(classes)} classes only {classes.names[occurring[0]]} occurs{cause}."]
 
 
-def rare_classes(total: Tensor, pixels: dict[str, Tensor], classes: Classes) -> list[str]:
+def find_rarity_warnings(total: Tensor, pixels: dict[str, Tensor], classes: Classes) -> list[str]:
     """Return warnings about classes that never occur, and about splits with few labels."""
     train = pixels.get("train", total)
     never = [name for name, found in zip(classes.names, total.tolist(), strict=False) if not found]

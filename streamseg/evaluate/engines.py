@@ -61,7 +61,8 @@ def check_same_classes(classes: Classes, dataset: Dataset) -> None:
         if ours != theirs:
             raise ValueError(
                 f"The network was trained for other classes than those of {dataset.name} {dataset.split}: class "
-                f"{number} is {ours} in the network and {theirs} in the data set."
+                f"{number} is {ours} in the network and {theirs} in the data set; give the "
+                "--dataset that it was trained on."
             )
 
 

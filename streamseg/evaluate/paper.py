@@ -85,7 +85,7 @@ KEYS = Table(
     notes=("The paper's accuracy is on Cityscapes val.", TIMING_FANET),
 )
 
-ATTENTIONS = Table(
+ATTENTION_TABLE = Table(
     "III",
     "Table III: FANet-18 by its attention",
     (
@@ -130,7 +130,7 @@ REDUCTIONS = Table(
     ),
 )
 
-CITYSCAPES = Table(
+CITYSCAPES_TABLE = Table(
     "IV",
     "Table IV: Cityscapes",
     (
@@ -180,7 +180,7 @@ CITYSCAPES = Table(
     notes=(MACS, "A Mpx is 1024 x 1024 pixels, as in the paper.", TIMING),
 )
 
-CAMVID = Table(
+CAMVID_TABLE = Table(
     "V-camvid",
     "Table V, left: CamVid",
     tuple(
@@ -203,7 +203,7 @@ CAMVID = Table(
     ),
 )
 
-COCO_STUFF = Table(
+COCO_STUFF_TABLE = Table(
     "V-coco-stuff",
     "Table V, right: COCO-Stuff 10k",
     (
@@ -262,10 +262,10 @@ VIDEO = Table(
 TABLES: dict[str, tuple[Table, ...]] = {
     "I": (MODULES,),
     "II": (KEYS,),
-    "III": (ATTENTIONS,),
+    "III": (ATTENTION_TABLE,),
     "reduction": (REDUCTIONS,),
-    "IV": (CITYSCAPES,),
-    "V": (CAMVID, COCO_STUFF),
+    "IV": (CITYSCAPES_TABLE,),
+    "V": (CAMVID_TABLE, COCO_STUFF_TABLE),
     "VI": (VIDEO,),
 }
 """By their names on the command line."""

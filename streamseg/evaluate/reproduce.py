@@ -140,10 +140,10 @@ def matches_row(row: Row, description: checkpoint.Description) -> bool:
     variant = description.variant
     if row.network != description.network or (row.window > 1) != (description.window > 1):
         return False
-    return variant is None or replace(variant, averages=False) == variant_of(row)
+    return variant is None or replace(variant, averages=False) == row_variant(row)
 
 
-def variant_of(row: Row) -> checkpoint.Variant:
+def row_variant(row: Row) -> checkpoint.Variant:
     """Return the options of a row's FANet."""
     return checkpoint.Variant(row.attention, row.key_channels, row.reduction, row.reduce_by)  # type: ignore[arg-type] # strings in a table of facts
 
@@ -212,7 +212,7 @@ def build_row(row: Row, classes: int) -> nn.Module:
     if row.channels:
         return ATTENTIONS[row.attention](row.channels, row.key_channels).eval()
     names = Classes(tuple(map(str, range(classes))), ((0, 0, 0),) * classes)
-    variant = variant_of(row) if row.network in checkpoint.FANETS else None
+    variant = row_variant(row) if row.network in checkpoint.FANETS else None
     return checkpoint.build_network(checkpoint.Description(row.network, variant, names, row.window, "")).eval()
 
 
@@ -264,7 +264,7 @@ def labels_call(network: Any, row: Row, device: torch.device, compiled: bool) ->
 def fast_call(network: Any, row: Row, device: torch.device) -> Call | None:
     """Return the same call in the fast form, for the two FANets of the paper only: each variant would compile again."""
     default = checkpoint.Variant("FastAttention", 32, "Res-1", "stride")
-    fast = accelerate(network) if row.network in checkpoint.FANETS and variant_of(row) == default else None
+    fast = accelerate(network) if row.network in checkpoint.FANETS and row_variant(row) == default else None
     if not isinstance(fast, FastEngine):
         return None
     frame = torch.randint(0, 256, (3, *row.size), dtype=torch.uint8, device=device)

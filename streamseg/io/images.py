@@ -1,6 +1,6 @@
 """Read and write picture files: frames, labels, legends.
 
-A frame is RGB, uint8, (3, H, W). Only this module knows PIL, numpy and channels-last pictures.
+A frame is RGB, uint8, (3, H, W). Only this module imports PIL and numpy.
 """
 
 import contextlib
@@ -215,7 +215,7 @@ def lookup_labels(ids: Tensor, table: Tensor) -> tuple[Tensor, list[int]]:
 def decode(path: Path, convert: Callable[[Image.Image], Result]) -> Result:
     """Open a picture and convert it. Errors name the file."""
     if not path.exists():
-        raise FileNotFoundError(f"No picture at {path}.")
+        raise FileNotFoundError(f"No picture at {path}: check the path.")
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: give a picture.")
     # a file, not its name: given a name, PIL maps a raw TIFF into memory, and then rotates it wrongly

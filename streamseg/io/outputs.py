@@ -1,6 +1,6 @@
 """The files that labelled frames are written to.
 
-They are planned without importing torch, so that a bad file name is reported at once.
+Planning imports torch only where a file already exists, so that a bad file name is reported at once.
 """
 
 import json
@@ -25,7 +25,7 @@ FOLDER = "segmented"
 
 @dataclass(frozen=True)
 class FrameOutput:
-    """What is written of a frame; None where it was not asked for."""
+    """The outputs of a frame; None for those that are not written."""
 
     capture: Capture
     overlay: "Tensor | None"
@@ -53,11 +53,11 @@ class OutputFiles:
     def are_pictures(self) -> bool:
         return all(path.suffix.lower() in PICTURE_SUFFIXES for path in self.paths)
 
-    def of(self, capture: Capture) -> "OutputFiles":
+    def for_capture(self, capture: Capture) -> "OutputFiles":
         """Return the files of one frame."""
-        return self.named(capture.name, capture.index)
+        return self.for_frame(capture.name, capture.index)
 
-    def named(self, name: str, number: int) -> "OutputFiles":
+    def for_frame(self, name: str, number: int) -> "OutputFiles":
         """Return the files of a frame by its name and number."""
         files = {}
         for field in fields(self):
@@ -161,7 +161,7 @@ def check_json_lines(path: Path, sources: Sequence[Source], planned: Sequence[Ou
 def files_of(files: OutputFiles, source: Source) -> list[Path]:
     """Return the files that a source is written to; numbered pictures as their one pattern."""
     if isinstance(source, Pictures):
-        return [path for i, picture in enumerate(source.pictures) for path in files.named(picture.name, i).paths]
+        return [path for i, picture in enumerate(source.pictures) for path in files.for_frame(picture.name, i).paths]
     return files.paths
 
 
@@ -204,7 +204,7 @@ def write_pictures(files: OutputFiles, classes: Classes, frame: FrameOutput) -> 
     """Write the pictures of one frame, which appear together."""
     from streamseg.io import images
 
-    files = files.of(frame.capture)
+    files = files.for_capture(frame.capture)
     make_folders(files)
     with ExitStack() as stack:
         if files.overlay and frame.overlay is not None:

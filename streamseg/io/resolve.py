@@ -1,7 +1,7 @@
 """Resolve the names that a user gives to sources of frames.
 
 A name is a picture, a folder, a video, a pattern, a list, numbered pictures, a camera, an address, or - for standard
-input. torch is not imported, so that a wrong name is reported at once.
+input. torch is imported only if a suffix does not tell what a file is, so that a wrong name is reported at once.
 """
 
 import glob
@@ -43,9 +43,9 @@ from streamseg.io.web import is_address, redact
 if TYPE_CHECKING:
     from torch import Tensor
 
-PICTURE_SUFFIXES = (*checks.PICTURE_SUFFIXES, ".gif", ".apng", ".avif", ".ppm", ".pgm")
+READABLE_PICTURES = (*checks.PICTURE_SUFFIXES, ".gif", ".apng", ".avif", ".ppm", ".pgm")
 """Suffixes of pictures that can be read; the first picture of an animation is used."""
-VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".wmv", ".flv")
+READABLE_VIDEOS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".wmv", ".flv")
 """Suffixes of videos that can be read."""
 INDEXED_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi")
 """Suffixes of videos with an index, which only complete files have: no live stream is one."""
@@ -126,7 +126,7 @@ def resolve_sources(
                 problems.append(problem)
             else:
                 found.update((source_key(item), item) for item in items if source_key(item) not in found)
-    return with_unique_names(found.values()), problems
+    return to_sources(found.values()), problems
 
 
 def source_key(item: Item) -> str:
@@ -203,9 +203,9 @@ def find_file(path: Path) -> Item:
         return LiveSource(path.name, str(path), open_camera)
     if not stat.S_ISREG(mode):
         raise ValueError(f"{path} is neither a file nor a camera: pipe raw frames into standard input, as -.")
-    if path.suffix.lower() in PICTURE_SUFFIXES:
+    if path.suffix.lower() in READABLE_PICTURES:
         return PictureFile(path.stem, str(path))
-    if path.suffix.lower() in VIDEO_SUFFIXES:
+    if path.suffix.lower() in READABLE_VIDEOS:
         return VideoFile(path.stem, str(path))
     for item in (PictureFile(path.stem, str(path)), VideoFile(path.stem, str(path))):
         if is_readable(item):
@@ -248,7 +248,7 @@ def find_by_suffix(paths: Iterable[Path]) -> list[Item]:
     wanted = [
         path
         for path in paths
-        if path.suffix.lower() in PICTURE_SUFFIXES + VIDEO_SUFFIXES
+        if path.suffix.lower() in READABLE_PICTURES + READABLE_VIDEOS
         and not path.name.startswith(UNFINISHED)
         and path.is_file()
     ]
@@ -263,7 +263,7 @@ def natural_key(path: Path) -> tuple[list[list[str | int]], str]:
 
 
 def all_suffixes() -> str:
-    return " ".join(PICTURE_SUFFIXES + VIDEO_SUFFIXES)
+    return " ".join(READABLE_PICTURES + READABLE_VIDEOS)
 
 
 def find_numbered(pattern: Path, rate: Fraction) -> NumberedPictures:
@@ -293,7 +293,7 @@ def find_address(address: str) -> Item:
     if parts.scheme.startswith("rtsp"):
         return LiveSource(name, address, open_stream)
     address, suffix = web.join_address(parts), path.suffix.lower()
-    if suffix in PICTURE_SUFFIXES:
+    if suffix in READABLE_PICTURES:
         return PictureFile(path.stem, address)
     with web.open_address(address) as response:
         content = web.content_type(response)
@@ -313,7 +313,7 @@ def find_address(address: str) -> Item:
     return LiveSource(name, address, open_stream) if live else VideoFile(name, address)
 
 
-def with_unique_names(items: Iterable[Item]) -> list[Source]:
+def to_sources(items: Iterable[Item]) -> list[Source]:
     """Return sources in order, all pictures as one of them, with names that differ."""
     items = list(items)
     pictures = [item for item in items if isinstance(item, PictureFile)]

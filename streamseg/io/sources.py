@@ -217,7 +217,7 @@ class LiveSource:
                 if index == 0:
                     raise
             if index == 0:
-                raise ValueError(f"{redact(self.address)} sent no frame.")
+                raise ValueError(f"{redact(self.address)} sent no frame: check that it is running.")
             if attempt == 0:
                 lost = time.monotonic()
             if attempt == len(RECONNECT_DELAYS):

@@ -63,11 +63,16 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
         raise OSError(f"Could not write {path}: {short_error(error)}.") from error
 
 
-def check_weights(where: str, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+def check_state_dict(where: str, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
     """Raise a ValueError if weights differ in names or shapes from the wanted ones, or hold invalid numbers."""
     for name in sorted(weights.keys() | wanted.keys()):
-        if name not in weights or name not in wanted or weights[name].shape != wanted[name].shape:
-            raise ValueError(f"{where}: {name!r:.80} is missing, foreign or of another shape.")
+        if name not in weights:
+            raise ValueError(f"{where}: {name!r:.80} is missing.")
+        if name not in wanted:
+            raise ValueError(f"{where}: {name!r:.80} does not belong to it.")
+        given, expected = tuple(weights[name].shape), tuple(wanted[name].shape)
+        if given != expected:
+            raise ValueError(f"{where}: {name!r:.80} has shape {given!s:.80}, expected {expected}.")
     for name, tensor in weights.items():
         kinds = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
         if name.endswith("num_batches_tracked"):

@@ -74,7 +74,11 @@ class Video:
         decoded = self.decode()
         first = next(decoded, None)
         if first is None:
-            raise reading_error(self.fault, name) if self.fault else ValueError(f"{name} has no readable frame.")
+            raise (
+                reading_error(self.fault, name)
+                if self.fault
+                else ValueError(f"{name} has no readable frame: give another file.")
+            )
         self.decoded = itertools.chain([first], decoded)
         self.stored_size = (first.height, first.width)
         self.orientation = find_orientation(first)
@@ -298,7 +302,7 @@ def open_camera(name: str, *, timeout: float = 10.0) -> Video:
 
 
 def read_label_video(path: str | Path) -> Iterator[tuple[Tensor, float]]:
-    """Yield the labels (H, W) and times of a video that write_label_video wrote."""
+    """Yield the labels (H, W) and times of a lossless label video."""
     path = Path(path)
     if path.is_file() and matroska_is_damaged(path):
         raise damaged_file_error(path)
@@ -341,7 +345,7 @@ def open_container(address: str, timeout: float, options: dict[str, str] | None 
     if not is_address(address):
         path = Path(address)
         if not path.exists():
-            raise FileNotFoundError(f"No video at {path}.")
+            raise FileNotFoundError(f"No video at {path}: check the path.")
         if path.is_dir():
             raise IsADirectoryError(f"{path} is a folder: give a video.")
         if not path.is_file():
@@ -364,7 +368,7 @@ def open_video_stream(container: "InputContainer", name: str, threads: str) -> V
     with closed_on_error(container):
         stream = container.streams.best("video")
         if not isinstance(stream, av.VideoStream) or getattr(stream, "disposition", 0) & ATTACHED_PICTURE:
-            raise ValueError(f"{name} holds no video.")
+            raise ValueError(f"{name} holds no video: give another file.")
         if stream.codec_context is None:
             raise ValueError(f"{name} has a video codec that cannot be decoded: convert it to MP4 first.")
         stream.codec_context.thread_type = threads

@@ -225,7 +225,7 @@ class VideoWriter:
             raise OSError(number, error.strerror, str(self.path)) from error
 
 
-def write_video(
+def open_video_writer(
     path: Path, size: tuple[int, int], rate: Fraction, *, audio_from: str | Path | None = None
 ) -> VideoWriter:
     """Start a video of frames (3, H, W), in the format of the path's suffix; an odd size is padded to an even one.
@@ -238,7 +238,7 @@ def write_video(
     check_video_suffix(path)
     video_format = VIDEO_FORMATS[path.suffix.lower()]
     if audio_from is not None:
-        # audio that is missing, damaged or in a rare format must not cost the video
+        # audio that is missing, damaged or in a rare format is dropped; the video is written without it
         with suppress(OSError, ValueError):
             source, stream = open_audio(str(audio_from))
             with closed_on_error(source):
@@ -248,7 +248,7 @@ def write_video(
     return VideoWriter(path, video_format, size, rate, "gbrp")
 
 
-def write_label_video(path: Path, size: tuple[int, int], rate: Fraction) -> VideoWriter:
+def open_label_writer(path: Path, size: tuple[int, int], rate: Fraction) -> VideoWriter:
     """Start a lossless video of labels (H, W), as grey pixels in an .mkv."""
     if path.suffix.lower() != ".mkv":
         raise ValueError(f"{path} is no lossless video for labels: end it in .mkv.")
@@ -269,7 +269,7 @@ def write_frames(path: str | Path, frames: Iterable[Picture], rate: Fraction | f
     if first is None:
         raise ValueError(f"There is no frame to write to {path}.")
     _, height, width = first.shape
-    with written_whole(path) as temporary, write_video(temporary, (height, width), rate) as writer:
+    with written_whole(path) as temporary, open_video_writer(temporary, (height, width), rate) as writer:
         for i, frame in enumerate(itertools.chain([first], tensors)):
             writer.write(frame, float(i / rate))
 
@@ -297,9 +297,9 @@ def open_videos(files: OutputFiles, source: Source) -> Iterator[Callable[[FrameO
                         continue
                     temporary, size = renames.enter_context(written_whole(path)), (*pixels.shape[-2:],)
                     if part == "overlay":
-                        writer = write_video(temporary, size, rate, audio_from=source.audio_from)
+                        writer = open_video_writer(temporary, size, rate, audio_from=source.audio_from)
                     else:
-                        writer = write_label_video(temporary, size, rate)
+                        writer = open_label_writer(temporary, size, rate)
                     writers[part] = closes.enter_context(writer)
             for part, writer in writers.items():
                 pixels = parts[part]

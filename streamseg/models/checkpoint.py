@@ -14,7 +14,7 @@ import torch
 from streamseg.checks import check_choice, check_count
 from streamseg.classes import Classes
 from streamseg.io.checksums import BLANK_CHECKSUM, check_pinned, pop_checksum
-from streamseg.io.tensors import check_weights, load_tensors, open_tensors, write_tensors
+from streamseg.io.tensors import check_state_dict, load_tensors, open_tensors, write_tensors
 from streamseg.models.attention import ATTENTIONS, Attention
 from streamseg.models.baselines import BASELINES, Baseline
 from streamseg.models.encoder import ReduceBy, Reduction, ResNet
@@ -111,7 +111,7 @@ def save(model: Network, classes: Classes, path: str | Path, *, window: int = 1,
     description = Description(model.name, variant_of(model), classes, window, source)
     rebuilt = rebuild(model, description)
     weights = model.state_dict()
-    check_weights(f"The network cannot be saved as a {description.network}", weights, rebuilt.state_dict())
+    check_state_dict(f"The network cannot be saved as a {description.network}", weights, rebuilt.state_dict())
     weights = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
     entry = asdict(description)
     entry |= entry.pop("variant") or {}  # flat, as in the first version of the format
@@ -167,7 +167,7 @@ def read_checkpoint(path: Path, attention: type[Attention] | None = None) -> tup
         weights = load_tensors(path, file)
     with torch.random.fork_rng(devices=[]):  # leaves torch's random state unchanged
         model = build_network(description, attention)
-    check_weights(f"{path} does not hold the {description.network} that it describes", weights, model.state_dict())
+    check_state_dict(f"{path} does not hold the {description.network} that it describes", weights, model.state_dict())
     model.load_state_dict(weights)
     return model.eval(), description
 
@@ -175,7 +175,7 @@ def read_checkpoint(path: Path, attention: type[Attention] | None = None) -> tup
 def read_description(path: Path, metadata: dict[str, str] | None) -> Description:
     """Parse and check the metadata of a file."""
     if not metadata or ENTRY not in metadata:
-        raise ValueError(f"{path} was not written by streamseg: it does not say which network it holds.")
+        raise ValueError(f"{path} was not written by streamseg: give a file of streamseg.save or streamseg train.")
     try:
         entry = json.loads(metadata[ENTRY])
         has_checksum = pop_checksum(path, entry)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from streamseg.checks import check_choice
-from streamseg.io.tensors import check_weights, read_tensors, short_error
+from streamseg.io.tensors import check_state_dict, read_tensors, short_error
 
 Maps = tuple[Tensor, Tensor, Tensor, Tensor]
 """The maps of Res-1 (shallow) … Res-4 (deep)."""
@@ -156,7 +156,7 @@ def load_imagenet(encoder: ResNet, file: str | Path | None = None) -> None:
         expected = encoder.state_dict()
         kept = {name: expected[name] for name in expected if name.startswith("layer1.0.downsample.")}
         kept |= {name: expected[name] for name in expected if name.endswith("num_batches_tracked")}
-        check_weights(f"{path} does not hold a ResNet-{encoder.depth}", {**kept, **found}, expected)
+        check_state_dict(f"{path} does not hold a ResNet-{encoder.depth}", {**kept, **found}, expected)
     except (ValueError, OSError) as error:
         raise type(error)(
             f"{error} Pass torchvision's {PUBLISHED[encoder.depth]} or the like: {PASS_A_FILE}."

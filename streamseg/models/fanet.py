@@ -25,7 +25,7 @@ from streamseg.models.layers import (
 )
 
 Context = tuple[Tensor, Tensor, Tensor, Tensor]
-"""What a frame passes to later frames: a matrix (B, D, C) for each of Res-1 … Res-4, at any image size."""
+"""Context passed to later frames: a matrix (B, D, C) for each of Res-1 … Res-4, at any image size."""
 
 ATTENTION_MEMBERS = ("context_shape", "compute_context")
 

@@ -120,4 +120,4 @@ def map_on_cluster(
     try:
         yield from data.iter_rows()
     except (ray.exceptions.RayError, RuntimeError) as error:
-        raise OSError(f"The Ray cluster gave up ({short_error(error)}): what is finished stays.") from error
+        raise OSError(f"The Ray job failed ({short_error(error)}): finished results are kept, run it again.") from error

@@ -1,4 +1,4 @@
-"""What a browser needs in order to run the network itself: onnxruntime-web, and the network as an ONNX file."""
+"""Files for inference in the browser: onnxruntime-web, and the network as an ONNX file."""
 
 import asyncio
 import hashlib
@@ -16,7 +16,7 @@ from streamseg.engine.runtime import open_exported
 from streamseg.serve import page
 from streamseg.serve.gate import RequestError, ServedModel, require_token
 
-FOREVER = "private, max-age=31536000, immutable"
+CACHE_FOREVER = "private, max-age=31536000, immutable"
 """Cache-Control of files whose address contains their version."""
 
 
@@ -35,7 +35,7 @@ class BrowserModel:
             if not self.description:
                 try:
                     if not page.find_library():
-                        await asyncio.to_thread(page.fetch_library, page.cache_folder() / page.INSIDE.name)
+                        await asyncio.to_thread(page.fetch_library, page.cache_folder() / page.BUNDLED_LIBRARY.name)
                     self.path = self.path or await self.export()
                     self.description = await asyncio.to_thread(self.describe_inputs, self.path)
                 except (OSError, ValueError, ImportError) as error:
@@ -43,7 +43,7 @@ class BrowserModel:
             return self.description
 
     def describe_inputs(self, path: Path) -> dict[str, object]:
-        """What worker.js needs to know of an ONNX file."""
+        """Return the inputs of an ONNX file, for worker.js."""
         manifest = open_exported(path).manifest
         return {
             "library": f"library/{page.VERSION}",
@@ -97,7 +97,7 @@ router = APIRouter()
 
 @router.get("/browser", dependencies=[Depends(require_token)])
 async def prepare_browser(model: Model) -> dict[str, object]:
-    """What a browser needs in order to run the network itself. The first request exports it, in half a minute."""
+    """Return the files for inference in the browser. The first request exports the network, in half a minute."""
     return await model.prepare()
 
 
@@ -106,12 +106,12 @@ async def send_model(model: Model, version: str = "") -> Response:
     """The network as an ONNX file, after a request to /browser."""
     if model.path is None:
         raise HTTPException(404)
-    return FileResponse(model.path, headers={"Cache-Control": FOREVER if version else "no-cache"})
+    return FileResponse(model.path, headers={"Cache-Control": CACHE_FOREVER if version else "no-cache"})
 
 
 @router.get("/library/{version}/{name}", include_in_schema=False)
 async def send_library(version: str, name: str) -> Response:
     folder = page.find_library()
-    if folder is None or version != page.VERSION or name not in page.NEEDED:
+    if folder is None or version != page.VERSION or name not in page.LIBRARY_FILES:
         raise HTTPException(404)
-    return FileResponse(folder / name, headers={"Cache-Control": FOREVER})
+    return FileResponse(folder / name, headers={"Cache-Control": CACHE_FOREVER})

@@ -27,7 +27,7 @@ class Counter:
             yield sample_line(self.name, labels, value)
 
 
-class Histogram:
+class PrometheusHistogram:
     """Counts of values up to each of several bounds."""
 
     def __init__(self, name: str, about: str, bounds: Sequence[float]):
@@ -75,6 +75,6 @@ def sample_line(name: str, labels: Labels, value: float) -> str:
     return f"{name}{{{inside}}} {value:g}" if inside else f"{name} {value:g}"
 
 
-def format_metrics(metrics: Sequence[Counter | Histogram | Gauge]) -> str:
+def format_metrics(metrics: Sequence[Counter | PrometheusHistogram | Gauge]) -> str:
     """Return all metrics in the text format of Prometheus."""
     return "".join(f"{line}\n" for metric in metrics for line in metric.lines())

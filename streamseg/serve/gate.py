@@ -28,7 +28,7 @@ from streamseg.classes import Classes
 from streamseg.engine.engine import Engine
 from streamseg.io.images import TooLargeError, UnknownFormatError, decode_upload
 from streamseg.serve.batches import Batcher, Labelled
-from streamseg.serve.counters import Counter, Gauge, Histogram
+from streamseg.serve.counters import Counter, Gauge, PrometheusHistogram
 from streamseg.stream.state import State
 
 TOKEN = re.compile(r"[A-Za-z0-9._~+-]+")
@@ -49,7 +49,7 @@ class Limits:
     seconds: float = 30.0
     """Timeout for receiving a picture, and again for labelling it."""
     queue: int = 32
-    """Pictures and frames that are received, queued or labelled at a time."""
+    """Pictures and frames that are received, queued or labelled at a time; also the number of open streams."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,14 @@ class RequestGate:
         self.answered = Counter("streamseg_requests_total", "HTTP requests answered.")
         self.frames = Counter("streamseg_frames_total", "Pictures and frames labelled.")
         self.dropped = Counter("streamseg_dropped_total", "Pictures and frames rejected or abandoned.")
-        self.latency = Histogram(
+        self.latency = PrometheusHistogram(
             "streamseg_latency_seconds",
             "Time from the arrival of a picture or frame to its answer.",
             (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
         )
-        batches = Histogram("streamseg_batch_frames", "Frames in a batch.", (1, 2, 4, 8, 16, 32))
+        batches = PrometheusHistogram("streamseg_batch_frames", "Frames in a batch.", (1, 2, 4, 8, 16, 32))
         self.batcher = Batcher(served.engine, served.window, batch, batches.add, busy=lambda: self.active > 0)
-        self.metrics: list[Counter | Histogram | Gauge] = [
+        self.metrics: list[Counter | PrometheusHistogram | Gauge] = [
             self.answered,
             self.frames,
             self.dropped,

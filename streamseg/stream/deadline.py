@@ -63,7 +63,7 @@ class FrameTimes(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What was measured before a change of size, and after how many frames to compare."""
+    """Measurements before a change of size, and after how many frames to compare."""
 
     step: int
     latency: float
@@ -148,7 +148,7 @@ class Deadline:
         self.block_frames = RECENT_FRAMES
         """For how many frames smaller sizes are blocked after they saved nothing; doubled each time."""
         self.lowest_step, self.blocked_until = len(SCALES) - 1, 0
-        """The step below which nothing was saved, and the number of the frame until which it is not left."""
+        """The step below which nothing was saved; smaller steps are blocked until this frame."""
 
     @property
     def scale(self) -> float:

@@ -158,7 +158,10 @@ def step_batch(
     engine, policy = to_engine(model), to_policy(window)
     times = [None] * len(states) if times is None else times
     if not len(images) == len(states) == len(times) == len(sizes):
-        raise ValueError(f"{len(images)} images, {len(states)} states and {len(times)} times do not form a batch.")
+        raise ValueError(
+            f"{len(images)} images, {len(states)} states, {len(times)} times and {len(sizes)} sizes do not form a batch"
+            ": give as many of each."
+        )
     check_window(engine, policy)
     check_range(images)
     now = [frame_time(*pair) for pair in zip(states, times, strict=True)]

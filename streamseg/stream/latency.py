@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 
 STAGES = ("decode", "upload", "network", "download", "draw", "encode")
-"""The stages of a frame, in order. A live source has no decode stage: its pace is no work of ours."""
+"""The stages of a frame, in order. A live source has no decode stage: waiting for a camera is not decoding."""
 
 SINGLE_THREAD_STAGE = "network"
 """The stage that runs in a single thread, though several threads report its times."""

@@ -12,7 +12,7 @@ from streamseg.engine.engine import EagerEngine, Engine, resize_frames
 from streamseg.engine.tiles import label_tiled
 from streamseg.stream.deadline import MIN_SCALE, POOR_SCALE, WARM_UP_PASSES, scale_size
 from streamseg.stream.label_frames import MAX_PIXELS, network_size, step_batch
-from streamseg.stream.source_threads import FrameJob, RunContext, SourceStream
+from streamseg.stream.source_threads import FrameJob, SharedRun, SourceStream
 from streamseg.stream.state import State
 
 MAX_BATCH = 8
@@ -22,9 +22,9 @@ MAX_BATCH = 8
 class NetworkThread:
     """Labels the frames of all sources; `work` is the thread."""
 
-    def __init__(self, engine: Engine, streams: Sequence[SourceStream], run: RunContext):
-        self.engine, self.streams, self.run = engine, streams, run
-        self.cuda = run.device.type == "cuda"
+    def __init__(self, engine: Engine, streams: Sequence[SourceStream], shared: SharedRun):
+        self.engine, self.streams, self.shared = engine, streams, shared
+        self.cuda = shared.device.type == "cuda"
         self.prepared = self.warned = False
         self.last_size = (0, 0)
         """The last network input size."""
@@ -40,13 +40,13 @@ class NetworkThread:
 
     def work(self) -> None:
         """Label frames until all sources have ended."""
-        run = self.run
+        shared = self.shared
         # events and streams belong to the thread's current device, by default the first GPU
-        with torch.cuda.device(run.device) if self.cuda else nullcontext(), torch.inference_mode():
+        with torch.cuda.device(shared.device) if self.cuda else nullcontext(), torch.inference_mode():
             for jobs in self.batches():
-                if (run.live or run.deadline.seconds) and self.prepare(jobs):
+                if (shared.live or shared.deadline.seconds) and self.prepare(jobs):
                     jobs = [self.newest(job) for job in jobs]
-                scale = run.deadline.scale
+                scale = shared.deadline.scale
                 begin = self.start_clock(jobs)
                 for job, state in zip(jobs, self.predict(jobs, scale), strict=True):
                     job.stream.state = state
@@ -63,7 +63,7 @@ class NetworkThread:
 
         A source whose drawer is behind is skipped, so that it delays no other; a live one then has a newer frame later.
         """
-        group = self.run.group
+        group = self.shared.group
         for number in count():
             with group.change:
                 group.wait_until(self.can_continue)
@@ -90,11 +90,11 @@ class NetworkThread:
 
     def newest(self, job: FrameJob) -> FrameJob:
         """Return the frame that a live source has delivered since, or else the job itself."""
-        with self.run.group.change:
+        with self.shared.group.change:
             inbox = job.stream.inbox
             if not (job.stream.source.live and inbox.waiting):
                 return job
-            self.run.meter.dropped(1, job.stream.source.name)
+            self.shared.meter.dropped(1, job.stream.source.name)
             return inbox.take()
 
     def prepare(self, jobs: list[FrameJob]) -> bool:
@@ -102,7 +102,7 @@ class NetworkThread:
 
         Returns whether there was anything to prepare.
         """
-        deadline = self.run.deadline
+        deadline = self.shared.deadline
 
         def run_network(scale: float) -> None:
             self.predict(jobs, scale)
@@ -125,11 +125,11 @@ class NetworkThread:
 
     def input_size(self, job: FrameJob, scale: float) -> tuple[int, int]:
         """Return the network input's height and width for a frame, at a scale."""
-        return scale_size(self.run.settings.size or network_size(*job.frame.shape[1:]), scale)
+        return scale_size(self.shared.settings.size or network_size(*job.frame.shape[1:]), scale)
 
     def predict(self, jobs: list[FrameJob], scale: float) -> list[State | None]:
         """Label frames of one size, and return the states of their streams after them."""
-        settings, (height, width) = self.run.settings, jobs[0].frame.shape[1:]
+        settings, (height, width) = self.shared.settings, jobs[0].frame.shape[1:]
         if self.cuda:
             for job in jobs:  # or the reader's stream could reuse the memory of a frame that is still in use
                 job.frame.record_stream(torch.cuda.current_stream())
@@ -145,9 +145,9 @@ class NetworkThread:
             self.engine,
             torch.cat([resize_frames(job.frame[None], size) for job in jobs]),
             [job.stream.state for job in jobs],
-            settings.window,
+            settings.policy,
             sizes=[(height, width) for _ in jobs],
-            with_confidence=settings.confident,
+            with_confidence=settings.with_confidence,
             times=[job.capture.seconds for job in jobs],
             cut=settings.cut,
         )
@@ -178,10 +178,10 @@ class NetworkThread:
                 job.gpu_end.record()
         if not self.cuda:
             seconds = time.perf_counter() - begin
-            self.run.meter.stage("network", seconds, len(jobs))
+            self.shared.meter.stage("network", seconds, len(jobs))
             for job in jobs:
                 job.network_seconds = seconds
-        elif self.run.live:  # so that the newest frame does not wait behind others on the GPU
+        elif self.shared.live:  # so that the newest frame does not wait behind others on the GPU
             self.synchronize()
         for job in jobs:
             job.latency = time.monotonic() - job.started
@@ -195,7 +195,7 @@ class NetworkThread:
         """Tell the user once that the network input has become too small for good labels."""
         self.warned = True
         (height, width), least = job.size, self.input_size(job, MIN_SCALE)
-        self.run.observer.message(
+        self.shared.observer.message(
             f"To meet the deadline, the network input is now {height} x {width}, where labels are poor; the smallest "
             f"is {least[0]} x {least[1]}."
         )

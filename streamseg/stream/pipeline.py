@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from streamseg.engine.engine import to_engine
+from streamseg.io.display import DisplayWindow
 from streamseg.io.outputs import OutputFiles
 from streamseg.io.sources import Source
-from streamseg.io.window import Window
 from streamseg.parallel.signals import StopSignals
 from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
 from streamseg.stream.network_thread import MAX_BATCH, NetworkThread
 from streamseg.stream.observer import PipelineObserver
 from streamseg.stream.settings import DrawStyle, LabelSettings
-from streamseg.stream.source_threads import RunContext, SourceStream
+from streamseg.stream.source_threads import SharedRun, SourceStream
 
 STOP_TIMEOUT = 5.0
 """Seconds that each thread has to end when a run is aborted."""
@@ -70,7 +70,7 @@ class Pipeline:
         deadline: float | None = None,
         records: IO[str] | None = None,
         raw: BinaryIO | None = None,
-        window: Window | None = None,
+        display: DisplayWindow | None = None,
         observer: PipelineObserver | None = None,
     ):
         """
@@ -78,11 +78,11 @@ class Pipeline:
             deadline: Seconds within which a frame should be labelled; the network input shrinks if necessary.
             records: Receives a line of JSON for each frame.
             raw: Receives the labels of each frame as bytes.
-            window: Shows the frames.
+            display: Shows the frames.
             observer: Receives messages, written frames and ticks.
         """
         engine = to_engine(settings.model)
-        self.context = RunContext(
+        self.shared = SharedRun(
             settings=settings,
             style=style,
             meter=meter,
@@ -90,13 +90,13 @@ class Pipeline:
             observer=observer or PipelineObserver(),
             device=engine.device,
             live=any(source.live for source, _ in sources),
-            shows=window is not None,
+            shows=display is not None,
             records=records,
             raw=raw,
         )
-        self.settings, self.window, self.group = settings, window, self.context.group
-        self.streams = [SourceStream(source, results, self.context) for source, results in sources]
-        self.network = NetworkThread(engine, self.streams, self.context)
+        self.settings, self.display, self.group = settings, display, self.shared.group
+        self.streams = [SourceStream(source, results, self.shared) for source, results in sources]
+        self.network = NetworkThread(engine, self.streams, self.shared)
         self.stopped = False
         self.shown: Tensor | None = None
 
@@ -109,8 +109,8 @@ class Pipeline:
                 while alive := [thread for thread in self.awaited(network) if thread.is_alive()]:
                     self.start_streams()
                     self.supervise(stop.signal)
-                    alive[0].join(0.02 if self.window else 0.1)
-                self.refresh_window()
+                    alive[0].join(0.02 if self.display else 0.1)
+                self.refresh_display()
             except BaseException as error:  # a second Ctrl-C
                 self.group.fail(error)
                 for thread in self.awaited(network):  # they remove unfinished files; one may hang in a pipe
@@ -124,15 +124,15 @@ class Pipeline:
 
     def result(self, signal: int) -> RunResult:
         """Return how the run ended."""
-        pixels, sizes = self.context.class_pixels, self.network.sizes
+        pixels, sizes = self.shared.class_pixels, self.network.sizes
         return RunResult(
             frames=sum(stream.written for stream in self.streams),
             shares=(pixels / max(1, int(pixels.sum()))).tolist(),
-            problems=list(self.context.problems),
+            problems=list(self.shared.problems),
             signal=signal,
             size=self.network.last_size,
             sizes={size: sizes[size] for size in sorted(sizes, key=math.prod, reverse=True)},
-            late=self.context.deadline.late,
+            late=self.shared.deadline.late,
         )
 
     @property
@@ -157,19 +157,19 @@ class Pipeline:
 
     def supervise(self, signal: int) -> None:
         """Do the work of the main thread: report, show frames, and stop when asked to."""
-        self.context.observer.tick()
-        self.refresh_window()
-        if (signal or (self.window and self.window.closed)) and not self.stopped:
+        self.shared.observer.tick()
+        self.refresh_display()
+        if (signal or (self.display and self.display.closed)) and not self.stopped:
             self.stopped = True
             for stream in self.streams:
                 stream.inbox.close()
 
-    def refresh_window(self) -> None:
+    def refresh_display(self) -> None:
         """Show the newest frame, and handle keys and clicks."""
-        if self.window:
-            newest = self.context.newest_picture  # read once: a writer may replace it at any moment
+        if self.display:
+            newest = self.shared.newest_picture  # read once: a writer may replace it at any moment
             if newest is not None and newest is not self.shown:
-                self.window.show(newest)
+                self.display.show(newest)
                 self.shown = newest
             else:
-                self.window.update()
+                self.display.update()

@@ -1,4 +1,4 @@
-"""What a user chooses for a run: how frames are labelled and how labels are drawn."""
+"""Settings of a run: how frames are labelled, and how labels are drawn."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import torch
 
 from streamseg.classes import Classes
 from streamseg.engine.engine import Engine, to_engine
-from streamseg.models.fanet import FANet
+from streamseg.models.checkpoint import Network
 from streamseg.stream.state import Policy
 
 
@@ -25,17 +25,17 @@ class DrawStyle:
 class LabelSettings:
     """A network, and how it labels frames."""
 
-    model: FANet | Engine
+    model: Network | Engine
     classes: Classes
-    window: Policy
+    policy: Policy
     cut: float | None = None
     """The distance between contexts above which a new scene begins and the past is dropped."""
     size: tuple[int, int] | None = None
     """Height and width of the network input; None for the frame's own, up to a limit."""
     tiled: bool = False
     """Whether larger frames are labelled tile by tile at full size; this needs an eager engine."""
-    confident: bool = False
-    """Whether the probability of each label is wanted too."""
+    with_confidence: bool = False
+    """Whether to compute the probability of each label."""
 
     @property
     def device(self) -> torch.device:

@@ -36,8 +36,8 @@ QUEUE_SIZE = 3
 
 
 @dataclass(eq=False)
-class RunContext:
-    """What all threads of a run share."""
+class SharedRun:
+    """The state that all threads of a run share."""
 
     settings: LabelSettings
     style: DrawStyle
@@ -96,14 +96,14 @@ class FrameJob:
 class SourceStream:
     """A source with its output files, its queues and its threads."""
 
-    def __init__(self, source: Source, results: OutputFiles, run: RunContext):
-        self.source, self.results, self.run = source, results, run
+    def __init__(self, source: Source, results: OutputFiles, shared: SharedRun):
+        self.source, self.results, self.shared = source, results, shared
         self.state: State | None = None
         self.legend = LegendCache()
         room = 1 if source.live else QUEUE_SIZE
-        self.inbox: BoundedQueue[FrameJob] = BoundedQueue(run.group, room)
-        self.labelled: BoundedQueue[FrameJob] = BoundedQueue(run.group, room)
-        self.drawn: BoundedQueue[FrameJob] = BoundedQueue(run.group, room)
+        self.inbox: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room)
+        self.labelled: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room)
+        self.drawn: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room)
         self.total: int | None = None
         """How many frames the source has, once that is known."""
         self.last_batch = -1
@@ -121,16 +121,16 @@ class SourceStream:
     def start(self, slot: int) -> None:
         """Start the three threads. Their names tell the meter which threads work one after the other."""
         self.slot = slot
-        self.run.group.start(f"read {slot}", self.read)
+        self.shared.group.start(f"read {slot}", self.read)
         self.threads = [
-            self.run.group.start(f"draw {slot}", self.draw),
-            self.run.group.start(f"write {slot}", self.write),
+            self.shared.group.start(f"draw {slot}", self.draw),
+            self.shared.group.start(f"write {slot}", self.write),
         ]
 
     def read(self) -> None:
         """Decode the source's frames, copy them to the device and put them into the inbox."""
-        run, source, shape = self.run, self.source, None
-        upload_stream = torch.cuda.Stream(run.device) if run.device.type == "cuda" else None
+        shared, source, shape = self.shared, self.source, None
+        upload_stream = torch.cuda.Stream(shared.device) if shared.device.type == "cuda" else None
         try:
             with closing(source.captures()) as captures:
                 while True:
@@ -139,14 +139,14 @@ class SourceStream:
                         capture = next(captures, None)
                     finally:
                         seconds = time.perf_counter() - begin
-                        if source.live:  # its pace is no work of ours
-                            run.meter.waited(seconds, source.name)
+                        if source.live:  # waiting for a camera is not decoding time
+                            shared.meter.waited(seconds, source.name)
                     if capture is None:
                         break
                     if not source.live:
-                        run.meter.stage("decode", seconds)
+                        shared.meter.stage("decode", seconds)
                     if capture.note:
-                        run.observer.message(capture.note)
+                        shared.observer.message(capture.note)
                     self.total = capture.total
                     shape = shape or capture.frame.shape
                     if source.moving and capture.frame.shape != shape:
@@ -156,18 +156,18 @@ class SourceStream:
                         self.upload(job, upload_stream)
                     if not self.enqueue(job):
                         break
-                    run.meter.read(source.name)
+                    shared.meter.read(source.name)
         except (ValueError, OSError) as problem:  # the other sources go on, and the frames so far are good
-            run.problems.append(str(problem))
+            shared.problems.append(str(problem))
         self.inbox.close()
 
     def upload(self, job: FrameJob, upload_stream: "torch.cuda.Stream") -> None:
         """Copy a frame to the GPU while the GPU computes."""
         begin = time.perf_counter()
         with torch.cuda.stream(upload_stream):
-            job.frame = job.frame.pin_memory().to(self.run.device, non_blocking=True)
+            job.frame = job.frame.pin_memory().to(self.shared.device, non_blocking=True)
         upload_stream.synchronize()  # blocks this reader only
-        self.run.meter.stage("upload", time.perf_counter() - begin)
+        self.shared.meter.stage("upload", time.perf_counter() - begin)
 
     def enqueue(self, job: FrameJob) -> bool:
         """Put a frame into the inbox; return False if the inbox is closed."""
@@ -176,37 +176,37 @@ class SourceStream:
         replaced = self.inbox.replace(job)
         if replaced is None:
             return False
-        self.run.meter.dropped(replaced, self.source.name)
+        self.shared.meter.dropped(replaced, self.source.name)
         return True
 
     def draw(self) -> None:
         """Fetch the labels of each frame from the device, count its classes and draw it."""
-        run, device = self.run, self.run.device
+        shared, device = self.shared, self.shared.device
         gpu_stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
         with gpu_stream, torch.inference_mode():
             for job in self.labelled:
                 labels = self.fetch_labels(job)
                 begin = time.perf_counter()
-                counts = torch.bincount(labels.flatten(), minlength=IGNORE + 1)[: len(run.class_pixels)]
+                counts = torch.bincount(labels.flatten(), minlength=IGNORE + 1)[: len(shared.class_pixels)]
                 job.shares = (counts / labels.numel()).tolist()
-                with run.group.change:
-                    run.class_pixels += counts
-                if self.results.overlay or run.shows:
+                with shared.group.change:
+                    shared.class_pixels += counts
+                if self.results.overlay or shared.shows:
                     job.picture = self.paint(job).cpu()  # waits for the GPU: frame and labels may be freed now
                 job.labels = labels
-                run.meter.stage("draw", time.perf_counter() - begin)
+                shared.meter.stage("draw", time.perf_counter() - begin)
                 self.drawn.put(job)
         self.drawn.close()
 
     def fetch_labels(self, job: FrameJob) -> Tensor:
         """Return a frame's labels on the CPU, which ends its latency. Waiting for the drawer is not part of it."""
-        run = self.run
+        shared = self.shared
         if job.gpu_begin and job.gpu_end:
             job.gpu_end.synchronize()
             job.network_seconds = job.gpu_begin.elapsed_time(job.gpu_end) / 1000
             if job.batch_size:
-                run.meter.stage("network", job.network_seconds, job.batch_size)
-            if not run.live:  # the time for which the GPU was busy with earlier frames does not count
+                shared.meter.stage("network", job.network_seconds, job.batch_size)
+            if not shared.live:  # the time for which the GPU was busy with earlier frames does not count
                 job.latency = job.network_seconds
         begin = time.perf_counter()
         labels = job.labels.cpu()
@@ -214,15 +214,15 @@ class SourceStream:
             job.confidence = job.confidence.cpu()
         if job.gpu_end:
             seconds = time.perf_counter() - begin
-            run.meter.stage("download", seconds)
+            shared.meter.stage("download", seconds)
             job.latency += seconds
-        run.meter.labelled(job.latency)
-        run.deadline.record(job.latency, job.scale, job.network_seconds, job.prepared)
+        shared.meter.labelled(job.latency)
+        shared.deadline.record(job.latency, job.scale, job.network_seconds, job.prepared)
         return labels
 
     def paint(self, job: FrameJob) -> Tensor:
         """Return a frame with its labels, drawn on the frame's device."""
-        style, classes = self.run.style, self.run.settings.classes
+        style, classes = self.shared.style, self.shared.settings.classes
         picture = draw.overlay(job.frame, job.labels, classes, style.alpha, style.only)
         if style.legend:
             # all classes for a video, or the legend would flicker
@@ -233,25 +233,25 @@ class SourceStream:
 
     def write(self) -> None:
         """Write each drawn frame to the source's files, and report it."""
-        run = self.run
-        with open_writer(self.results, self.source, run.settings.classes) as write_frame:
+        shared = self.shared
+        with open_writer(self.results, self.source, shared.settings.classes) as write_frame:
             for job in self.drawn:
                 begin = time.perf_counter()
                 write_frame(FrameOutput(job.capture, job.picture, job.labels, job.confidence))
-                if run.raw:
-                    write_raw_labels(run.raw, job.labels)
-                run.meter.stage("encode", time.perf_counter() - begin)
+                if shared.raw:
+                    write_raw_labels(shared.raw, job.labels)
+                shared.meter.stage("encode", time.perf_counter() - begin)
                 age = time.monotonic() - job.started
-                run.meter.shown(age)
+                shared.meter.shown(age)
                 self.written += 1
-                run.newest_picture = job.picture
-                if run.records:
-                    self.write_record(run.records, job, age)
-                run.observer.frame_written(job.capture, job.shares, self.results)
+                shared.newest_picture = job.picture
+                if shared.records:
+                    self.write_record(shared.records, job, age)
+                shared.observer.frame_written(job.capture, job.shares, self.results)
 
     def write_record(self, records: IO[str], job: FrameJob, age: float) -> None:
         """Write a line of JSON about a frame."""
-        shares = zip(self.run.settings.classes.names, job.shares, strict=True)
+        shares = zip(self.shared.settings.classes.names, job.shares, strict=True)
         entry = {
             "source": self.source.name,
             "name": job.capture.name,
@@ -263,7 +263,7 @@ class SourceStream:
             "shares": {name: share for name, share in shares if share},
         }
         line = json.dumps(entry) + "\n"
-        with self.run.group.change:
+        with self.shared.group.change:
             records.write(line)
 
 
@@ -286,8 +286,8 @@ def changed_size(name: str, capture: Capture, shape: torch.Size) -> CutShort:
     """Return the error for a video whose frames change size, which no output video can hold."""
     _, height, width = capture.frame.shape
     return CutShort(
-        f"{name} ends after {capture.index} frames: the next one has {width} x {height} pixels, not "
-        f"{shape[2]} x {shape[1]}; scale all of them to one size."
+        f"{name} ends after {capture.index} frames: the next one has {height} x {width} pixels, not "
+        f"{shape[1]} x {shape[2]}; scale all of them to one size."
     )
 
 

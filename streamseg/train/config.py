@@ -167,7 +167,7 @@ class Recipe(NamedTuple):
     config: TrainConfig
 
 
-def improve(config: TrainConfig) -> TrainConfig:
+def with_our_settings(config: TrainConfig) -> TrainConfig:
     """Return a recipe of the paper with our changes; docs/training.md shows what each of them gave."""
     return replace(
         config,
@@ -188,54 +188,61 @@ def improve(config: TrainConfig) -> TrainConfig:
 
 def for_video(config: TrainConfig) -> TrainConfig:
     """Return a recipe that fine-tunes image weights on clips."""
-    return replace(improve(config), classmix=0.0, window=4, averages=True, learning_rate=5e-4)
+    return replace(with_our_settings(config), classmix=0.0, window=4, averages=True, learning_rate=5e-4)
 
 
-CAMVID = TrainConfig(dataset="camvid", network="fanet18", crop=(720, 960), iterations=6_000)
-CITYSCAPES = TrainConfig(dataset="cityscapes", network="fanet18", crop=(768, 1536), iterations=40_000)
-COCO_STUFF = TrainConfig(dataset="coco-stuff", network="fanet18", crop=(640, 640), iterations=40_000)
-FOLDER = TrainConfig(dataset="folder", network="fanet18", crop=(512, 512), iterations=2_000)
+CAMVID_CONFIG = TrainConfig(dataset="camvid", network="fanet18", crop=(720, 960), iterations=6_000)
+CITYSCAPES_CONFIG = TrainConfig(dataset="cityscapes", network="fanet18", crop=(768, 1536), iterations=40_000)
+COCO_STUFF_CONFIG = TrainConfig(dataset="coco-stuff", network="fanet18", crop=(640, 640), iterations=40_000)
+FOLDER_CONFIG = TrainConfig(dataset="folder", network="fanet18", crop=(512, 512), iterations=2_000)
 
 RECIPES = {
     "camvid-18": Recipe(
         "FANet-18 on CamVid, our best: first stage of the bundled weights, 8 minutes on an H200.",
-        improve(replace(CAMVID, iterations=10_000)),
+        with_our_settings(replace(CAMVID_CONFIG, iterations=10_000)),
     ),
     "camvid-34": Recipe(
-        "FANet-34 on CamVid, our best.", improve(replace(CAMVID, iterations=10_000, network="fanet34"))
+        "FANet-34 on CamVid, our best.", with_our_settings(replace(CAMVID_CONFIG, iterations=10_000, network="fanet34"))
     ),
     "camvid-video-18": Recipe(
         "FANet-18 on clips of CamVid, from image weights (--initial FILE): second stage of the bundled weights.",
-        for_video(replace(CAMVID, iterations=3_000)),
+        for_video(replace(CAMVID_CONFIG, iterations=3_000)),
     ),
     "camvid-video-34": Recipe(
         "FANet-34 on clips of CamVid, from image weights: --initial FILE.",
-        for_video(replace(CAMVID, iterations=3_000, network="fanet34")),
+        for_video(replace(CAMVID_CONFIG, iterations=3_000, network="fanet34")),
     ),
-    "cityscapes-18": Recipe("FANet-18 on Cityscapes, with the settings of our best on CamVid.", improve(CITYSCAPES)),
+    "cityscapes-18": Recipe(
+        "FANet-18 on Cityscapes, with the settings of our best on CamVid.", with_our_settings(CITYSCAPES_CONFIG)
+    ),
     "cityscapes-34": Recipe(
         "FANet-34 on Cityscapes, with the settings of our best on CamVid.",
-        improve(replace(CITYSCAPES, network="fanet34")),
+        with_our_settings(replace(CITYSCAPES_CONFIG, network="fanet34")),
     ),
     "cityscapes-video-18": Recipe(
         "FANet-18 on clips of Cityscapes' leftImg8bit_sequence, from image weights: --initial FILE.",
-        for_video(replace(CITYSCAPES, iterations=10_000)),
+        for_video(replace(CITYSCAPES_CONFIG, iterations=10_000)),
     ),
     "cityscapes-video-34": Recipe(
         "FANet-34 on clips of Cityscapes' leftImg8bit_sequence, from image weights: --initial FILE.",
-        for_video(replace(CITYSCAPES, iterations=10_000, network="fanet34")),
+        for_video(replace(CITYSCAPES_CONFIG, iterations=10_000, network="fanet34")),
     ),
-    "folder-18": Recipe("FANet-18 on your own pictures.", replace(improve(FOLDER), identity_init=True)),
-    "paper-camvid-18": Recipe("FANet-18 on CamVid as in the paper (69.0 mIoU on test there).", CAMVID),
+    "folder-18": Recipe(
+        "FANet-18 on your own pictures.", replace(with_our_settings(FOLDER_CONFIG), identity_init=True)
+    ),
+    "paper-camvid-18": Recipe("FANet-18 on CamVid as in the paper (69.0 mIoU on test there).", CAMVID_CONFIG),
     "paper-camvid-34": Recipe(
-        "FANet-34 on CamVid as in the paper (70.1 mIoU on test there).", replace(CAMVID, network="fanet34")
+        "FANet-34 on CamVid as in the paper (70.1 mIoU on test there).", replace(CAMVID_CONFIG, network="fanet34")
     ),
-    "paper-cityscapes-18": Recipe("FANet-18 on Cityscapes as in the paper (75.0 mIoU on val there).", CITYSCAPES),
+    "paper-cityscapes-18": Recipe(
+        "FANet-18 on Cityscapes as in the paper (75.0 mIoU on val there).", CITYSCAPES_CONFIG
+    ),
     "paper-cityscapes-34": Recipe(
-        "FANet-34 on Cityscapes as in the paper (76.3 mIoU on val there).", replace(CITYSCAPES, network="fanet34")
+        "FANet-34 on Cityscapes as in the paper (76.3 mIoU on val there).",
+        replace(CITYSCAPES_CONFIG, network="fanet34"),
     ),
-    "paper-coco-stuff-18": Recipe("FANet-18 on COCO-Stuff 10k as in the paper (27.8 mIoU there).", COCO_STUFF),
+    "paper-coco-stuff-18": Recipe("FANet-18 on COCO-Stuff 10k as in the paper (27.8 mIoU there).", COCO_STUFF_CONFIG),
     "paper-coco-stuff-34": Recipe(
-        "FANet-34 on COCO-Stuff 10k as in the paper (29.5 mIoU there).", replace(COCO_STUFF, network="fanet34")
+        "FANet-34 on COCO-Stuff 10k as in the paper (29.5 mIoU there).", replace(COCO_STUFF_CONFIG, network="fanet34")
     ),
 }

@@ -25,7 +25,7 @@ from streamseg.train.config import TrainConfig
 from streamseg.train.losses import class_weights
 
 
-def select(dataset: Dataset, leave_out: str) -> Dataset:
+def exclude_frames(dataset: Dataset, leave_out: str) -> Dataset:
     """Return a data set without the frames whose file name starts with a prefix."""
     if not leave_out:
         return dataset

@@ -1,4 +1,4 @@
-"""The training loop, readable from top to bottom."""
+"""The training loop."""
 
 import copy
 import time
@@ -20,7 +20,7 @@ from streamseg.parallel.signals import StopSignals
 from streamseg.train import runlog
 from streamseg.train.config import TrainConfig
 from streamseg.train.feed import Batch, batches
-from streamseg.train.resume import save_state, sync_stop_signal
+from streamseg.train.resume import save_training_state, sync_stop_signal
 from streamseg.train.setup import TrainingSetup, TrainState, set_up
 
 
@@ -61,7 +61,7 @@ def train(
     """
     setup = set_up(config, data, out, device, initial, encoder_weights, resume, threads)
     state, first, (rank, processes) = setup.state, setup.first, setup.share
-    save = partial(save_state, out, settings=setup.settings, parts=state.parts())
+    save = partial(save_training_state, out, settings=setup.settings, parts=state.parts())
     log = runlog.RunLog(out, first, tensorboard, messages) if rank == 0 else None
     if log and setup.initial != initial:
         log.say(f"There are no ImageNet weights for {config.network}: it starts from random weights.")

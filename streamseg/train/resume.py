@@ -27,7 +27,7 @@ def is_restarted(out: Path) -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (out / "state.pt").exists()
 
 
-def save_state(out: Path, step: int, settings: dict[str, Any], parts: dict[str, Any]) -> None:
+def save_training_state(out: Path, step: int, settings: dict[str, Any], parts: dict[str, Any]) -> None:
     """Write everything that is needed to resume a run."""
     state = {"step": step, "settings": json.dumps(settings), **{name: x.state_dict() for name, x in parts.items()}}
     path = out / "state.pt"
@@ -38,7 +38,7 @@ def save_state(out: Path, step: int, settings: dict[str, Any], parts: dict[str, 
         raise OSError(f"Could not write {path}: make room on the disk, then continue with --resume.") from error
 
 
-def restore_state(out: Path, settings: dict[str, Any], parts: dict[str, Any]) -> int:
+def restore_training_state(out: Path, settings: dict[str, Any], parts: dict[str, Any]) -> int:
     """Load the state of a stopped run into its parts; returns the step to resume from.
 
     Raises a ValueError if the run had other settings, or if the file is damaged.

@@ -16,12 +16,12 @@ from streamseg.models.encoder import ResNet, load_imagenet
 from streamseg.models.fanet import FANet, init_as_identity
 from streamseg.parallel import distributed
 from streamseg.train.config import TrainConfig
-from streamseg.train.feed import ClipIndex, build_clip_index, cache_on_device, select, weight_classes
+from streamseg.train.feed import ClipIndex, build_clip_index, cache_on_device, exclude_frames, weight_classes
 from streamseg.train.loss_module import LossModule
-from streamseg.train.resume import check_out, is_restarted, restore_state
+from streamseg.train.resume import check_out, is_restarted, restore_training_state
 from streamseg.train.runlog import hash_names
 
-ATTENTIONS = {
+ATTENTION_OPTIONS = {
     "fast": "FastAttention",
     "dot": "DotAttention",
     "self": "SelfAttention",
@@ -30,7 +30,7 @@ ATTENTIONS = {
 }
 """Class of each attention that a config can name."""
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def set_up(
     resume = resume or bool(restarted)
     check_out(out, resume)
     check_batch(config, processes)
-    dataset = select(open_dataset(config.dataset, data, config.split), config.leave_out)
+    dataset = exclude_frames(open_dataset(config.dataset, data, config.split), config.leave_out)
     validation = open_dataset(config.dataset, data, config.validate) if config.validate else None
 
     torch.manual_seed(config.seed)
@@ -108,7 +108,7 @@ def set_up(
     cached = cache_on_device(dataset, clip_index, device, threads)
     state = make_state(network, weight_classes(dataset, cached, config, threads), config, device, processes)
     settings = {**asdict(config), "data": hash_names(dataset)}
-    first = restore_state(out, settings, state.parts()) if resume else 0
+    first = restore_training_state(out, settings, state.parts()) if resume else 0
     return TrainingSetup(share, dataset, validation, clip_index, cached, description, initial, state, settings, first)
 
 
@@ -138,7 +138,7 @@ def make_state(
         processes=processes,
     )
     loss_module = loss_module.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
-    precision = PRECISIONS[config.precision] if device.type == "cuda" else torch.float32
+    precision = AUTOCAST_DTYPES[config.precision] if device.type == "cuda" else torch.float32
     return TrainState(
         loss_module,
         ema=copy.deepcopy(network).requires_grad_(False).eval(),
@@ -168,7 +168,7 @@ def make_optimiser(module: nn.Module, encoder: nn.Module | None, config: TrainCo
 def describe_checkpoint(config: TrainConfig, classes: Classes) -> checkpoint.Description:
     """Return the description that the checkpoint of a run will hold."""
     variant = checkpoint.Variant(
-        attention=ATTENTIONS[config.attention],
+        attention=ATTENTION_OPTIONS[config.attention],
         key_channels=config.key_channels,
         reduction=config.reduction,
         reduce_by=config.reduce_by,

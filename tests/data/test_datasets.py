@@ -66,9 +66,9 @@ def test_sizes_that_differ_are_named(tmp_path):
     save_ids(tmp_path / "labels/a.png", [0], size=(4, 6))
     save_ids(tmp_path / "labels/b.png", [0], size=(12, 8))
     dataset = folder(tmp_path, "all")
-    with pytest.raises(ValueError, match=r"a\.jpg is 12 x 8 pixels but .*a\.png is 6 x 4; make them the same size"):
+    with pytest.raises(ValueError, match=r"a\.jpg is 8 x 12 pixels but .*a\.png is 4 x 6; make them the same size"):
         _ = dataset[0]
-    with pytest.raises(ValueError, match=r"b\.png is 8 x 12; rotate one of them"):
+    with pytest.raises(ValueError, match=r"b\.png is 12 x 8; rotate one of them"):
         _ = dataset[1]
 
 
@@ -133,12 +133,12 @@ def test_frames_of_a_clip_that_differ_in_size_are_named(tmp_path):
     dataset = camvid(tmp_path, "train")
     (clip,) = dataset.clips(2)
     with pytest.raises(
-        ValueError, match=r"00870\.png is 12 x 8 pixels but .*00840\.png is 6 x 4; make them the same size\.$"
+        ValueError, match=r"00870\.png is 8 x 12 pixels but .*00840\.png is 4 x 6; make them the same size\.$"
     ):
         dataset.read_clip(clip)
     save_frame(tmp_path / "train/0016E5_00840.png")
     save_ids(tmp_path / "trainannot/0016E5_00870.png", [0], size=(4, 6))
-    with pytest.raises(ValueError, match=r"train/0016E5_00870\.png is 12 x 8 .*trainannot/0016E5_00870\.png is 6 x 4"):
+    with pytest.raises(ValueError, match=r"train/0016E5_00870\.png is 8 x 12 .*trainannot/0016E5_00870\.png is 4 x 6"):
         dataset.read_clip(clip)
 
 

@@ -308,7 +308,7 @@ def test_ray_stands_for_this_machine_labels_and_no_overlay(given, completed):
 @pytest.mark.parametrize("option", [["--json", "a.json"], ["--show"], ["--deadline", "50"], ["--rate", "5"]])
 def test_options_that_videos_on_a_cluster_do_not_have_are_refused(option, monkeypatch, capsys, labelled_here):
     assert run(monkeypatch, "segment", "a.mp4", "out", "--ray", *option) == 2
-    assert "--ray reads videos and writes to a folder OUT" in capsys.readouterr().err
+    assert "--ray labels videos into a folder" in capsys.readouterr().err
 
 
 @needs_ray

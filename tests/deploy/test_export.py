@@ -188,7 +188,7 @@ def largest_weights(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [None, b"an older file"])
 def test_a_file_that_disagrees_is_not_kept(exported, tmp_path, monkeypatch, before):
-    monkeypatch.setattr(export, "trace", lambda *_: None)
+    monkeypatch.setattr(export, "export_program", lambda *_: None)
     monkeypatch.setitem(export.WRITERS, "onnx", lambda _, __, path: shutil.copyfile(exported("still.onnx"), path))
     path = tmp_path / "a.onnx"
     if before:
@@ -227,7 +227,7 @@ def test_an_int8_file_is_compared_on_pictures_that_it_was_not_calibrated_with(ex
         compared.extend(frames)
         return compare_labels(model, file, frames)
 
-    monkeypatch.setattr(export, "trace", lambda *_: None)
+    monkeypatch.setattr(export, "export_program", lambda *_: None)
     monkeypatch.setattr(export, "write_int8", write)
     monkeypatch.setattr(export, "compare_labels", compare)
     export_model(small(), streamseg.CAMVID, tmp_path / "a.onnx", size=SIZE, int8=True, pictures=tmp_path)
@@ -278,7 +278,7 @@ def test_the_clip_pans_over_the_picture():
             "export a.onnx --int8",
             "--int8 is calibrated on pictures like those to label: give them with --pictures DIR.",
         ),
-        ("export a.xml --int8 --pictures .", "int8 is for ONNX"),
+        ("export a.xml --int8 --pictures .", "int8 needs an ONNX file"),
         ("export a.onnx --pictures nowhere", "nowhere"),
         (
             "export attentionless.safetensors a.onnx --video",

@@ -164,7 +164,7 @@ def test_triton_computes_the_stem(triton, plain, size):
 @pytest.mark.parametrize("plan", [(64, 64, 64, 1), (64, 64, 32, 2), (64, 32, 64, 4), (128, 64, 64, 1)])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_triton_convolves(triton, plain, monkeypatch, plan, stride):
-    monkeypatch.setattr(convolution, "make_plan", lambda *_: convolution.Plan(*plan))
+    monkeypatch.setattr(convolution, "plan_blocks", lambda *_: convolution.Plan(*plan))
     x, weight, bias = noise(2, 64, 9, 14), noise(128, 64, 3, 3) / 24, noise(128, seed=2)
     shortcut = noise(*F.conv2d(x, weight, stride=stride, padding=1).shape, seed=3)
     x, weight, bias, shortcut = (y.to(DEVICE, HALF) for y in (x, weight, bias, shortcut))

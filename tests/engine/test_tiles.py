@@ -8,9 +8,9 @@ from streamseg import ChannelAttention, DotAttention, NoAttention, SelfAttention
 from streamseg.engine.tiles import (
     crop,
     cut_tile,
-    gather_context,
     label_tiled,
     score_tile,
+    tiled_context,
     tiles,
 )
 
@@ -39,7 +39,7 @@ def test_with_a_wide_margin_tiles_equal_the_whole_frame(tile, turned):
     with torch.inference_mode():
         maps, context = network.features(frame[None])
         whole = network.score(maps)[0]
-        gathered = gather_context(network, frame, tile, 576)
+        gathered = tiled_context(network, frame, tile, 576)
         torch.testing.assert_close(gathered, context, atol=1e-12, rtol=1e-12)
         for rows, columns in list(tiles(frame, tile, 576))[::5]:
             scores = score_tile(network, cut_tile(frame, rows, columns), gathered)

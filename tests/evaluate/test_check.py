@@ -69,7 +69,7 @@ def test_sizes_that_differ_are_one_error(data):
     for i in (1, 2, 3, 6, 7, 8):
         save(data / f"images/{i}.png", numpy.zeros((32 + i, 48, 3)) + i)
     error = the_error(data)
-    assert "images/1.png is 48 x 33 pixels but" in error
+    assert "images/1.png is 33 x 48 pixels but" in error
     assert "(and 5 more: 2.png, 3.png, 6.png, …)" in error
 
 
@@ -153,7 +153,7 @@ def test_frames_that_are_too_small_for_the_network_are_an_error(data, size):
         save(data / f"images/{i}.png", numpy.full((*size, 3), i))
         save(data / f"labels/{i}.png", numpy.zeros(size))
     error = the_error(data)
-    assert f"images/1.png is {size[1]} x {size[0]} pixels; expected at least 32 x 32" in error
+    assert f"images/1.png is {size[0]} x {size[1]} pixels; expected at least 32 x 32" in error
     assert "(and 1 more: 2.png)" in error
 
 

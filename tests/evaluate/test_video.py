@@ -126,7 +126,7 @@ def test_frames_of_a_sequence_that_differ_in_size_are_refused(model, tmp_path):
     save_frame(tmp_path / "val/0016E5_07961.png", size=(40, 48))
     save_ids(tmp_path / "valannot/0016E5_07961.png", [0], size=(40, 48))
     with pytest.raises(
-        ValueError, match=r"07959\.png is 48 x 32 pixels but .*07961\.png is 48 x 40; make them the same"
+        ValueError, match=r"07959\.png is 32 x 48 pixels but .*07961\.png is 40 x 48; make them the same"
     ):
         evaluate_video(model, dataset, 2)
 

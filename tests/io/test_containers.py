@@ -12,7 +12,7 @@ from clips import make_clip, picture
 from streamseg.checks import CutShort
 from streamseg.io.containers import is_cut, matroska_is_damaged
 from streamseg.io.video_reading import open_video, read_label_video
-from streamseg.io.video_writing import write_frames, write_label_video
+from streamseg.io.video_writing import open_label_writer, write_frames
 
 CLIPS = [
     ("a.mp4", "libx264", None),
@@ -172,7 +172,7 @@ def test_what_a_camera_adds_behind_a_file_makes_it_no_cut_one(tmp_path, name, ta
 
 def test_one_wrong_bit_in_a_video_of_labels_is_told_wherever_it_is(tmp_path):
     path = tmp_path / "labels.mkv"
-    with write_label_video(path, (40, 56), Fraction(25)) as writer:
+    with open_label_writer(path, (40, 56), Fraction(25)) as writer:
         for i in range(9):
             writer.write(picture(i, (40, 56))[0] % 11, i / 25)
     data, expected = path.read_bytes(), list(read_label_video(path))

@@ -16,7 +16,7 @@ from streamseg.io.outputs import FrameOutput, OutputFiles, check_json_lines, ope
 from streamseg.io.resolve import find_sources
 from streamseg.io.sources import Capture, RawFrames
 from streamseg.io.video_reading import open_video, read_label_video
-from streamseg.io.video_writing import write_video
+from streamseg.io.video_writing import open_video_writer
 
 
 @pytest.fixture
@@ -92,9 +92,9 @@ def test_each_of_several_sources_has_files_of_its_own(here):
 
 def test_a_file_of_a_frame_has_its_name_and_number():
     capture = Capture(picture(0), "a%d{name}", 12, 0.48, 0.0)
-    assert OutputFiles(Path("y%d/{name}-overlay.png")).of(capture).overlay == Path("y%d/a%d{name}-overlay.png")
-    assert OutputFiles(labels=Path("f_%05d.png")).of(capture).labels == Path("f_00012.png")
-    assert OutputFiles(labels=Path("f%d.png")).of(capture) == OutputFiles(labels=Path("f12.png"))
+    assert OutputFiles(Path("y%d/{name}-overlay.png")).for_capture(capture).overlay == Path("y%d/a%d{name}-overlay.png")
+    assert OutputFiles(labels=Path("f_%05d.png")).for_capture(capture).labels == Path("f_00012.png")
+    assert OutputFiles(labels=Path("f%d.png")).for_capture(capture) == OutputFiles(labels=Path("f12.png"))
 
 
 def test_what_is_missing_changes_nothing_about_where_the_others_go(here):
@@ -170,7 +170,7 @@ def test_what_streamseg_wrote_is_replaced_and_labels_beside_it_are_looked_at_too
     for name in ("r.png", "r.bmp", "r.jpg"):
         write_image(Path(name), picture(0))
         assert planned("a.png", out=name) == [name]
-    with write_video(Path("r.mp4"), (48, 64), Fraction(25)) as video:
+    with open_video_writer(Path("r.mp4"), (48, 64), Fraction(25)) as video:
         video.write(picture(0), 0.0)
     for i in range(3):
         write_image(Path(f"r_{i}.png"), picture(i))

@@ -19,8 +19,8 @@ def test_without_pyav_the_module_imports_and_says_what_to_install(monkeypatch):
     for call in (
         lambda: reading.open_video("a.mp4"),
         lambda: reading.open_camera("0"),
-        lambda: writing.write_video(Path("a.mp4"), (48, 64), Fraction(25)),
-        lambda: writing.write_label_video(Path("a.mkv"), (48, 64), Fraction(25)),
+        lambda: writing.open_video_writer(Path("a.mp4"), (48, 64), Fraction(25)),
+        lambda: writing.open_label_writer(Path("a.mkv"), (48, 64), Fraction(25)),
     ):
         with pytest.raises(ImportError, match=r"video needs PyAV: pip install 'streamseg\[video\]'$"):
             call()

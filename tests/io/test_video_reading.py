@@ -23,7 +23,7 @@ from streamseg.io.video_reading import (
     read_label_video,
     video_made_by_streamseg,
 )
-from streamseg.io.video_writing import VIDEO_FORMATS, write_frames, write_label_video, write_video
+from streamseg.io.video_writing import VIDEO_FORMATS, open_label_writer, open_video_writer, write_frames
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_video_becomes_rgb_frames_and_their_times(tmp_path, name, codec, pixel
 
 def test_grey_is_read_as_it_is(tmp_path):
     grey = torch.arange(48 * 64, dtype=torch.int32).remainder(256).to(torch.uint8).view(48, 64)
-    with write_label_video(tmp_path / "a.mkv", (48, 64), Fraction(25)) as writer:
+    with open_label_writer(tmp_path / "a.mkv", (48, 64), Fraction(25)) as writer:
         writer.write(grey, 0.0)
     with open_video(tmp_path / "a.mkv") as video:
         frame, _ = next(iter(video))
@@ -241,7 +241,7 @@ def test_sound_alone_and_a_video_of_no_frames_are_refused(tmp_path):
         for frame in [*tone(0.5), None]:
             container.mux(track.encode(frame))
     for name in ("b.mp4", "b.mkv"):
-        with write_video(tmp_path / name, (48, 64), NTSC):
+        with open_video_writer(tmp_path / name, (48, 64), NTSC):
             pass
     for name in ("a.mp4", "b.mp4", "b.mkv"):
         with pytest.raises(ValueError, match=f"{name} (holds no video|is not a video)|{name} has no readable frame"):
@@ -249,7 +249,7 @@ def test_sound_alone_and_a_video_of_no_frames_are_refused(tmp_path):
 
 
 def test_a_missing_video_a_folder_and_a_pipe_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"No video at .*nowhere\.mp4\."):
+    with pytest.raises(FileNotFoundError, match=r"No video at .*nowhere\.mp4: check the path\."):
         open_video(tmp_path / "nowhere.mp4")
     with pytest.raises(IsADirectoryError, match="is a folder: give a video"):
         open_video(tmp_path)

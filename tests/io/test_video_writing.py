@@ -17,7 +17,7 @@ from streamseg.io.video_reading import (
     read_label_video,
     video_made_by_streamseg,
 )
-from streamseg.io.video_writing import VIDEO_FORMATS, write_frames, write_label_video, write_video
+from streamseg.io.video_writing import VIDEO_FORMATS, open_label_writer, open_video_writer, write_frames
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.mkv", "a.webm", "a.MP4"])
@@ -78,7 +78,7 @@ def test_uneven_times_are_written(tmp_path, name):
 def test_colours_survive_writing(tmp_path, name, size):
     colours = torch.tensor([(255, 0, 0), (0, 255, 0), (30, 60, 200), (128, 128, 128), (0, 0, 0), (255, 255, 255)])
     for colour in colours:
-        with write_video(tmp_path / name, size, NTSC) as writer:
+        with open_video_writer(tmp_path / name, size, NTSC) as writer:
             writer.write(colour.to(torch.uint8)[:, None, None].expand(3, *size), 0.0)
         with open_video(tmp_path / name) as video:
             frame, _ = next(iter(video))
@@ -98,7 +98,7 @@ def test_an_odd_size_grows_by_its_edge(tmp_path, size):
 
 
 def test_frames_in_any_layout_of_memory_are_written(tmp_path):
-    with write_video(tmp_path / "a.mkv", (48, 64), NTSC) as writer:
+    with open_video_writer(tmp_path / "a.mkv", (48, 64), NTSC) as writer:
         for i in range(3):
             writer.write(picture(i).permute(1, 2, 0).contiguous().permute(2, 0, 1), i / 30)
     assert read(tmp_path / "a.mkv")[0] == [0, 1, 2]
@@ -115,7 +115,7 @@ def test_without_x264_another_codec_is_taken(tmp_path, monkeypatch):
 
 
 def test_what_was_written_before_an_error_is_playable(tmp_path):
-    with pytest.raises(KeyError), write_video(tmp_path / "a.mp4", (48, 64), NTSC) as writer:
+    with pytest.raises(KeyError), open_video_writer(tmp_path / "a.mp4", (48, 64), NTSC) as writer:
         for i in range(7):
             writer.write(picture(i), i / 30)
         raise KeyError
@@ -125,7 +125,7 @@ def test_what_was_written_before_an_error_is_playable(tmp_path):
 def test_a_frame_of_another_size_is_refused(tmp_path):
     with (
         pytest.raises(ValueError, match=r"A frame of \(3, 48, 32\) does not fit a video of 48 x 64 pixels"),
-        write_video(tmp_path / "a.mp4", (48, 64), NTSC) as writer,
+        open_video_writer(tmp_path / "a.mp4", (48, 64), NTSC) as writer,
     ):
         writer.write(picture(0)[..., :32], 0.0)
 
@@ -133,16 +133,16 @@ def test_a_frame_of_another_size_is_refused(tmp_path):
 def test_a_name_without_a_kind_of_video_is_refused(tmp_path):
     for name in ("a.txt", "a", "a.avi"):
         with pytest.raises(ValueError, match=rf"{name} .* suffix of a video; .*\.mp4 \.mov \.mkv \.webm\."):
-            write_video(tmp_path / name, (48, 64), NTSC)
+            open_video_writer(tmp_path / name, (48, 64), NTSC)
     for suffix in VIDEO_FORMATS:
         check_video_suffix(tmp_path / f"a{suffix}")
     with pytest.raises(ValueError, match=r"a\.mp4 .* end it in \.mkv"):
-        write_label_video(tmp_path / "a.mp4", (48, 64), NTSC)
+        open_label_writer(tmp_path / "a.mp4", (48, 64), NTSC)
 
 
 def test_a_path_that_cannot_be_written_is_told_at_once(tmp_path):
     with pytest.raises(FileNotFoundError):
-        write_video(tmp_path / "nowhere" / "a.mp4", (48, 64), NTSC)
+        open_video_writer(tmp_path / "nowhere" / "a.mp4", (48, 64), NTSC)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk here is full")
@@ -155,11 +155,11 @@ def test_a_full_disk_is_told(tmp_path, name):
     ):
         temporary.unlink()
         temporary.symlink_to("/dev/full")
-        with write_video(temporary, (240, 320), NTSC) as writer:
+        with open_video_writer(temporary, (240, 320), NTSC) as writer:
             for i in range(100):
                 writer.write(noise, i / 30)
     (tmp_path / "b.mkv").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left") as caught, write_video(tmp_path / "b.mkv", (48, 64), NTSC):
+    with pytest.raises(OSError, match="No space left") as caught, open_video_writer(tmp_path / "b.mkv", (48, 64), NTSC):
         pass
     assert caught.value.errno == errno.ENOSPC
 
@@ -263,7 +263,7 @@ def test_the_source_of_audio_is_closed(tmp_path, name, codec):
 @pytest.mark.parametrize("size", [(48, 64), (33, 47)])
 def test_a_video_of_labels_holds_them_exactly(tmp_path, size):
     labels = torch.randint(0, 256, (len(UNEVEN), *size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    with write_label_video(tmp_path / "a.mkv", size, NTSC) as writer:
+    with open_label_writer(tmp_path / "a.mkv", size, NTSC) as writer:
         for seconds, one in zip(UNEVEN, labels, strict=True):
             writer.write(one, seconds)
     read_back = list(read_label_video(tmp_path / "a.mkv"))

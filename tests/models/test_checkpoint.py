@@ -280,7 +280,7 @@ def test_weights_that_differ_from_their_description_are_refused(saved, changes):
         (lambda x: x.to(torch.int64), "is no dense tensor"),
         (lambda x: x.to(torch.complex64), "is no dense tensor"),
         (lambda x: x > 0, "is no dense tensor"),
-        (lambda x: x[:-1], "of another shape"),
+        (lambda x: x[:-1], "has shape"),
     ],
 )
 def test_weights_that_are_no_usable_numbers_are_refused(saved, change, sentence):
@@ -293,7 +293,7 @@ def test_weights_that_are_no_usable_numbers_are_refused(saved, change, sentence)
 
 def test_a_hostile_tensor_name_is_printed_short_and_plain(saved):
     rewrite(saved, weights={"\x1b[2J\n" * 1000: torch.rand(3), **load_file(saved)})
-    with pytest.raises(ValueError, match="foreign") as caught:
+    with pytest.raises(ValueError, match="does not belong to it") as caught:
         streamseg.load(saved)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 400
@@ -363,7 +363,7 @@ def without_numbers(network):
         (subclassed, "attentions are not all FastAttention"),
         (not_finite, r"'classify\.1\.weight' holds numbers that are not finite"),
         (of_another_depth, "network is 'fanet10'"),
-        (of_another_plan, "cannot be saved as a fanet18: .* is missing, foreign"),
+        (of_another_plan, "cannot be saved as a fanet18: .* is missing"),
         (in_8_bits, "is no dense tensor of"),
         (without_numbers, "is no dense tensor of"),
     ],

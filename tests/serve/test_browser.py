@@ -11,7 +11,7 @@ from streamseg.serve import page
 @pytest.fixture
 def no_library(tmp_path, monkeypatch):
     """A machine without onnxruntime-web and offline."""
-    monkeypatch.setattr(page, "INSIDE", tmp_path / "none" / "library")
+    monkeypatch.setattr(page, "BUNDLED_LIBRARY", tmp_path / "none" / "library")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", "http://127.0.0.1:9")
     return tmp_path
@@ -21,7 +21,7 @@ def no_library(tmp_path, monkeypatch):
 def library(no_library):
     """A machine with files in the place of onnxruntime-web, and offline."""
     (no_library / "none" / "library").mkdir(parents=True)
-    for name in page.NEEDED:
+    for name in page.LIBRARY_FILES:
         (no_library / "none" / "library" / name).write_text(name)
     return no_library
 
@@ -33,7 +33,7 @@ def test_a_browser_is_told_that_the_library_is_missing(no_library, exported):
         sentence = answer.json["error"]
         assert sentence.startswith("The network cannot run in your browser: onnxruntime-web could not be downloaded")
         assert sentence.endswith("and run: python -m streamseg.serve.page")
-        assert running.ask(f"/library/{page.VERSION}/{page.NEEDED[0]}").status == 404
+        assert running.ask(f"/library/{page.VERSION}/{page.LIBRARY_FILES[0]}").status == 404
 
 
 def test_a_browser_is_told_that_it_cannot_run_a_file(library):
@@ -50,8 +50,8 @@ def test_a_browser_gets_the_onnx_file_that_is_served(library, exported):
         assert (description["size"], description["averages"], description["window"]) == (None, True, WINDOW)
         assert [tuple(shape) for shape in description["state"]] == [(8, 64), (8, 128), (8, 256), (8, 512)]
         assert running.ask(f"/{description['model']}").body == exported("any.onnx").read_bytes()
-        file = running.ask(f"/{description['library']}/{page.NEEDED[0]}")
-        assert file.body == page.NEEDED[0].encode()
+        file = running.ask(f"/{description['library']}/{page.LIBRARY_FILES[0]}")
+        assert file.body == page.LIBRARY_FILES[0].encode()
         assert file.headers["content-type"].startswith("text/javascript")
 
 

@@ -1,8 +1,11 @@
-from streamseg.serve.counters import Counter, Gauge, Histogram, format_metrics
+from streamseg.serve.counters import Counter, Gauge, PrometheusHistogram, format_metrics
 
 
 def test_all_that_is_counted_is_in_the_format_of_prometheus():
-    asked, taken = Counter("asked_total", "What was asked."), Histogram("taken_seconds", "How long.", (0.1, 1))
+    asked, taken = (
+        Counter("asked_total", "What was asked."),
+        PrometheusHistogram("taken_seconds", "How long.", (0.1, 1)),
+    )
     asked.add(path="/a", status="200")
     asked.add(path="/a", status="200")
     asked.add(path="/b", status="404")

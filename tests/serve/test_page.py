@@ -25,7 +25,7 @@ def registry(tmp_path, monkeypatch):
     """An npm registry on this machine, with a library of small files; the machine has no copy of it."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
-        for name in ("package.json", *(f"dist/{name}" for name in page.NEEDED)):
+        for name in ("package.json", *(f"dist/{name}" for name in page.LIBRARY_FILES)):
             entry = tarfile.TarInfo(f"package/{name}")
             entry.size = len(name)
             archive.addfile(entry, io.BytesIO(name.encode()))
@@ -35,7 +35,7 @@ def registry(tmp_path, monkeypatch):
     monkeypatch.setattr(
         page, "INTEGRITY", "sha512-" + base64.b64encode(hashlib.sha512(file.read_bytes()).digest()).decode()
     )
-    monkeypatch.setattr(page, "INSIDE", tmp_path / "package" / page.INSIDE.name)
+    monkeypatch.setattr(page, "BUNDLED_LIBRARY", tmp_path / "package" / page.BUNDLED_LIBRARY.name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("NPM_CONFIG_REGISTRY", raising=False)
@@ -48,19 +48,19 @@ def test_the_library_is_downloaded_from_the_registry_of_npmrc_or_the_environment
     (tmp_path / ".npmrc").write_text(f"fund=false\nregistry = {registry}/\n")
     assert page.registry_address() == registry
     assert page.find_library() is None
-    cached = page.fetch_library(page.cache_folder() / page.INSIDE.name)
-    assert sorted(path.name for path in cached.iterdir()) == sorted(page.NEEDED)
-    assert (cached / page.NEEDED[0]).read_text() == f"dist/{page.NEEDED[0]}"
+    cached = page.fetch_library(page.cache_folder() / page.BUNDLED_LIBRARY.name)
+    assert sorted(path.name for path in cached.iterdir()) == sorted(page.LIBRARY_FILES)
+    assert (cached / page.LIBRARY_FILES[0]).read_text() == f"dist/{page.LIBRARY_FILES[0]}"
     assert page.find_library() == cached
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", registry)
-    assert page.fetch_library(page.INSIDE) == page.find_library() == page.INSIDE
+    assert page.fetch_library(page.BUNDLED_LIBRARY) == page.find_library() == page.BUNDLED_LIBRARY
 
 
 def test_a_library_with_a_wrong_hash_is_not_used(registry, monkeypatch):
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", registry)
     monkeypatch.setattr(page, "INTEGRITY", "sha512-AAAA")
     with pytest.raises(ValueError, match=f"is not {page.LIBRARY} {page.VERSION}: its hash is wrong"):
-        page.fetch_library(page.INSIDE)
+        page.fetch_library(page.BUNDLED_LIBRARY)
     assert page.find_library() is None
 
 
@@ -68,7 +68,7 @@ def test_a_library_with_a_wrong_hash_is_not_used(registry, monkeypatch):
 def test_a_library_that_cannot_be_downloaded_is_one_sentence(registry, monkeypatch, where):
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", registry + where if where.startswith("/") else where)
     with pytest.raises(OSError, match=r"could not be downloaded \(.*\): .*run: python -m streamseg.serve.page"):
-        page.fetch_library(page.INSIDE)
+        page.fetch_library(page.BUNDLED_LIBRARY)
 
 
 # the page in a browser

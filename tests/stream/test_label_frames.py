@@ -233,9 +233,9 @@ def test_streams_of_several_sizes_share_a_batch_at_a_given_size(model):
 
 
 def test_a_batch_needs_a_state_and_a_time_for_each_image(model, frames):
-    with pytest.raises(ValueError, match="2 images, 1 states and 1 times do not form a batch"):
+    with pytest.raises(ValueError, match="2 images, 1 states, 1 times and 2 sizes do not form a batch"):
         see(model, torch.stack(frames[:2]), [None])
-    with pytest.raises(ValueError, match="1 images, 1 states and 2 times do not form a batch"):
+    with pytest.raises(ValueError, match="1 images, 1 states, 2 times and 1 sizes do not form a batch"):
         see(model, torch.stack(frames[:1]), [None], times=[0.0, 1.0])
 
 

@@ -361,7 +361,7 @@ def test_a_window_shows_the_overlays_and_ends_the_run_when_it_is_closed(model, q
             time.sleep(0.001)
             yield shade(3)
 
-    done = run(model, Clip(endless()), window=screen)
+    done = run(model, Clip(endless()), display=screen)
     assert len(screen.frames) == 3
     expected = draw.overlay(shade(3), torch.full((32, 48), 3, dtype=torch.uint8), streamseg.CAMVID)
     assert all(frame.equal(expected) for frame in screen.frames)
@@ -371,6 +371,6 @@ def test_a_window_shows_the_overlays_and_ends_the_run_when_it_is_closed(model, q
 
 def test_the_last_picture_is_shown_however_short_the_run(model, quick):
     screen = Screen()
-    run(model, Clip([shade(i) for i in range(3)], moving=False), window=screen)
+    run(model, Clip([shade(i) for i in range(3)], moving=False), display=screen)
     expected = draw.overlay(shade(2), torch.full((32, 48), 2, dtype=torch.uint8), streamseg.CAMVID)
     assert screen.frames[-1].equal(expected)

@@ -118,7 +118,7 @@ def test_a_video_ends_where_its_size_changes(model, quick, tmp_path):
     frames = [shade(0, (32, 48))] * 5 + [shade(0, (64, 96))] * 5
     done = run(model, Clip(frames, live=False), results=[OutputFiles(overlay=tmp_path / "a.mp4")])
     assert done.outcome.problems == [
-        "clip ends after 5 frames: the next one has 96 x 64 pixels, not 48 x 32; scale all of them to one size."
+        "clip ends after 5 frames: the next one has 64 x 96 pixels, not 32 x 48; scale all of them to one size."
     ]
     with open_video(tmp_path / "a.mp4") as written:
         assert sum(1 for _ in written) == 5
@@ -156,7 +156,7 @@ def test_the_legend_of_a_video_does_not_flicker(model, quick):
     run(
         model,
         Clip(frames),
-        window=screen,
+        display=screen,
         style=DrawStyle(alpha=0.0, legend=True),
         observer=Callbacks(frame_written=wrote),
     )

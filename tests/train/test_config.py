@@ -13,7 +13,7 @@ from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import FANETS
 from streamseg.models.encoder import ReduceBy, Reduction
 from streamseg.train.config import OLD_NAMES, RECIPES, TrainConfig
-from streamseg.train.setup import ATTENTIONS as NAMES, PRECISIONS
+from streamseg.train.setup import ATTENTION_OPTIONS as NAMES, AUTOCAST_DTYPES
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -21,7 +21,7 @@ def test_a_recipe_can_be_run(name):
     config = RECIPES[name].config
     config.check()
     assert config.dataset in DATASETS
-    assert config.precision in PRECISIONS
+    assert config.precision in AUTOCAST_DTYPES
     assert config.network in FANETS
 
 
@@ -96,7 +96,7 @@ def test_the_choices_of_a_config_are_all_that_can_be_built():
     assert choices["reduction"] == get_args(Reduction)
     assert choices["reduce_by"] == get_args(ReduceBy)
     assert choices["dataset"] == tuple(DATASETS)
-    assert choices["precision"] == tuple(PRECISIONS)
+    assert choices["precision"] == tuple(AUTOCAST_DTYPES)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from streamseg.train.config import OLD_NAMES, RECIPES, TrainConfig
 
 def test_a_state_is_restored(tmp_path):
     saved, other = nn.Linear(3, 2), nn.Linear(3, 2)
-    resume.save_state(tmp_path, 7, {"batch": 2}, {"trainee": saved})
-    assert resume.restore_state(tmp_path, {"batch": 2}, {"trainee": other}) == 7
+    resume.save_training_state(tmp_path, 7, {"batch": 2}, {"trainee": saved})
+    assert resume.restore_training_state(tmp_path, {"batch": 2}, {"trainee": other}) == 7
     assert other.weight.equal(saved.weight)
 
 
@@ -27,7 +27,7 @@ def test_a_full_disk_is_reported_and_the_last_state_is_kept(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
     try:
         with pytest.raises(OSError, match="Could not write .*state.pt: make room on the disk"):
-            resume.save_state(tmp_path, 3, {}, {"trainee": nn.Conv2d(512, 512, 3)})
+            resume.save_training_state(tmp_path, 3, {}, {"trainee": nn.Conv2d(512, 512, 3)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
@@ -36,12 +36,12 @@ def test_a_full_disk_is_reported_and_the_last_state_is_kept(tmp_path):
 
 def test_other_settings_are_refused_with_the_options_that_resume(tmp_path):
     theirs = {"batch": 2, "crop": [64, 96], "leave_out": "", "data": "x"}
-    resume.save_state(tmp_path, 7, theirs, {})
+    resume.save_training_state(tmp_path, 7, theirs, {})
     ours = {"batch": 4, "crop": (64, 64), "leave_out": "a", "data": "x"}
     with pytest.raises(ValueError, match="continue with --batch 2 --crop 64 96 --leave-out '' --resume.$"):
-        resume.restore_state(tmp_path, ours, {})
+        resume.restore_training_state(tmp_path, ours, {})
     with pytest.raises(ValueError, match="other frames or classes: give the same --data to resume.$"):
-        resume.restore_state(tmp_path, {**theirs, "data": "y"}, {})
+        resume.restore_training_state(tmp_path, {**theirs, "data": "y"}, {})
 
 
 def other_values(config, field):
@@ -69,7 +69,7 @@ def parse(monkeypatch, recipe, options):
     # only parsing is tested: not whether a run can have these settings, or has data
     monkeypatch.setattr(TrainConfig, "check", lambda config: None)
     monkeypatch.setattr(training, "check_data", lambda *_: None)
-    monkeypatch.setattr(training, "check_weights", lambda path: None)
+    monkeypatch.setattr(training, "check_weights_path", lambda path: None)
     cli.run(["train", recipe, "--data", "mine", "--out", "run", *options])
     return runs.pop()
 
@@ -80,9 +80,9 @@ def test_the_options_in_the_error_resume_the_run(field, tmp_path, monkeypatch, c
         ours = RECIPES[recipe].config
         for value in other_values(ours, field):
             theirs = replace(ours, **{field.name: value})
-            resume.save_state(tmp_path, 7, {**asdict(theirs), "data": "x"}, {})
+            resume.save_training_state(tmp_path, 7, {**asdict(theirs), "data": "x"}, {})
             with pytest.raises(ValueError, match="started with other settings") as refused:
-                resume.restore_state(tmp_path, {**asdict(ours), "data": "x"}, {})
+                resume.restore_training_state(tmp_path, {**asdict(ours), "data": "x"}, {})
             told = str(refused.value).partition("continue with ")[2].removesuffix(".")
             config, more = parse(monkeypatch, recipe, shlex.split(told))
             assert json.dumps(asdict(config)) == json.dumps(asdict(theirs)), told
@@ -94,9 +94,9 @@ def test_the_options_in_the_error_resume_the_run(field, tmp_path, monkeypatch, c
 def test_the_error_gives_all_settings_that_differ_as_options(recipe, tmp_path, monkeypatch, capsys):
     ours = RECIPES[recipe].config
     theirs = replace(ours, **{field.name: other_values(ours, field)[-1] for field in fields(TrainConfig)})
-    resume.save_state(tmp_path, 7, asdict(theirs), {})
+    resume.save_training_state(tmp_path, 7, asdict(theirs), {})
     with pytest.raises(ValueError, match="started with other settings") as refused:
-        resume.restore_state(tmp_path, asdict(ours), {})
+        resume.restore_training_state(tmp_path, asdict(ours), {})
     config, _ = parse(
         monkeypatch, recipe, shlex.split(str(refused.value).partition("continue with ")[2].removesuffix("."))
     )
@@ -107,10 +107,10 @@ def test_the_error_gives_all_settings_that_differ_as_options(recipe, tmp_path, m
 def test_a_setting_that_a_state_lacks_had_its_default(tmp_path):
     settings = asdict(RECIPES["paper-camvid-18"].config)
     older = {name: value for name, value in settings.items() if name not in ("identity_init", "consistency_loss")}
-    resume.save_state(tmp_path, 7, older, {})
-    assert resume.restore_state(tmp_path, settings, {}) == 7
+    resume.save_training_state(tmp_path, 7, older, {})
+    assert resume.restore_training_state(tmp_path, settings, {}) == 7
     with pytest.raises(ValueError, match="continue with --no-identity-init --resume.$"):
-        resume.restore_state(tmp_path, {**settings, "identity_init": True}, {})
+        resume.restore_training_state(tmp_path, {**settings, "identity_init": True}, {})
 
 
 def test_a_state_with_the_former_names_of_settings_is_restored(tmp_path):
@@ -118,21 +118,21 @@ def test_a_state_with_the_former_names_of_settings_is_restored(tmp_path):
     old_of = {new: old for old, new in OLD_NAMES.items()}
     older = {old_of.get(name, name): value for name, value in settings.items()}
     assert set(OLD_NAMES) <= set(older)
-    resume.save_state(tmp_path, 7, older, {})
-    assert resume.restore_state(tmp_path, settings, {}) == 7
+    resume.save_training_state(tmp_path, 7, older, {})
+    assert resume.restore_training_state(tmp_path, settings, {}) == 7
     with pytest.raises(ValueError, match="continue with --identity-init --iou-loss 1.0 --resume.$"):
-        resume.restore_state(tmp_path, {**settings, "iou_loss": 0.5, "identity_init": False}, {})
+        resume.restore_training_state(tmp_path, {**settings, "iou_loss": 0.5, "identity_init": False}, {})
 
 
 @pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
 def test_a_state_with_one_wrong_byte_is_refused(tmp_path, place):
-    resume.save_state(tmp_path, 7, {"batch": 2}, {"trainee": nn.Linear(300, 200)})
+    resume.save_training_state(tmp_path, 7, {"batch": 2}, {"trainee": nn.Linear(300, 200)})
     path = tmp_path / "state.pt"
     data = bytearray(path.read_bytes())
     data[int(place * len(data))] ^= 4
     path.write_bytes(data)
     with pytest.raises(ValueError, match="is not the state of a run, or is damaged"):
-        resume.restore_state(tmp_path, {"batch": 2}, {"trainee": nn.Linear(300, 200)})
+        resume.restore_training_state(tmp_path, {"batch": 2}, {"trainee": nn.Linear(300, 200)})
 
 
 def test_only_a_restart_by_torchrun_resumes_by_itself(tmp_path, monkeypatch):

@@ -58,7 +58,7 @@ def convolve(
     outputs, _, side, _ = weight.shape
     tall, wide = out.shape[2:]
     total = batch * tall * wide
-    plan = make_plan(total, channels, outputs, side * side)
+    plan = plan_blocks(total, channels, outputs, side * side)
     tiles, across = backend.cdiv(total, plan.pixels), outputs // plan.channels
     sums = tiles * across * plan.splits * plan.pixels * plan.channels if plan.splits > 1 else 0
     convolve_kernel[tiles, across, plan.splits](
@@ -161,7 +161,7 @@ def convolve_kernel(
         tl.store(out + pixel[:, None] * out_stride + n[None, :], total_sum.to(out.dtype.element_ty), inside[:, None])
 
 
-def make_plan(pixels: int, inputs: int, outputs: int, taps: int) -> Plan:
+def plan_blocks(pixels: int, inputs: int, outputs: int, taps: int) -> Plan:
     """Return a plan with enough programs for a large GPU; the limits were measured on an H200.
 
     Args:

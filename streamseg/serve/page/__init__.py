@@ -18,7 +18,7 @@ LIBRARY, VERSION = "onnxruntime-web", "1.30.0"
 INTEGRITY = "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
 """The hash of the package in the npm registry."""
 
-NEEDED = (
+LIBRARY_FILES = (
     "ort.wasm.min.mjs",
     "ort-wasm-simd-threaded.mjs",
     "ort-wasm-simd-threaded.wasm",
@@ -29,14 +29,14 @@ NEEDED = (
 """The files of the package's dist folder that a browser loads: the first three for the CPU, the others for a GPU."""
 
 PAGE = Path(__file__).parent
-INSIDE = PAGE / "vendor" / f"{LIBRARY}-{VERSION}"
+BUNDLED_LIBRARY = PAGE / "vendor" / f"{LIBRARY}-{VERSION}"
 """The folder of the library in a wheel."""
 
 
 def find_library() -> Path | None:
     """Return the folder of the library, in the package or in the cache; None if it is in neither."""
-    for folder in (INSIDE, cache_folder() / INSIDE.name):
-        if all((folder / name).is_file() for name in NEEDED):
+    for folder in (BUNDLED_LIBRARY, cache_folder() / BUNDLED_LIBRARY.name):
+        if all((folder / name).is_file() for name in LIBRARY_FILES):
             return folder
     return None
 
@@ -55,7 +55,7 @@ def fetch_library(folder: Path) -> Path:
         raise ValueError(f"{web.redact(address)} is not {LIBRARY} {VERSION}: its hash is wrong, and it is not used.")
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        for name in NEEDED:
+        for name in LIBRARY_FILES:
             file = archive.extractfile(f"package/dist/{name}")
             assert file  # the hash was checked
             with written_whole(folder / name) as temporary:

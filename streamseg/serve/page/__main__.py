@@ -2,10 +2,10 @@
 
 import sys
 
-from streamseg.serve.page import INSIDE, fetch_library, find_library
+from streamseg.serve.page import BUNDLED_LIBRARY, fetch_library, find_library
 
-if find_library() != INSIDE:
+if find_library() != BUNDLED_LIBRARY:
     try:
-        print(fetch_library(INSIDE))
+        print(fetch_library(BUNDLED_LIBRARY))
     except (OSError, ValueError) as error:
         sys.exit(f"streamseg: {error}")

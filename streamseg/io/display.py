@@ -9,7 +9,7 @@ MAX_SCREEN_SHARE = 0.9
 """The largest share of the screen's height and width, which leaves room for bars and frames."""
 
 
-class Window:
+class DisplayWindow:
     """A window on the screen, until the user closes it or presses q or Escape.
 
     All calls must come from the thread that made the window. Call update regularly while there is nothing to show, so

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import ImageGrab
 
-from streamseg.io.window import Window, shrink_to_fit
+from streamseg.io.display import DisplayWindow, shrink_to_fit
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def screen():
 @pytest.fixture
 def window(screen, monkeypatch):
     monkeypatch.setenv("DISPLAY", screen)
-    window = Window("a test")
+    window = DisplayWindow("a test")
     yield window
     window.close()
 
@@ -124,10 +124,10 @@ def test_without_a_display_a_sentence_says_so(monkeypatch):
     pytest.importorskip("tkinter")
     monkeypatch.delenv("DISPLAY", raising=False)
     with pytest.raises(OSError, match=r"^There is no display for --show: no display name .*\. Run it on a desktop"):
-        Window("a test")
+        DisplayWindow("a test")
 
 
 def test_without_tkinter_a_sentence_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "tkinter", None)
     with pytest.raises(OSError, match=r"^There is no display for --show: this Python comes without tkinter\. Install"):
-        Window("a test")
+        DisplayWindow("a test")
