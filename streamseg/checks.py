@@ -69,7 +69,7 @@ def check_readable(path: Path) -> None:
 
 def missing_data_error(dataset: str, data: str | Path) -> FileNotFoundError:
     """Return the error for a folder that does not contain a data set."""
-    return FileNotFoundError(f"No {dataset} data in {data}: expected {DATASET_LAYOUTS[dataset]}.")
+    return FileNotFoundError(f"No data set of kind {dataset} in {data}: expected {DATASET_LAYOUTS[dataset]}.")
 
 
 def check_suffix(path: Path) -> None:

@@ -195,7 +195,7 @@ def read_run(path: Path) -> object:
     if path.name == "run.json":
         with suppress(ValueError):
             reproduce.read_run_summary(path)
-        return runlog.read_sessions(path)
+        return runlog.read_run(path)
     runlog.RunLog(path.parent, 7, False)
     return runlog.summarise(path)
 

@@ -76,15 +76,15 @@ def test_wrong_names_are_reported_without_importing_torch(tmp_path):
         ("segment", "photo.jpg", "nothere/out.png"): "No folder nothere to write out.png into: create it first.",
         ("segment", "photo.jpg", "--json", "nothere/x.json"): "No folder nothere to write x.json into",
         ("segment", "photo.jpg", "--deadline", "-1"): "deadline is -1.0; expected a number above 0.",
-        ("train", "folder-18", *data, "--out", "run"): "No folder data in nothere: expected classes.txt",
+        ("train", "folder-18", *data, "--out", "run"): "No data set of kind folder in nothere: expected classes.txt",
         ("train", "folder-18", "--data", "data", "--out", "run", "--initial", "w"): "No weights at w: check the path.",
         ("train", "folder-18", "--data", "data", "--out", "run", "--batch", "0"): "batch is 0; expected 1 or more.",
-        ("evaluate", "--dataset", "camvid", *data): "No camvid data in nothere: expected SPLIT/",
+        ("evaluate", "--dataset", "camvid", *data): "No data set of kind camvid in nothere: expected SPLIT/",
         ("evaluate", "--dataset", "kitti", "--data", "data"): "dataset is 'kitti'; choose one of: 'cityscapes',",
         ("evaluate", "w.pt2", "--dataset", "camvid", "--data", "data"): "No weights at w.pt2: check the path.",
-        ("check", "folder", *data): "No folder data in nothere: expected classes.txt",
+        ("check", "folder", *data): "No data set of kind folder in nothere: expected classes.txt",
         ("check", "folder", "--data", "data", "--sheet", "a.gif"): "a.gif does not have the suffix of a picture",
-        ("pack", "folder", "out", *data): "No folder data in nothere: expected classes.txt",
+        ("pack", "folder", "out", *data): "No data set of kind folder in nothere: expected classes.txt",
         ("export", "w.safetensors", "model.onnx"): "No weights at w.safetensors: check the path.",
         (
             "export",
@@ -94,7 +94,7 @@ def test_wrong_names_are_reported_without_importing_torch(tmp_path):
         ("serve", "w.safetensors"): "No weights at w.safetensors: check the path.",
         ("benchmark", "fanet19"): "'fanet19' is neither a file nor one of the networks fanet18, fanet34,",
         ("reproduce", "VII"): "table is 'VII'; choose one of:",
-        ("reproduce", "V", "--runs", "data", *data): "No camvid data in nothere: expected SPLIT/",
+        ("reproduce", "V", "--runs", "data", *data): "No data set of kind camvid in nothere: expected SPLIT/",
         ("reproduce", "I", "--out", "file"): "file is a file: give a folder for the tables.",
     }
     for command, (status, errors) in zip(wrong, run_without_torch(tmp_path, *wrong), strict=True):

@@ -143,7 +143,7 @@ def serve(
         megapixels: The largest picture, in millions of pixels.
         seconds: Timeout for receiving a picture, and for labelling it.
         device: cuda or cpu.
-        precision: Precision of the network; int8 is 1.2 to 1.8 times as fast on a CPU, with nearly the same labels.
+        precision: Precision of the network; int8 is 1.2 to 1.8 times as fast as fp32 on a CPU.
         trust: Allow a .pt2 file, which is a program and can run any code.
         quiet: Print only warnings and errors.
 

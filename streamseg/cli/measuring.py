@@ -145,7 +145,10 @@ def check_combination(options: EvaluateOptions, policy: "Policy | None") -> None
 
 def keep_frames(frames: "datasets.Dataset", prefix: str) -> "datasets.Dataset":
     """Return a data set with only the frames whose file name starts with a prefix."""
-    return replace(frames, pairs=tuple(pair for pair in frames.pairs if pair.image.name.startswith(prefix)))
+    pairs = tuple(pair for pair in frames.pairs if pair.image.name.startswith(prefix))
+    if prefix and not pairs:
+        raise ValueError(f"No frame of {frames.name} {frames.split} has a name that begins with --only {prefix!r:.80}.")
+    return replace(frames, pairs=pairs)
 
 
 def evaluate_sequences(

@@ -34,7 +34,7 @@ DataFolder = Annotated[Path, option("DIR")]
 DatasetName = Annotated[str, option("DATASET", choices=DATASET_NAMES)]
 Dataset = Annotated[str, option("NAME", choices=DATASET_NAMES)]
 Device = Annotated[str, option("NAME", "a GPU if there is one")]
-Json = Annotated[Path | None, option("FILE", "none is written")]
+Json = Annotated[Path | None, option("FILE", "none")]
 Precision = Annotated[str, option(default="fp16 on a GPU, fp32 on the CPU", choices=PRECISION_NAMES)]
 Quiet = Annotated[bool, Parameter(negative=())]
 Ray = Annotated[str, option("[ADDRESS]", "off; without ADDRESS, this machine only")]
@@ -89,6 +89,7 @@ def pick_device(name: str) -> "torch.device":
 
     # torch does not know a container's quota, and threads beyond it only wait for each other
     torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
+    given = name
     if not name:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":  # each process that torchrun starts has its own GPU
@@ -100,7 +101,7 @@ def pick_device(name: str) -> "torch.device":
     if device.type not in ("cuda", "cpu"):
         raise ValueError(f"{name!r} is not a supported device: give cuda or cpu.")
     if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
-        raise ValueError(f"There is no GPU for --device {name}: leave the option out, or give cpu.")
+        raise ValueError(f"There is no GPU for --device {given}: leave the option out, or give cpu.")
     return device
 
 

@@ -87,7 +87,7 @@ class SegmentOptions:
     device: Device = ""
     """cuda or cpu."""
     precision: Precision = ""
-    """Precision of the network; int8 is 1.2 to 1.8 times as fast on a CPU, with nearly the same labels."""
+    """Precision of the network; int8 is 1.2 to 1.8 times as fast as fp32 on a CPU."""
     trust: bool = False
     """Allow a .pt2 file, which is a program and can run any code."""
     ray: Ray = ""

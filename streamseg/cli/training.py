@@ -43,7 +43,7 @@ def check(
     /,
     *,
     data: DataFolder,
-    sheet: Annotated[Path | None, option("FILE", "none is written")] = None,
+    sheet: Annotated[Path | None, option("FILE", "none")] = None,
     json: Json = None,
     quiet: Quiet = False,
 ) -> int:

@@ -253,12 +253,12 @@ def format_dataset_report(report: DatasetReport) -> str:
     names = [*report.classes.names, "(ignored)"]
     counts = {split: [*found, report.ignored[split]] for split, found in report.pixels.items()}
     totals = [sum(column) for column in zip(*counts.values(), strict=True)]
-    width = max(map(len, [*names, "pairs"]))
+    width = max(map(len, [*names, "frames"]))
     lines = [
         f"{report.name} in {report.data}",
         "",
         "  ".join([" " * width, *(f"{split:>9}" for split in counts)]),
-        "  ".join([f"{'pairs':{width}}", *(f"{report.counts[split]:>9}" for split in counts)]),
+        "  ".join([f"{'frames':{width}}", *(f"{report.counts[split]:>9}" for split in counts)]),
     ]
     for i, name in enumerate(names):
         shares = [found[i] / max(1, sum(found)) for found in counts.values()]

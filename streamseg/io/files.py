@@ -40,6 +40,8 @@ def check_writable(path: Path) -> Path:
     """Return the file that a path leads to, through links; raise an error if none can be written there."""
     target = Path(os.path.realpath(path))
     for folder in (path.parent, target.parent):
+        if folder.is_file():
+            raise NotADirectoryError(f"{folder} is a file, not a folder: give another place to write {path.name}.")
         if not folder.is_dir():
             raise FileNotFoundError(f"No folder {folder} to write {path.name} into: create it first.")
     if target.is_dir():

@@ -98,8 +98,8 @@ def plan_outputs(
         names = [path / (f"{{name}}-overlay.{'mp4' if source.moving else 'png'}") for source in sources]
     elif several and not (wanted == 1 and NUMBER_FIELD.search(path.name)):
         raise ValueError(
-            f"{path} is one file, and there are several to write: the last name is where to write, so give a folder "
-            "there, or name the place to write with -o."
+            f"{path} is one file, and there are several to write: the last name is where to write. To label all of "
+            "them, name a folder with -o OUT."
         )
     else:
         names = [path]

@@ -1,5 +1,6 @@
 """Read and write files of named tensors: safetensors, and torch files to read. No code in a file is run."""
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +20,11 @@ def open_tensors(path: Path) -> safe_open:
     try:
         file = safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
+        if zipfile.is_zipfile(path):
+            raise ValueError(
+                f"{path} is a file of torch.save, not a checkpoint of streamseg: build the network, and load the file "
+                "into it with load_state_dict."
+            ) from None
         raise ValueError(
             f"{path} is no safetensors file, or is cut short ({short_error(error)}): get a whole copy of it."
         ) from None

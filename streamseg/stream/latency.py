@@ -78,6 +78,8 @@ class Summary:
     """Frames read and dropped, by the name of the stream."""
     silent: dict[str, float]
     """For how long live streams were silent, by name; only those that were."""
+    preparation: float = 0.0
+    """Seconds that the engine was prepared for input sizes; not part of `wall`."""
 
     @property
     def source_fps(self) -> float:
@@ -128,6 +130,7 @@ class Meter:
         self.frames_read: Counter[str] = Counter()
         self.frames_dropped: Counter[str] = Counter()
         self.silent: dict[str, float] = {}
+        self.preparation = 0.0
         self.frames_labelled = 0
         self.frames_written = 0
         self.latency, self.age = Histogram(), Histogram()
@@ -175,9 +178,14 @@ class Meter:
         """Return how many threads do the work of a stage at once."""
         return 1 if name == SINGLE_THREAD_STAGE else len(self.threads[name])
 
+    def prepared(self, seconds: float) -> None:
+        """Report that the engine was prepared for this long, while no frame was labelled."""
+        with self.lock:
+            self.preparation += seconds
+
     def summary(self) -> Summary:
         with self.lock:
-            wall = self.clock() - self.begin
+            wall = self.clock() - self.begin - self.preparation
             return Summary(
                 wall=wall,
                 read=self.frames_read.total(),
@@ -196,6 +204,7 @@ class Meter:
                 },
                 streams={name: (count, self.frames_dropped[name]) for name, count in self.frames_read.items()},
                 silent=dict(self.silent),
+                preparation=self.preparation,
             )
 
 
@@ -225,7 +234,8 @@ def format_summary(summary: Summary) -> str:
         lines += format_row(
             "dropped", ", ".join(f"{name} {out:,} of {read:,}" for name, (read, out) in summary.streams.items())
         )
-    lines += format_row("fps", f"{rates or '-'}, in {summary.wall:.1f} s")
+    before = f" after {summary.preparation:.1f} s of preparation" if summary.preparation >= 0.05 else ""
+    lines += format_row("fps", f"{rates or '-'}, in {summary.wall:.1f} s{before}")
     spreads = {"latency": summary.latency, "mask age": summary.age}
     if any(spreads.values()):
         lines += ["", f"{'':10}" + "".join(f"{name:>12}" for name in ("p50", "p95", "p99", "max"))]
@@ -281,6 +291,7 @@ def summary_to_json(summary: Summary) -> dict:
 
     return {
         "wall_seconds": summary.wall,
+        "preparation_seconds": summary.preparation,
         "frames": {name: getattr(summary, name) for name in ("read", "labelled", "written", "dropped")},
         "fps": {
             "source": summary.source_fps,

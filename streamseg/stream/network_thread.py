@@ -44,8 +44,11 @@ class NetworkThread:
         # events and streams belong to the thread's current device, by default the first GPU
         with torch.cuda.device(shared.device) if self.cuda else nullcontext(), torch.inference_mode():
             for jobs in self.batches():
-                if (shared.live or shared.deadline.seconds) and self.prepare(jobs):
-                    jobs = [self.newest(job) for job in jobs]
+                if shared.live or shared.deadline.seconds:
+                    begin = time.perf_counter()
+                    if self.prepare(jobs):
+                        shared.meter.prepared(time.perf_counter() - begin)
+                        jobs = [self.newest(job) for job in jobs]
                 scale = shared.deadline.scale
                 begin = self.start_clock(jobs)
                 for job, state in zip(jobs, self.predict(jobs, scale), strict=True):

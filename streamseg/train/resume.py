@@ -59,6 +59,11 @@ def restore_training_state(out: Path, settings: dict[str, Any], parts: dict[str,
         raise ValueError(damaged) from error
     if changed == ["data"]:
         raise ValueError(f"The run in {out} was started with other frames or classes: give the same --data to resume.")
+    if "iterations" in changed and state.get("step") == theirs["iterations"]:
+        raise ValueError(
+            f"The run in {out} is finished, after {theirs['iterations']} iterations: to train on, start another run "
+            f"with --initial {out / 'weights.safetensors'}."
+        )
     if changed:
         raise ValueError(f"The run in {out} was started with other settings: continue with {options} --resume.")
     try:

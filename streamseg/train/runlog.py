@@ -61,7 +61,9 @@ class RunLog:
     ) -> None:
         """Write run.json: settings, data, and the command and environment; a resumed run adds a session."""
         path = self.out / "run.json"
-        earlier = read_sessions(path) if self.first and path.exists() else []
+        earlier: list[Any] = []
+        if self.first and path.exists():
+            initial, earlier = read_run(path)
         session = {
             "command": sys.argv,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -83,11 +85,14 @@ class RunLog:
         }
         with written_whole(path) as temporary:
             temporary.write_text(json.dumps(run, indent=2) + "\n", encoding="utf-8")
+        if self.first >= config.iterations:
+            self.say(f"The run is finished: {config.iterations} iterations are done.")
+            return
         height, width = config.crop
         self.say(
             f"{config.network} from {initial}, {len(dataset)} frames of {config.dataset} {config.split}, "
             f"iterations {self.first + 1} to {config.iterations}, batches of {config.batch} x {height} x {width}, "
-            f"on {session['device']}"
+            f"on {session['device'] if device.type == 'cuda' else 'the CPU'}"
         )
 
     def has_validation(self, step: int) -> bool:
@@ -157,11 +162,11 @@ class RunLog:
             self.say(str(error))
 
 
-def read_sessions(path: Path) -> list[Any]:
-    """Return the earlier sessions of a run from its run.json."""
+def read_run(path: Path) -> tuple[str, list[Any]]:
+    """Return from run.json what the weights of a run started from, and its earlier sessions."""
     try:
-        sessions = json.loads(path.read_text(encoding="utf-8"))["sessions"]
-        return [*sessions]
+        run = json.loads(path.read_text(encoding="utf-8"))
+        return str(run["initial"]), [*run["sessions"]]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ValueError(f"{path} is damaged: move it away, and resume the run without it.") from None
 

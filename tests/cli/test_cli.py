@@ -178,7 +178,7 @@ def test_a_left_out_recording_can_be_measured_alone(tmp_path, paint, monkeypatch
         assert run(monkeypatch, *command, *only) == 0
         assert json.loads(Path("a.json").read_text())["images"] == images
     assert run(monkeypatch, *command, "--only", "zebra") == 2
-    assert "has no frames" in capsys.readouterr().err
+    assert "No frame of folder all has a name that begins with --only" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -286,7 +286,7 @@ def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("check folder --data nowhere", "No folder data in nowhere"),
+        ("check folder --data nowhere", "No data set of kind folder in nowhere"),
         ("check kitti --data TOY", "dataset is 'kitti'; choose one of"),
         ("check folder --data TOY --sheet nowhere/sheet.png", "No folder nowhere to write sheet.png into"),
         ("check folder --data TOY --sheet sheet.mp4", "does not have the suffix of a picture"),
@@ -310,7 +310,7 @@ def test_a_checkpoint_of_other_classes_is_not_evaluated(folder, toy, monkeypatch
             "choose one of: 'fp32'",
         ),
         ("evaluate camvid.safetensors --data DRIVE --dataset camvid --precision fp32 --flip", "leave out --scales and"),
-        ("train folder-18 --data nowhere --out run", "No folder data in nowhere"),
+        ("train folder-18 --data nowhere --out run", "No data set of kind folder in nowhere"),
         ("train folder-18 --data TOY --out run --resume", "to resume from: start the run without --resume."),
         ("train folder-18 --data TOY --out run --batch 0", "batch is 0; expected 1 or more."),
         (

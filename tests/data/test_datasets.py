@@ -22,7 +22,7 @@ def test_cityscapes_clips_end_in_the_labelled_frame(tmp_path):
 @pytest.mark.parametrize("name", DATASETS)
 def test_a_wrong_folder_says_what_was_expected(tmp_path, name):
     for data in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(FileNotFoundError, match=f"No {name} data in .*: expected .*/"):
+        with pytest.raises(FileNotFoundError, match=f"No data set of kind {name} in .*: expected .*/"):
             DATASETS[name](data, "train")
 
 

@@ -249,7 +249,7 @@ def test_an_empty_split_is_an_error(tmp_path):
 def test_an_unknown_data_set_is_refused_with_the_known_ones(tmp_path):
     with pytest.raises(ValueError, match="The data set is 'kitti'; expected one of cityscapes, camvid"):
         check_dataset("kitti", tmp_path)
-    with pytest.raises(FileNotFoundError, match="No camvid data in"):
+    with pytest.raises(FileNotFoundError, match="No data set of kind camvid in"):
         check_dataset("camvid", tmp_path)
 
 
@@ -259,7 +259,7 @@ def test_the_text_holds_counts_shares_errors_and_warnings(data):
     lines = format_dataset_report(check_dataset("folder", data)).splitlines()
     assert lines[0] == f"folder in {data}"
     assert lines[2].split() == ["train", "val"]
-    assert lines[3].split() == ["pairs", "8", "2"]
+    assert lines[3].split() == ["frames", "8", "2"]
     assert lines[4].split() == ["sky", "25.00%", "25.00%", "█" * 30]
     assert lines[7].split() == ["sea", "0.00%", "0.00%"]
     assert lines[8].split()[0] == "(ignored)"

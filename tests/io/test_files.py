@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from streamseg.io.files import written_whole
+from streamseg.io.files import check_writable, written_whole
 
 
 def test_a_file_appears_when_it_is_whole_and_not_before(tmp_path):
@@ -100,3 +100,9 @@ def test_a_folder_that_is_missing_or_in_the_way_is_named(tmp_path):
         pass
     with pytest.raises(IsADirectoryError, match="is a folder"), written_whole(tmp_path):
         pass
+
+
+def test_a_file_in_place_of_a_folder_is_named(tmp_path):
+    (tmp_path / "a").touch()
+    with pytest.raises(NotADirectoryError, match=r"a is a file, not a folder: give another place to write b\.png\.$"):
+        check_writable(tmp_path / "a" / "b.png")

@@ -2,7 +2,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from streamseg.io.tensors import check_state_dict, read_tensors, write_tensors
+from streamseg.io.tensors import check_state_dict, open_tensors, read_tensors, write_tensors
 
 DENSE = torch.arange(6.0).view(2, 3)
 
@@ -74,3 +74,9 @@ def test_every_precision_that_networks_have_is_accepted(dtype):
 def test_what_no_network_can_use_is_refused(name, tensor, sentence):
     with pytest.raises(ValueError, match=sentence):
         check_state_dict("x", {name: tensor}, {"a" if name == "b" else name: DENSE})
+
+
+def test_a_file_of_torch_is_not_taken_for_a_damaged_checkpoint(tmp_path):
+    torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=r"a\.pt is a file of torch\.save, .* load_state_dict\.$"):
+        open_tensors(tmp_path / "a.pt")

@@ -311,3 +311,15 @@ def test_json_holds_what_the_table_shows(meter, clock):
     assert found["stages"] == {"network": {"ms_per_frame": pytest.approx(50), "busy": pytest.approx(0.5)}}
     assert found["streams"] == {"": {"read": 150, "dropped": 50}}
     assert found["bottleneck"].startswith("Bottleneck: network")
+
+
+def test_preparation_is_not_part_of_the_time_of_a_run(meter, clock):
+    meter.read("a")
+    clock.now += 5.0
+    meter.prepared(4.0)
+    meter.stage("network", 1.0)
+    summary = meter.summary()
+    assert summary.wall == 1.0
+    assert summary.stages["network"].share == 1.0
+    assert "in 1.0 s after 4.0 s of preparation" in format_summary(summary)
+    assert summary_to_json(summary)["preparation_seconds"] == 4.0

@@ -186,3 +186,10 @@ def test_a_folder_with_a_run_is_not_overwritten(toy, alone, tmp_path):
     (tmp_path / "weights.safetensors").write_text("of months of work")
     with pytest.raises(ValueError, match="already holds a run"):
         run(toy, tmp_path)
+
+
+def test_more_iterations_of_a_finished_run_are_refused_with_what_to_do(toy, alone):
+    with pytest.raises(
+        ValueError, match=r"is finished, after 6 iterations: to train on, .*--initial .*weights\.safete"
+    ):
+        run(toy, alone, replace(TINY, iterations=9), resume=True)

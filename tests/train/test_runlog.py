@@ -19,7 +19,9 @@ def steps(out):
     return [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"sessions": 3}', "{}", "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"sessions": 3}', '{"initial": "nothing", "sessions": 3}', "{}", "[" * 100_000]
+)
 def test_a_resumed_run_refuses_a_damaged_run_json_and_keeps_it(tmp_path, toy, text):
     (tmp_path / "run.json").write_text(text)
     log = RunLog(tmp_path, 100, False)
@@ -84,6 +86,15 @@ def test_run_json_has_every_command_of_a_run(toy, tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", command)
         RunLog(tmp_path, first, False).describe_run(CONFIG, folder(toy, "train"), CPU, toy, "nothing", 1)
     assert [run["command"] for run in json.loads((tmp_path / "run.json").read_text())["sessions"]] == [["a"], ["b"]]
+
+
+def test_a_resumed_run_keeps_what_it_started_from_and_a_finished_one_says_so(toy, tmp_path, capsys):
+    for first, initial in ((0, "nothing"), (50, "imagenet"), (CONFIG.iterations, "imagenet")):
+        RunLog(tmp_path, first, False).describe_run(CONFIG, folder(toy, "train"), CPU, toy, initial, 1)
+        assert json.loads((tmp_path / "run.json").read_text())["initial"] == "nothing"
+    printed = capsys.readouterr().err
+    assert printed.count("fanet18 from nothing") == 2
+    assert printed.count("The run is finished: 2000 iterations are done.") == 1
 
 
 def test_the_hash_of_files_depends_on_files_but_not_on_their_folder(toy, paint, tmp_path):
