@@ -69,7 +69,7 @@ def text(name, words="no video"):
         (None, "a.png v.mp4 -", "The labels of 2 sources cannot share standard output"),
         (text("b.png"), "a.png b.png", "b.png exists and was not written by streamseg"),
         (text("b.mp4"), "v.mp4 b.mp4", "b.mp4 exists and was not written by streamseg"),
-        (text("b.png"), "a.png b.png", "name a folder with -o OUT."),
+        (text("b.png"), "a.png b.png", "or name the place to write with -o."),
         (text("b.png"), "a.png v.mp4 b.png", "name a folder with -o OUT."),
         (None, "a.png out.png -o x.png", "OUT is given twice, as out.png and as --out x.png: leave out one."),
         (text("b.png"), "a.png -o b.png", "b.png exists and was not written by streamseg"),
