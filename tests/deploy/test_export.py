@@ -158,7 +158,7 @@ def test_the_verb_writes_an_int8_file_with_state_that_segment_takes(tmp_path, mo
     assert run(monkeypatch, "export", "--video", "a.onnx", *options) == 0
     output = capsys.readouterr().out
     # compared on every other one of the samples; the rest were for calibration
-    assert re.match(r"a.onnx: \d\d.* % of the labels are the network's on 3 pictures \(mean IoU \d\d", output)
+    assert re.match(r"a.onnx: \d\d.* % of the labels match the network's on 3 pictures \(mean IoU \d\d", output)
     assert output.endswith(" % over a clip of 50 frames\n")
     about, bundled = open_exported("a.onnx").manifest, streamseg.describe(checkpoint.BUNDLED)
     assert (about.precision, about.size, about.averages) == ("int8", (128, 256), bundled.variant.averages)
@@ -194,7 +194,7 @@ def test_a_file_that_disagrees_is_not_kept(exported, tmp_path, monkeypatch, befo
     if before:
         path.write_bytes(before)
     with pytest.raises(
-        ValueError, match=r"^Only .*% of the file's labels are the network's; expected 99\.9%\. It was not kept"
+        ValueError, match=r"^Only .*% of the file's labels match the network's; expected 99\.9%\. It was not kept"
     ):
         export_model(small(seed=1), streamseg.CAMVID, path, size=SIZE)
     assert [file.read_bytes() for file in tmp_path.iterdir()] == ([before] if before else [])
@@ -246,7 +246,7 @@ def test_a_file_that_loses_the_state_over_a_clip_is_rejected(exported, network):
         return run({name: tensor if name == "frame" else torch.zeros_like(tensor) for name, tensor in given.items()})
 
     file.run = forgetful
-    with pytest.raises(ValueError, match="are the network's; expected"):
+    with pytest.raises(ValueError, match="match the network's; expected"):
         compare_labels(network, file, moving(1))
 
 

@@ -26,7 +26,7 @@ torch.Tensor.float = torch.Tensor.double
 from streamseg.train import loop, runlog, setup
 from streamseg.train.config import TrainConfig
 
-setup.PRECISIONS["fp32"] = torch.float64
+setup.AUTOCAST_DTYPES["fp32"] = torch.float64
 runlog.EVERY = 1
 runlog.plot.curves_plot = lambda *_: None
 config = TrainConfig(
