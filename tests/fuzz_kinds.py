@@ -67,7 +67,13 @@ def make_originals(folder: Path, exported: Callable[[str], Path]) -> None:
     resume.save_training_state(folder, 7, {"batch": 2, "leave_out": ""}, {"trainee": nn.Linear(64, 64)})
     (folder / "log.jsonl").write_text("".join(json.dumps({"step": i, "loss": 1 / i}) + "\n" for i in range(1, 9)))
     (folder / "run.json").write_text(
-        json.dumps({"config": {"dataset": "folder", "split": "train", "iterations": 6}, "sessions": [{"a": 1}]})
+        json.dumps(
+            {
+                "config": {"dataset": "folder", "split": "train", "iterations": 6},
+                "initial": "nothing",
+                "sessions": [{"a": 1}],
+            }
+        )
     )
 
     data = folder / "data"

@@ -166,7 +166,10 @@ def read_run(path: Path) -> tuple[str, list[Any]]:
     """Return from run.json what the weights of a run started from, and its earlier sessions."""
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
-        return str(run["initial"]), [*run["sessions"]]
+        initial, sessions = run["initial"], run["sessions"]
+        if isinstance(initial, str) and initial.isprintable() and isinstance(sessions, list):
+            return initial, sessions
+        raise ValueError(initial)
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ValueError(f"{path} is damaged: move it away, and resume the run without it.") from None
 
