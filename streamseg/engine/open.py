@@ -8,7 +8,8 @@ import torch
 from streamseg.classes import Classes
 from streamseg.engine.engine import Engine
 from streamseg.engine.fast import pick_engine
-from streamseg.engine.runtime import ExportedEngine, open_weights
+from streamseg.engine.runtime import OPENERS, ExportedEngine, open_exported
+from streamseg.models import checkpoint
 
 
 class OpenedEngine(NamedTuple):
@@ -35,3 +36,20 @@ def open_engine(
     if isinstance(model, ExportedEngine) and not model.manifest.state:
         window = 1
     return OpenedEngine(pick_engine(model, device, precision, eager=eager), classes, window)
+
+
+def open_weights(
+    path: Path | None, device: torch.device, *, trust: bool = False
+) -> tuple["checkpoint.Network | ExportedEngine", Classes, int]:
+    """Return the network in a checkpoint, or an exported file; its classes; and the window that it was trained on.
+
+    Args:
+        path: An exported file (.onnx, .xml, .pt2) or a checkpoint; None for the bundled weights.
+        device: Device on which an exported file runs.
+        trust: Allow a .pt2 file, which is a program, to run.
+    """
+    if path is None or path.suffix.lower() not in OPENERS:
+        model, description = checkpoint.read_checkpoint(path or checkpoint.BUNDLED)
+        return model, description.classes, description.window
+    file = open_exported(path, device, trust=trust)
+    return file, file.manifest.classes, file.manifest.window

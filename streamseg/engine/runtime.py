@@ -25,7 +25,6 @@ from streamseg.classes import Classes
 from streamseg.engine.engine import Engine, FrameBatch, Prediction, resize_frames, to_uint8
 from streamseg.io.checksums import BLANK_CHECKSUM, check_checksum, check_zip, pop_checksum
 from streamseg.io.tensors import short_error
-from streamseg.models import checkpoint
 
 ENTRY = "streamseg"
 """Key of the manifest: in ONNX's metadata, in OpenVINO's rt_info, in the folder extra of a .pt2."""
@@ -174,23 +173,6 @@ def resize_labels(values: Tensor, size: tuple[int, int]) -> Tensor:
     if tuple(values.shape) == size:
         return values
     return F.interpolate(values[None, None], size, mode="nearest-exact")[0, 0]
-
-
-def open_weights(
-    path: Path | None, device: torch.device, *, trust: bool = False
-) -> tuple["checkpoint.Network | ExportedEngine", Classes, int]:
-    """Return the network in a checkpoint, or an exported file; its classes; and the window that it was trained on.
-
-    Args:
-        path: An exported file (.onnx, .xml, .pt2) or a checkpoint; None for the bundled weights.
-        device: Device on which an exported file runs.
-        trust: Allow a .pt2 file, which is a program, to run.
-    """
-    if path is None or path.suffix.lower() not in OPENERS:
-        model, description = checkpoint.read_checkpoint(path or checkpoint.BUNDLED)
-        return model, description.classes, description.window
-    file = open_exported(path, device, trust=trust)
-    return file, file.manifest.classes, file.manifest.window
 
 
 def open_exported(path: str | Path, device: str | torch.device = "cpu", *, trust: bool = False) -> ExportedEngine:

@@ -84,7 +84,7 @@ def check_zip(path: Path) -> None:
     except PermissionError:
         raise
     # a damaged directory can cause any of these
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError):
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError):
         raise damaged_file_error(path) from None
 
 

@@ -25,7 +25,8 @@ from streamseg import Fading, LastFrames
 from streamseg.data import datasets
 from streamseg.engine import runtime
 from streamseg.engine.engine import FrameBatch
-from streamseg.engine.runtime import open_exported, open_weights
+from streamseg.engine.open import open_weights
+from streamseg.engine.runtime import open_exported
 from streamseg.evaluate.images import evaluate
 from streamseg.evaluate.video import evaluate_video
 from streamseg.io.images import write_image
