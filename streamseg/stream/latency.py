@@ -79,7 +79,7 @@ class Summary:
     silent: dict[str, float]
     """For how long live streams were silent, by name; only those that were."""
     preparation: float = 0.0
-    """Seconds that the engine was prepared for input sizes; not part of `wall`."""
+    """Seconds that files waited while the engine was prepared for input sizes; not part of `wall`."""
 
     @property
     def source_fps(self) -> float:

@@ -47,7 +47,8 @@ class NetworkThread:
                 if shared.live or shared.deadline.seconds:
                     begin = time.perf_counter()
                     if self.prepare(jobs):
-                        shared.meter.prepared(time.perf_counter() - begin)
+                        if not shared.live:  # files wait meanwhile, live sources go on
+                            shared.meter.prepared(time.perf_counter() - begin)
                         jobs = [self.newest(job) for job in jobs]
                 scale = shared.deadline.scale
                 begin = self.start_clock(jobs)
