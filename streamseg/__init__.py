@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         CITYSCAPES as CITYSCAPES,
         COCO_STUFF as COCO_STUFF,
         COCO_STUFF_182 as COCO_STUFF_182,
+        COMMA10K as COMMA10K,
         Classes as Classes,
     )
     from streamseg.data.datasets import (
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
 
 # the same for the running program; a test keeps the two alike
 MODULES = {
-    "classes": "ADE20K CAMVID CITYSCAPES COCO_STUFF COCO_STUFF_182 Classes",
+    "classes": "ADE20K CAMVID CITYSCAPES COCO_STUFF COCO_STUFF_182 COMMA10K Classes",
     "data.datasets": "ade20k camvid cityscapes coco_stuff folder",
     "deploy.export": "export_model",
     "draw": "overlay",

@@ -45,8 +45,16 @@ class Classes:
 def parse_classes(text: str) -> Classes:
     """Parse classes from "name rrggbb, name rrggbb, …"."""
     pairs = [entry.strip().rsplit(" ", 1) for entry in text.split(",")]
-    red_green_blue = [bytes.fromhex(code) for _, code in pairs]
-    return Classes(tuple(name for name, _ in pairs), tuple((r, g, b) for r, g, b in red_green_blue))
+    return Classes(tuple(name for name, _ in pairs), tuple(parse_colour(code) for _, code in pairs))
+
+
+def parse_colour(code: str) -> Colour:
+    """Parse a colour from six hexadecimal digits, with or without # in front."""
+    try:
+        red, green, blue = bytes.fromhex(code.removeprefix("#"))
+    except ValueError:
+        raise ValueError(f"{code!r:.80} is not a colour; expected six hexadecimal digits, such as #804080.") from None
+    return red, green, blue
 
 
 def without_classes(classes: Classes, names: str) -> Classes:
@@ -67,6 +75,11 @@ CAMVID = parse_classes("""
     Fence 404080, Car 400080, Pedestrian 404000, Bicyclist 0080c0
 """)
 """CamVid's usual 11 classes, in the colours of the original label files."""
+
+COMMA10K = parse_classes("""
+    road 402020, lane marking ff0000, undrivable 808060, movable 00ff66, my car cc00ff
+""")
+"""comma10k's 5 classes, in the colours of its masks."""
 
 COCO_STUFF_182 = parse_classes("""
     person dc143c, bicycle 770b20, car 00008e, motorcycle 0000e6, airplane 6a00e4, bus 003c64, train 005064,

@@ -1,0 +1,155 @@
+"""Class tables: the label of each data set for each class of a network.
+
+Data sets that train one network together have different labels: CamVid's Road includes lane markings, and comma10k's
+undrivable is everything from sky to fence. A class table has a row for each class of the network, and a column for each
+data set with its label for that class. For training, a label means any of the classes in whose rows it stands; for
+evaluation, a predicted class counts as the label in its row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from streamseg.classes import IGNORE, Classes, parse_colour
+
+NO_LABEL = "-"
+"""Cell of a class that a data set does not label."""
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """The classes of a network, and the label of each data set for each of them."""
+
+    classes: Classes
+    columns: dict[str, tuple[str, ...]]
+    """For each data set, its label for each class; NO_LABEL for a class that it does not label."""
+
+    def label_of(self, dataset: str, labels: Classes) -> tuple[int, ...]:
+        """Return the number of a data set's label for each class, IGNORE for a class that it does not label.
+
+        Args:
+            dataset: Name of the column.
+            labels: The labels of the data set, all of which the column must hold.
+        """
+        if dataset not in self.columns:
+            raise ValueError(
+                f"The class table has no column {dataset}, only {', '.join(self.columns)}: add one with its labels."
+            )
+        column = self.columns[dataset]
+        for name in column:
+            if name not in (*labels.names, NO_LABEL):
+                hint = "".join(f" Did you mean {match!r}?" for match in get_close_matches(name, labels.names, 1))
+                raise ValueError(
+                    f"The class table has the label {name!r:.80} in column {dataset}, which is none of its labels "
+                    f"({', '.join(labels.names):.200}).{hint}"
+                )
+        missing = [name for name in labels.names if name not in column]
+        if missing:
+            raise ValueError(
+                f"The class table has no class for the label {missing[0]!r:.80} of {dataset}: "
+                "add it to the rows of the classes that it means."
+            )
+        return tuple(IGNORE if name == NO_LABEL else labels.names.index(name) for name in column)
+
+    def check_teachable(self, datasets: Sequence[str]) -> None:
+        """Raise a ValueError if the data sets cannot teach a class, or cannot tell two classes apart."""
+        names = " and ".join(datasets)
+        rows: dict[tuple[str, ...], list[str]] = {}
+        for name, *row in zip(self.classes.names, *(self.columns[dataset] for dataset in datasets), strict=True):
+            rows.setdefault(tuple(row), []).append(name)
+        for cells, classes in rows.items():
+            if set(cells) == {NO_LABEL}:
+                raise ValueError(
+                    f"No label of {names} means the class {classes[0]!r:.80}: remove the class, or add it to a label."
+                )
+        for classes in rows.values():
+            if len(classes) > 1:
+                raise ValueError(
+                    f"The classes {classes[0]!r:.80} and {classes[1]!r:.80} have the same labels in {names}, "
+                    "which cannot tell them apart: merge them."
+                )
+
+
+def parse_class_table(text: str, origin: str) -> ClassTable:
+    """Parse a class table: comma-separated lines, the first "class, colour, DATA SET, …".
+
+    Args:
+        origin: Where the text is from, for errors.
+    """
+    lines = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+    header = lines[0] if lines else []
+    if header[:2] != ["class", "colour"] or len(header) < 3:
+        raise ValueError(f'{origin} is no class table; expected a first line "class, colour, DATA SET, …".')
+    if len({*header}) < len(header):
+        raise ValueError(f"{origin} has two columns of the same name: {', '.join(header):.200}.")
+    for line in lines[1:]:
+        if len(line) != len(header) or not all(line):
+            raise ValueError(
+                f'{origin} has the row "{", ".join(line):.200}"; expected {len(header)} cells, '
+                f"and {NO_LABEL} for a class that a data set does not label."
+            )
+    try:
+        classes = Classes(tuple(line[0] for line in lines[1:]), tuple(parse_colour(line[1]) for line in lines[1:]))
+    except ValueError as error:
+        raise ValueError(f"{origin}: {error}") from None
+    return ClassTable(classes, {name: tuple(line[i] for line in lines[1:]) for i, name in enumerate(header) if i > 1})
+
+
+def read_class_table(path: Path) -> ClassTable:
+    """Read a class table from a text file."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise FileNotFoundError(f"No class table at {path}: check the path.") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text: save it as UTF-8.") from None
+    return parse_class_table(text, str(path))
+
+
+STREET_TABLE = parse_class_table(
+    """
+    class,       colour, camvid,     comma10k
+    Sky,         808080, Sky,        undrivable
+    Building,    800000, Building,   undrivable
+    Pole,        c0c080, Pole,       undrivable
+    Road,        804080, Road,       road
+    Pavement,    0000c0, Pavement,   undrivable
+    Tree,        808000, Tree,       undrivable
+    SignSymbol,  c08080, SignSymbol, undrivable
+    Fence,       404080, Fence,      undrivable
+    Car,         400080, Car,        movable
+    Pedestrian,  404000, Pedestrian, movable
+    Bicyclist,   0080c0, Bicyclist,  movable
+    LaneMarking, ffffff, Road,       lane marking
+    OwnCar,      cc00ff, -,          my car
+    """,
+    "the class table street",
+)
+"""The classes of the bundled weights `street`: CamVid's, lane markings, and the car that carries the camera."""
+
+CLASS_TABLES = {"street": STREET_TABLE}
+"""The class tables that can be given by name."""
+
+
+def open_class_table(name: str) -> ClassTable:
+    """Return a class table by its name, or read it from a file."""
+    if name in CLASS_TABLES:
+        return CLASS_TABLES[name]
+    if not Path(name).suffix and not Path(name).exists():
+        raise ValueError(f"No class table is called {name!r:.80}: give {', '.join(CLASS_TABLES)}, or a file.")
+    return read_class_table(Path(name))
+
+
+def find_translation(network: Classes, dataset: str, labels: Classes) -> tuple[int, ...] | None:
+    """Return the number of a data set's label for each class of a network, from what is known; None if nothing is.
+
+    IGNORE stands for a class that the data set does not label. It is known for a network with the classes of the data
+    set itself, and for one with the classes of a table that has a column for the data set.
+    """
+    if network.names == labels.names:
+        return tuple(range(len(labels)))
+    for table in CLASS_TABLES.values():
+        if table.classes.names == network.names and dataset in table.columns:
+            return table.label_of(dataset, labels)
+    return None

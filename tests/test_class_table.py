@@ -1,0 +1,113 @@
+import pytest
+
+from streamseg.class_table import (
+    STREET_TABLE,
+    find_translation,
+    open_class_table,
+    parse_class_table,
+    read_class_table,
+)
+from streamseg.classes import CAMVID, CITYSCAPES, COMMA10K, IGNORE, Classes
+
+ABC = Classes(("a", "b", "c"), ((0, 0, 0), (1, 1, 1), (2, 2, 2)))
+TABLE = "class, colour, one, two\nx, #010203, a, p\ny, 040506, a, q\nz, 070809, b, q\nw, ffffff, c, -\n"
+
+
+def test_a_table_has_a_row_for_each_class_and_a_column_for_each_data_set():
+    table = parse_class_table(TABLE, "it")
+    assert table.classes == Classes(("x", "y", "z", "w"), ((1, 2, 3), (4, 5, 6), (7, 8, 9), (255, 255, 255)))
+    assert table.columns == {"one": ("a", "a", "b", "c"), "two": ("p", "q", "q", "-")}
+
+
+def test_each_class_has_the_label_in_its_row():
+    assert parse_class_table(TABLE, "it").label_of("one", ABC) == (0, 0, 1, 2)
+    pq = Classes(("q", "p"), ((0, 0, 0), (1, 1, 1)))
+    assert parse_class_table(TABLE, "it").label_of("two", pq) == (1, 0, 0, IGNORE)
+
+
+def test_street_keeps_the_labels_of_camvid():
+    assert STREET_TABLE.classes.names[:11] == CAMVID.names
+    assert STREET_TABLE.classes.colours[:11] == CAMVID.colours
+    assert STREET_TABLE.label_of("camvid", CAMVID) == (*range(11), CAMVID.names.index("Road"), IGNORE)
+    of_comma = [COMMA10K.names[label] for label in STREET_TABLE.label_of("comma10k", COMMA10K)]
+    assert dict(zip(STREET_TABLE.classes.names, of_comma, strict=True)) == {
+        **dict.fromkeys(CAMVID.names, "undrivable"),
+        "Road": "road",
+        **dict.fromkeys(("Car", "Pedestrian", "Bicyclist"), "movable"),
+        "LaneMarking": "lane marking",
+        "OwnCar": "my car",
+    }
+    STREET_TABLE.check_teachable(["camvid", "comma10k"])
+
+
+def test_a_translation_is_known_for_the_same_classes_and_for_a_table_with_the_data_set():
+    assert find_translation(CAMVID, "camvid", CAMVID) == tuple(range(11))
+    assert find_translation(STREET_TABLE.classes, "camvid", CAMVID) == (*range(11), 3, IGNORE)
+    assert find_translation(STREET_TABLE.classes, "cityscapes", CITYSCAPES) is None
+    assert find_translation(CAMVID, "comma10k", COMMA10K) is None
+
+
+@pytest.mark.parametrize(
+    ("datasets", "message"),
+    [
+        (["two"], "No label of two means the class 'w'"),
+        (["one"], "'x' and 'y' have the same labels in one, which cannot tell them apart"),
+    ],
+)
+def test_classes_that_the_data_sets_cannot_teach_are_refused(datasets, message):
+    with pytest.raises(ValueError, match=message):
+        parse_class_table(TABLE, "it").check_teachable(datasets)
+    parse_class_table(TABLE, "it").check_teachable(["one", "two"])
+
+
+@pytest.mark.parametrize(
+    ("column", "names", "message"),
+    [
+        ("three", "abc", "no column three, only one, two"),
+        ("one", "abcd", "no class for the label 'd' of one"),
+        ("one", "ab", "the label 'c' in column one, which is none of its labels"),
+    ],
+)
+def test_a_table_that_does_not_fit_the_data_set_is_refused(column, names, message):
+    labels = Classes(tuple(names), ((0, 0, 0),) * len(names))
+    with pytest.raises(ValueError, match=message):
+        parse_class_table(TABLE, "it").label_of(column, labels)
+
+
+def test_a_misspelt_label_gets_a_suggestion():
+    table = parse_class_table("class, colour, camvid\nx, 000000, Raod\n", "it")
+    with pytest.raises(ValueError, match="Did you mean 'Road'"):
+        table.label_of("camvid", CAMVID)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no class table"),
+        ("name, colour, camvid\n", "no class table"),
+        ("class, colour\nx, 000000\n", "no class table"),
+        ("class, colour, a, a\nx, 000000, p, p\n", "two columns of the same name"),
+        ("class, colour, a\nx, 000000\n", "expected 3 cells"),
+        ("class, colour, a\nx, 000000,\n", "expected 3 cells"),
+        ("class, colour, a\nx, purple, p\n", "'purple' is not a colour"),
+        ("class, colour, a\nx, 000000, p\nx, 000000, q\n", "Two classes are called 'x'"),
+        ("class, colour, a\n", "0 classes"),
+    ],
+)
+def test_a_damaged_table_gets_one_sentence(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_class_table(text, "it")
+
+
+def test_tables_are_opened_by_name_or_read_from_a_file(tmp_path):
+    assert open_class_table("street") is STREET_TABLE
+    path = tmp_path / "table.csv"
+    path.write_text(TABLE)
+    assert open_class_table(str(path)) == read_class_table(path) == parse_class_table(TABLE, "it")
+    with pytest.raises(ValueError, match="No class table is called 'steet'"):
+        open_class_table("steet")
+    with pytest.raises(FileNotFoundError, match="No class table at"):
+        open_class_table(str(tmp_path / "none.csv"))
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        read_class_table(path)
