@@ -31,14 +31,16 @@ from streamseg.cli.options import (
     check_data,
     check_exported,
     check_folder,
-    check_weights_path,
+    check_weights,
     option,
     parse_size,
     pick_device,
     pick_policy,
+    weights_on_cluster,
 )
 from streamseg.evaluate.paper import DOWNLOADS, TABLES
 from streamseg.io.files import check_writable
+from streamseg.models.bundled import BUNDLED_WEIGHTS
 
 if TYPE_CHECKING:
     import torch
@@ -102,7 +104,7 @@ def evaluate(
     """Measure a network on a data set: mIoU and more.
 
     Args:
-        weights: A checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
+        weights: A name that streamseg weights lists, a checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
 
     Examples:
         streamseg evaluate --dataset camvid --data CamVid --split val
@@ -111,7 +113,7 @@ def evaluate(
         streamseg evaluate --dataset camvid --data CamVid --window 1 --plots plots
     """
     check_data(options.dataset, options.data)
-    check_weights_path(weights)
+    check_weights(weights)
     check_figures(options.json)
     check_folder(options.plots, "plots")
     table = open_class_table(options.classes) if options.classes else None
@@ -210,7 +212,7 @@ def evaluate_frames(
     if options.ray:
         found = images.evaluate_on_cluster(
             frames,
-            weights and weights.absolute(),
+            weights_on_cluster(weights),
             options.ray,
             precision=options.precision,
             scales=options.scales,
@@ -355,8 +357,9 @@ def benchmark(
 
     Args:
         models: What to measure, from a frame to its labels: names of networks, which get random weights and 19
-            classes, checkpoints, or files that export wrote (.onnx, .xml, .pt2). Networks are fanet18, fanet34, and the
-            baselines segnet, enet, icnet, erfnet, bisenet18, shelfnet18, swiftnet18, fcn16s, fcn8s, deeplab.
+            classes, bundled weights, checkpoints, or files that export wrote (.onnx, .xml, .pt2). Networks are fanet18,
+            fanet34, and the baselines segnet, enet, icnet, erfnet, bisenet18, shelfnet18, swiftnet18, fcn16s, fcn8s,
+            deeplab.
         size: Height and width of the frames.
         batch: Frames per batch.
         compiled: Measure torch.compile too, which takes a minute for each network.
@@ -417,10 +420,13 @@ def benchmark(
 
 
 def check_models(models: Sequence[str]) -> None:
-    """Raise an error if a name is neither a network nor a file."""
+    """Raise an error if a name is neither a network nor bundled weights nor a file."""
     for name in models:
-        if name not in NETWORKS and not Path(name).is_file():
-            raise ValueError(f"{name!r:.80} is neither a file nor one of the networks {', '.join(NETWORKS)}.")
+        if name not in (*NETWORKS, *BUNDLED_WEIGHTS) and not Path(name).is_file():
+            raise ValueError(
+                f"{name!r:.80} is neither a file nor one of the networks {', '.join(NETWORKS)} "
+                f"or the bundled weights {', '.join(BUNDLED_WEIGHTS)}."
+            )
 
 
 def print_profiles(
