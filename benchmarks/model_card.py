@@ -8,8 +8,8 @@ comma10k it also writes the IoU of road (with lane marking), movable and the res
 of the night if the mean of all its channels is below 60. A class of the network that a data set does not label is wrong
 wherever it is predicted; see streamseg evaluate.
 
---pictures draws the failure cases on comma10k, frame, true and predicted labels side by side: of the frames with at least
-1 % movable those with the lowest IoU of movable, and of those with at least 5 % road the lowest IoU of road.
+--pictures draws the failure cases on comma10k, frame, true and predicted labels side by side: of the frames with at
+least 1 % movable those with the lowest IoU of movable, and of those with at least 5 % road the lowest IoU of road.
 
 `python docs/model_cards.py` then writes the tables into the cards.
 """
