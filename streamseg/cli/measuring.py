@@ -63,9 +63,6 @@ class EvaluateOptions:
     """The split to measure on."""
     only: Annotated[str, option("NAME", "all frames")] = ""
     """Measure only frames whose file name starts with this, such as a recording that training left out."""
-    classes: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
-    """How the network's classes count as labels of the data set: street, or a file of "class, colour, DATA SET, ..."
-    lines."""
     scales: Annotated[tuple[float, ...], Parameter(metavar="FLOAT ...", show_default="1.0", consume_multiple=True)] = (
         1.0,
     )
@@ -79,6 +76,9 @@ class EvaluateOptions:
     """Instead of a window, let the past decay by half in this time."""
     steady: Annotated[float, option("MARGIN", "0, off")] = 0.0
     """With one of the two, change the class of a pixel only if the new score is higher by this much."""
+    classes: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
+    """How the network's classes count as labels of the data set: street, or a file of "class, colour, DATA SET, ..."
+    lines."""
     json: Json = None
     """A file for the figures; - for standard output."""
     plots: Annotated[Path | None, option("DIR", "none are written")] = None
