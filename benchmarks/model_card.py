@@ -3,10 +3,11 @@
     python benchmarks/model_card.py WEIGHTS --camvid DIR --comma10k DIR --out docs/measured/model-card-NAME.json \
         --pictures docs/model-card-NAME.jpg
 
-evaluates the weights on the frames of a split (val) of each data set, and writes the IoU of each label and the mean. Of
-comma10k it also writes the IoU of road (with lane marking), movable and the rest, each by day and by night; a frame is
-of the night if the mean of all its channels is below 60. A class of the network that a data set does not label is wrong
-wherever it is predicted; see streamseg evaluate.
+evaluates the weights on the frames of a split (val) of each data set, and writes the IoU of each label and the mean, by
+day and by night: a frame is of the night if the mean of all its channels is below 60. Of comma10k it also writes the
+IoU of road (with lane marking), movable and the rest; the pixels of the own car are left out there, because not every
+network knows it. A class of the network that a data set does not label is wrong wherever it is predicted; see
+streamseg evaluate.
 
 --pictures draws the failure cases on comma10k, frame, true and predicted labels side by side: of the frames with at
 least 1 % movable those with the lowest IoU of movable, and of those with at least 5 % road the lowest IoU of road.
@@ -25,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import streamseg
+from streamseg.classes import IGNORE
 from streamseg.data.datasets import Dataset, read_pairs
 from streamseg.data.shards import open_dataset
 from streamseg.engine.engine import Engine
@@ -37,9 +39,16 @@ from streamseg.stream.label_frames import label_frame
 
 NIGHT = 60
 """A frame is of the night if the mean of all its channels is below this."""
-GROUPS = {"comma10k": {"road": "road", "lane marking": "road", "movable": "movable"}}
-"""For each data set, the group of a label; all others are the rest."""
-REST = "rest"
+GROUPS = {
+    "comma10k": {
+        "road": "road",
+        "lane marking": "road",
+        "movable": "movable",
+        "undrivable": "rest",
+        "my car": "ignored",
+    }
+}
+"""For each data set, the group of each label; pixels of the group "ignored" are left out."""
 LEAST = {"movable": 0.01, "road": 0.05}
 """Share of the pixels of a group that a frame needs to be among its failure cases."""
 CASES = 2
@@ -124,10 +133,12 @@ def evaluate_frames(
     labels, names = len(dataset.classes), group_names(group_of)
     lookup = to_lookup(label_of, labels, engine.device)
     # labels that a network cannot tell apart are in one group
-    groups = [names.index(group_of.get(name.split(" + ")[0], REST)) for name in dataset.classes.names]
-    coarse = to_lookup(groups, len(names), engine.device)
-    coarse[labels] = len(names)  # a prediction of none of the labels is one of none of the groups
-    coarse[255] = 255
+    groups = [group_of.get(name.split(" + ")[0], "ignored") for name in dataset.classes.names]
+    # a prediction of an ignored label, or of none, is one of none of the groups
+    coarse = to_lookup([names.index(name) if name in names else IGNORE for name in groups], len(names), engine.device)
+    coarse_true = coarse.clone()
+    coarse_true[[i for i, name in enumerate(groups) if name == "ignored"]] = IGNORE
+    coarse_true[IGNORE] = IGNORE
     counts = {"all": Counts(), "day": Counts(), "night": Counts()}
     cases: dict[str, list[Case]] = {}
     pairs = read_pairs(dataset, indices, torch.get_num_threads())
@@ -135,7 +146,9 @@ def evaluate_frames(
         predicted = predict(engine, frame, lookup)
         true = true.to(engine.device)
         fine = metrics.confusion_matrix(true, predicted, labels, labels + 1)
-        grouped = metrics.confusion_matrix(coarse[true.long()], coarse[predicted.long()], len(names), len(names) + 1)
+        grouped = metrics.confusion_matrix(
+            coarse_true[true.long()], coarse[predicted.long()], len(names), len(names) + 1
+        )
         for light in ("all", "night" if frame.float().mean() < NIGHT else "day"):
             counts[light].add(fine, grouped)
         shares = grouped.sum(dim=1) / grouped.sum()
@@ -154,8 +167,8 @@ def predict(engine: Engine, frame: Tensor, lookup: Tensor) -> Tensor:
 
 
 def group_names(group_of: dict[str, str]) -> list[str]:
-    """Return the groups of a data set, the rest last."""
-    return [*dict.fromkeys(group_of.values()), REST]
+    """Return the groups of a data set that are measured."""
+    return [name for name in dict.fromkeys(group_of.values()) if name != "ignored"]
 
 
 def figures_of(found: Counts, dataset: Dataset, group_of: dict[str, str]) -> dict:
@@ -179,7 +192,7 @@ def draw_cases(path: Path, engine: Engine, dataset: Dataset, cases: list[Case], 
     for case in cases:
         frame, true = dataset[case.index]
         predicted = predict(engine, frame, lookup).cpu()
-        shown = torch.where(predicted < len(dataset.classes), predicted, 255)
+        shown = torch.where(predicted < len(dataset.classes), predicted, IGNORE)
         overlays = [streamseg.overlay(frame, labels, dataset.classes, alpha=0.6) for labels in (true, shown)]
         rows.append(torch.cat([shrink(picture) for picture in (frame, *overlays)], dim=2))
     write_image(path, torch.cat(rows, dim=1))

@@ -63,7 +63,11 @@ def format_figures(figures: dict, picture: str) -> str:
     return "\n\n".join(parts)
 
 
-GROUP_NAMES = {"road": "road with lane marking", "rest": "all that is neither"}
+GROUP_NAMES = {
+    "road": "road with lane marking, own car left out",
+    "movable": "movable, own car left out",
+    "rest": "the rest, own car left out",
+}
 
 
 def describe(translated: dict[str, str | None], dataset: str) -> str:
