@@ -75,7 +75,7 @@ def test_figures_are_by_light_and_groups_leave_out_the_own_car(tmp_path):
     assert [counts[light].frames for light in ("all", "day", "night")] == [2, 0, 2]
     found = model_card.figures_of(counts["night"], dataset, GROUPS)
     assert found == model_card.figures_of(counts["all"], dataset, GROUPS)
-    # left are 16 rows of road: 4 are called lane marking, 4 own car; right is the own car, of which 8 rows are called road
+    # left are 16 rows of road, 4 of them called lane marking and 4 own car; right is the own car, 8 rows called road
     assert found["groups"] == {"road": 75.0, "movable": None, "rest": 100.0}
     assert found["iou"]["road"] == pytest.approx(100 * 8 / (16 + 8), abs=0.01)
     assert found["iou"]["movable"] is None
