@@ -55,7 +55,8 @@ class TrainConfig:
     split: str = "train"
     """Split to train on."""
     leave_out: str = ""
-    """Leave out frames whose file name starts with this, such as a recording to evaluate on."""
+    """Leave out frames whose file name starts with this, such as a recording to evaluate on, or devices of comma10k;
+    several with commas between them."""
     validate: str = "val"
     """Split to validate on; empty for none."""
     validate_every: int = 1000
