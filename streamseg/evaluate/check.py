@@ -217,8 +217,8 @@ def find_device_warnings(splits: dict[str, Dataset], data: Path) -> list[str]:
         cabin = by_stem(data / "imgsd")
         unlabelled = by_stem(data / "imgs2").keys() - by_stem(data / "masks2").keys()
         return [
-            *([f"imgsd has {len(cabin)} frames of the driver camera, not of the road: left out."] if cabin else []),
-            *([f"imgs2 has {len(unlabelled)} frames without a mask: left out."] if unlabelled else []),
+            *([f"Frames of the driver camera in imgsd, which are left out: {len(cabin)}."] if cabin else []),
+            *([f"Frames without a mask in imgs2, which are left out: {len(unlabelled)}."] if unlabelled else []),
         ]
     splits_of: dict[str, set[str]] = defaultdict(set)
     for split, dataset in splits.items():
