@@ -18,6 +18,7 @@ least 1 % movable those with the lowest IoU of movable, and of those with at lea
 import argparse
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,14 +27,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import streamseg
-from streamseg.classes import IGNORE
+from streamseg.classes import IGNORE, Classes
 from streamseg.data.datasets import Dataset, read_pairs
 from streamseg.data.shards import open_dataset
 from streamseg.engine.engine import Engine
 from streamseg.engine.open import open_engine
 from streamseg.evaluate import metrics
 from streamseg.evaluate.translate import to_lookup, translate_dataset, translate_predicted
-from streamseg.io.images import write_image
+from streamseg.io.images import render_legend, write_image
 from streamseg.models.bundled import find_weights
 from streamseg.stream.label_frames import label_frame
 
@@ -195,7 +196,22 @@ def draw_cases(path: Path, engine: Engine, dataset: Dataset, cases: list[Case], 
         shown = torch.where(predicted < len(dataset.classes), predicted, IGNORE)
         overlays = [streamseg.overlay(frame, labels, dataset.classes, alpha=0.6) for labels in (true, shown)]
         rows.append(torch.cat([shrink(picture) for picture in (frame, *overlays)], dim=2))
-    write_image(path, torch.cat(rows, dim=1))
+    picture = torch.cat(rows, dim=1)
+    numbers = range(len(dataset.classes))
+    write_image(path, torch.cat([picture, draw_names(dataset.classes, numbers, picture.shape[2])], dim=1))
+
+
+def draw_names(classes: Classes, numbers: Sequence[int], width: int) -> Tensor:
+    """Return a strip (3, h, width) with the colours and names of classes, side by side."""
+    names = [render_legend(classes, [number], 400) for number in numbers]
+    height = max(name.shape[1] for name in names)
+    strip = torch.zeros(3, height, width, dtype=torch.uint8)
+    left = 0
+    for name in names:
+        room = strip[:, : name.shape[1], left : left + name.shape[2]]
+        room.copy_(name[:, :, : room.shape[2]])
+        left += name.shape[2]
+    return strip
 
 
 def shrink(picture: Tensor) -> Tensor:
