@@ -205,7 +205,7 @@ def draw_names(classes: Classes, numbers: Sequence[int], width: int) -> Tensor:
     """Return a strip (3, h, width) with the colours and names of classes, side by side."""
     names = [render_legend(classes, [number], 400) for number in numbers]
     height = max(name.shape[1] for name in names)
-    strip = torch.zeros(3, height, width, dtype=torch.uint8)
+    strip = names[0][:, :1, :1].repeat(1, height, width)  # their ground
     left = 0
     for name in names:
         room = strip[:, : name.shape[1], left : left + name.shape[2]]

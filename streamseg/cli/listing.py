@@ -59,7 +59,7 @@ def format_bundled(found: Mapping[str, Any], width: int, bold: bool) -> str:
     name = f"\x1b[1m{found['name']}\x1b[0m" if bold else found["name"]
     rows = {
         "about": found["about"],
-        "network": f"{found['network']}, {found['bytes'] / 1e6:.0f} MB, window of {found['window']}",
+        "network": f"{found['network']}, {found['bytes'] / 1e6:.0f} MB, window of {found['window']} frames",
         "classes": f"{len(found['classes'])}: {', '.join(found['classes'])}",
         "data": found["data"],
         "licence": found["licence"],

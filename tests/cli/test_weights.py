@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +26,13 @@ def test_the_bundled_weights_are_listed(monkeypatch, capsys):
         assert about.card in shown
         assert about.licence.split()[-1] in shown
         assert str(len(streamseg.describe(name).classes)) in shown
+
+
+def test_the_page_on_segmenting_shows_the_list(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(monkeypatch, "weights") == 0
+    page = (Path(__file__).parents[2] / "docs" / "segment.md").read_text(encoding="utf-8")
+    assert f"```\n$ streamseg weights\n{capsys.readouterr().out}```\n" in page
 
 
 def test_the_list_of_weights_is_written_as_json(monkeypatch, capsys):
