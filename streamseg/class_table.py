@@ -52,16 +52,20 @@ class ClassTable:
             )
         return tuple(IGNORE if name == NO_LABEL else labels.names.index(name) for name in column)
 
-    def cells_of(self, classes: Classes) -> tuple[int, ...] | None:
-        """Return the number of each row's class in a class set that the table has, as its own or in a column.
+    def cells_of(self, classes: Classes, dataset: str = "") -> tuple[int, ...] | None:
+        """Return for each row the number of its class in a class set that the table has, as its own or in a column.
 
         IGNORE stands for a row without one; None if the table does not have these classes.
+
+        Args:
+            dataset: The column to look in, if the table has it.
         """
-        numbers = {name_key(name): number for number, name in enumerate(classes.names)}
-        for cells in (self.classes.names, *self.columns.values()):
-            keys = [name_key(cell) for cell in cells]
-            if {*keys} - {NO_LABEL} == {*numbers}:
-                return tuple(numbers.get(key, IGNORE) for key in keys)
+        by_key = {name_key(name): number for number, name in enumerate(classes.names)}
+        exact = {name: number for number, name in enumerate(classes.names)}
+        everywhere = (self.classes.names, *self.columns.values())
+        for cells in (self.columns[dataset],) if dataset in self.columns else everywhere:
+            if {name_key(cell) for cell in cells} - {NO_LABEL} == {*by_key}:
+                return tuple(exact.get(cell, by_key.get(name_key(cell), IGNORE)) for cell in cells)
         return None
 
     def check_teachable(self, datasets: Sequence[str]) -> None:
@@ -195,7 +199,7 @@ def find_translation(
         same = ClassTable(labels, {dataset: labels.names})
         return translate_by_table(network, dataset, labels, same)
     for known in CLASS_TABLES.values():
-        if known.cells_of(network) and known.cells_of(labels):
+        if known.cells_of(network) and known.cells_of(labels, dataset):
             return translate_by_table(network, dataset, labels, known)
     return None
 
@@ -206,7 +210,7 @@ def translate_by_table(network: Classes, dataset: str, labels: Classes, table: C
     A class counts as the label that stands in a row with it. Where a class stands with several labels, the network
     cannot tell these apart.
     """
-    classes, numbers = table.cells_of(network), table.cells_of(labels)
+    classes, numbers = table.cells_of(network), table.cells_of(labels, dataset)
     if classes is None:
         raise ValueError(
             f"The class table has neither as classes nor in a column those of the network, "

@@ -83,6 +83,19 @@ def test_names_may_differ_in_case_spaces_and_order():
     assert (found.label_of, found.labels, found.renamed()) == (tuple(range(11))[::-1], CAMVID, {})
 
 
+def test_the_column_of_the_data_set_comes_before_others_with_the_same_labels():
+    table = parse_class_table("class, colour, one, two\na, 000000, b, a\nb, 000000, a, b\n", "it")
+    assert find_translation(table.classes, "one", table.classes, table).label_of == (1, 0)
+    assert find_translation(table.classes, "two", table.classes, table).label_of == (0, 1)
+    with pytest.raises(ValueError, match="the label 'b' in column one, which is none of its labels"):
+        find_translation(table.classes, "one", Classes(("a", "c"), ((0, 0, 0),) * 2), table)
+
+
+def test_names_that_differ_in_case_only_stay_apart():
+    labels = Classes(("car", "Car"), ((0, 0, 0),) * 2)
+    assert find_translation(labels, "it", labels).label_of == (0, 1)
+
+
 def test_a_given_table_is_used_and_must_have_both_class_sets():
     table = parse_class_table(TABLE, "it")
     pq = Classes(("q", "p"), ((0, 0, 0), (1, 1, 1)))
