@@ -47,7 +47,7 @@ class EvaluateOptions:
     data: DataFolder
     """The folder of the data set."""
     dataset: Dataset
-    """cityscapes, camvid, coco-stuff, ade20k, or folder for your own data."""
+    """cityscapes, camvid, comma10k, coco-stuff, ade20k, or folder for your own data."""
     split: str = "val"
     """The split to measure on."""
     only: Annotated[str, option("NAME", "all frames")] = ""
@@ -227,7 +227,7 @@ def reproduce(
             figure), IV (Cityscapes), V (CamVid, COCO-Stuff), VI (video), or all.
         runs: A folder of trained networks, RUN/weights.safetensors, to measure the accuracy of.
         data: The folder of the data set to measure them on.
-        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for your own data.
+        dataset: cityscapes, camvid, comma10k, coco-stuff, ade20k, or folder for your own data.
         split: The split to measure on.
         only: Measure only frames whose file name starts with this, such as a recording that training left out.
         speed: Whether to measure speed: the network alone as in the paper, and from frame to labels.

@@ -159,10 +159,15 @@ def cityscapes(data: str | Path, split: str) -> Dataset:
 
 def camvid(data: str | Path, split: str) -> Dataset:
     """Open CamVid with 11 classes, SegNet's copy or the original; the split trainval is train and val."""
-    splits = list_splits("camvid", data)
-    if "train" in splits and "val" in splits:
-        splits["trainval"] = join_splits("trainval", [splits["train"], splits["val"]])
-    return pick_split("camvid", data, split, splits)
+    return pick_split("camvid", data, split, with_trainval(list_splits("camvid", data)))
+
+
+def comma10k(data: str | Path, split: str) -> Dataset:
+    """Open comma10k with 5 classes, as downloaded or with label ids; the split trainval is train and val.
+
+    The splits are train and val, which never have frames of the same device.
+    """
+    return pick_split("comma10k", data, split, with_trainval(list_splits("comma10k", data)))
 
 
 def coco_stuff(data: str | Path, split: str) -> Dataset:
@@ -189,7 +194,14 @@ def folder(data: str | Path, split: str) -> Dataset:
     return pick_split("folder", data, split, splits | {"all": join_splits("all", list(splits.values()))})
 
 
-DATASETS = {"cityscapes": cityscapes, "camvid": camvid, "coco-stuff": coco_stuff, "ade20k": ade20k, "folder": folder}
+DATASETS = {
+    "cityscapes": cityscapes,
+    "camvid": camvid,
+    "comma10k": comma10k,
+    "coco-stuff": coco_stuff,
+    "ade20k": ade20k,
+    "folder": folder,
+}
 
 
 def read_pairs(dataset: Dataset, indices: Iterable[int], threads: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -244,6 +256,13 @@ def describe_missing(pair: Pair) -> str:
     if not pair.labels.is_file():
         return f"{pair.image} has no labels: expected {pair.labels}; add them or remove the frame."
     return ""
+
+
+def with_trainval(splits: dict[str, Dataset]) -> dict[str, Dataset]:
+    """Add the split trainval to splits that have train and val."""
+    if not {"train", "val"} <= splits.keys():
+        return splits
+    return {**splits, "trainval": join_splits("trainval", [splits["train"], splits["val"]])}
 
 
 def join_splits(split: str, parts: list[Dataset]) -> Dataset:

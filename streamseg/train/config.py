@@ -35,7 +35,7 @@ def rename_old_settings(settings: dict[str, Any]) -> dict[str, Any]:
 class TrainConfig:
     """Settings of a training run. A run writes its settings beside its weights."""
 
-    dataset: Literal["cityscapes", "camvid", "coco-stuff", "ade20k", "folder"]
+    dataset: Literal["cityscapes", "camvid", "comma10k", "coco-stuff", "ade20k", "folder"]
     """Data set, which also sets the expected layout of the data folder."""
     network: Literal[
         "fanet18",
