@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 from cyclopts import Parameter
 
 from streamseg.checks import check_count, check_positive
-from streamseg.cli.messages import check_figures, clear_line, loading, open_messages, pick_progress, write_figures
+from streamseg.class_table import Translation, open_class_table
+from streamseg.cli.messages import (
+    check_figures,
+    clear_line,
+    loading,
+    open_messages,
+    pick_progress,
+    print_error,
+    write_figures,
+)
 from streamseg.cli.options import (
     NETWORKS,
     PRECISION_NAMES,
@@ -52,6 +61,9 @@ class EvaluateOptions:
     """The split to measure on."""
     only: Annotated[str, option("NAME", "all frames")] = ""
     """Measure only frames whose file name starts with this, such as a recording that training left out."""
+    classes: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
+    """How the network's classes count as labels of the data set: street, or a file of "class, colour, DATA SET, ..."
+    lines."""
     scales: Annotated[tuple[float, ...], Parameter(metavar="FLOAT ...", show_default="1.0", consume_multiple=True)] = (
         1.0,
     )
@@ -102,11 +114,13 @@ def evaluate(
     check_weights_path(weights)
     check_figures(options.json)
     check_folder(options.plots, "plots")
+    table = open_class_table(options.classes) if options.classes else None
     with loading(options.quiet):
         from streamseg.data.shards import open_dataset
         from streamseg.engine import runtime
         from streamseg.evaluate import plot
         from streamseg.evaluate.engines import open_evaluation_engine
+        from streamseg.evaluate.translate import describe_translation, translate_dataset
 
     policy = pick_policy(options.window, options.half_life, options.steady)
     check_combination(options, policy)
@@ -115,7 +129,7 @@ def evaluate(
     device = pick_device(options.device or runtime.default_device(weights))
     data = options.data.absolute() if options.ray and options.data.exists() else options.data
     frames = keep_frames(open_dataset(options.dataset, data, options.split), options.only)
-    engine = open_evaluation_engine(
+    engine, classes = open_evaluation_engine(
         weights,
         device,
         frames,
@@ -124,12 +138,15 @@ def evaluate(
         flip=options.flip,
         trust=options.trust,
     )
+    translation, frames = translate_dataset(classes, frames, table)
     if isinstance(engine, runtime.ExportedEngine):
         check_exported(engine, policy, precision=options.precision, steady=options.steady)
+    if not options.quiet and (sentence := describe_translation(translation, options.dataset)):
+        print_error(f"{sentence}.")
     if policy:
-        evaluate_sequences(engine, frames, policy, options)
+        evaluate_sequences(engine, frames, translation, policy, options)
     else:
-        evaluate_frames(engine, frames, weights, options)
+        evaluate_frames(engine, frames, translation, weights, options)
     return 0
 
 
@@ -152,7 +169,11 @@ def keep_frames(frames: "datasets.Dataset", prefix: str) -> "datasets.Dataset":
 
 
 def evaluate_sequences(
-    engine: "Engine", frames: "datasets.Dataset", policy: "Policy", options: EvaluateOptions
+    engine: "Engine",
+    frames: "datasets.Dataset",
+    translation: Translation,
+    policy: "Policy",
+    options: EvaluateOptions,
 ) -> None:
     """Run sequences in order, and print the accuracy, the temporal consistency and the latency."""
     import torch
@@ -160,16 +181,23 @@ def evaluate_sequences(
     from streamseg.evaluate import video
 
     messages, progress = open_messages(options.quiet, options.json), pick_progress(options.quiet)
-    found = video.evaluate_video(engine, frames, policy, threads=torch.get_num_threads(), progress=progress)
+    label_of = translation.label_of
+    found = video.evaluate_video(
+        engine, frames, policy, threads=torch.get_num_threads(), progress=progress, label_of=label_of
+    )
     print(video.format_video_evaluation(found), file=messages)
-    write_figures(options.json, video.video_evaluation_to_json(found), messages)
+    write_figures(options.json, video.video_evaluation_to_json(found) | translation_to_json(translation), messages)
     if options.plots:
-        video.write_video_plots(options.plots, found, engine, frames, policy)
+        video.write_video_plots(options.plots, found, engine, frames, policy, label_of)
         print_plots(options.plots, messages)
 
 
 def evaluate_frames(
-    engine: "Engine", frames: "datasets.Dataset", weights: Path | None, options: EvaluateOptions
+    engine: "Engine",
+    frames: "datasets.Dataset",
+    translation: Translation,
+    weights: Path | None,
+    options: EvaluateOptions,
 ) -> None:
     """Run single frames, here or on a cluster, and print the accuracy."""
     import torch
@@ -178,6 +206,7 @@ def evaluate_frames(
     from streamseg.evaluate import images
 
     messages, progress = open_messages(options.quiet, options.json), pick_progress(options.quiet)
+    label_of = translation.label_of
     if options.ray:
         found = images.evaluate_on_cluster(
             frames,
@@ -189,14 +218,22 @@ def evaluate_frames(
             trust=options.trust,
             gpus=(options.device or runtime.default_device(weights)) != "cpu",
             progress=progress,
+            label_of=label_of,
         )
     else:
-        found = images.evaluate(engine, frames, threads=torch.get_num_threads(), progress=progress)
+        threads = torch.get_num_threads()
+        found = images.evaluate(engine, frames, threads=threads, progress=progress, label_of=label_of)
     print(images.format_evaluation(found), file=messages)
-    write_figures(options.json, images.evaluation_to_json(found), messages)
+    write_figures(options.json, images.evaluation_to_json(found) | translation_to_json(translation), messages)
     if options.plots:
-        images.write_plots(options.plots, found, engine, frames)
+        images.write_plots(options.plots, found, engine, frames, label_of)
         print_plots(options.plots, messages)
+
+
+def translation_to_json(translation: Translation) -> dict:
+    """Return the classes that count as another label as JSON values; null for a class without a label."""
+    renamed = translation.renamed()
+    return {"translated": renamed} if renamed else {}
 
 
 def print_plots(folder: Path, messages: TextIO) -> None:

@@ -20,20 +20,24 @@ if TYPE_CHECKING:
 
 
 def confusion_plot(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
-    """Plot a confusion matrix (K, K), each row in percent of its true class; with numbers for up to 20 classes."""
+    """Plot a confusion matrix, each row in percent of its true class; with numbers for up to 20 classes.
+
+    Args:
+        confusion: (K, K), or (K, K + 1) with the predictions that have no label in the last column.
+    """
     confusion = confusion.cpu().double()
     percent = 100 * confusion / confusion.sum(dim=1, keepdim=True)  # NaN, drawn grey, for a class that does not occur
     readable = len(names) <= 20
     # inches; a large matrix has no numbers in its cells
     cell = 0.46 if readable else 0.14
-    side = len(names) * cell
-    figure = new_figure(side + 2.6, side + 2.3)
+    columns = [*names, "no label"][: confusion.shape[1]]
+    figure = new_figure(len(columns) * cell + 2.6, len(names) * cell + 2.3)
     figure.set_layout_engine("constrained")
     axes = figure.add_subplot()
     axes.set_facecolor("0.9")
     heat = axes.imshow(percent.tolist(), cmap="Blues", vmin=0, vmax=100)
     size = 9 if readable else 6
-    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=size, parse_math=False)
+    axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=size, parse_math=False)
     axes.set_yticks(range(len(names)), names, fontsize=size, parse_math=False)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
