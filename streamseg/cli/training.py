@@ -158,7 +158,8 @@ def train(run: TrainRun) -> int:
     """
     run.config.check()
     check_data(run.config.dataset, run.data)
-    check_data(run.config.with_dataset, run.with_data)
+    if run.config.with_dataset != "none":
+        check_data(run.config.with_dataset, run.with_data)
     check_weights_path(run.encoder_weights)
     check_weights_path(None if run.initial in ("imagenet", "nothing") else Path(run.initial))
     check_figures(run.json)

@@ -213,7 +213,9 @@ def describe_data(data: TrainingData) -> dict[str, Any]:
         {"data": str(folder), "frames": len(dataset), "fingerprint": hash_files(dataset)}
         for folder, dataset in zip(data.folders, data.datasets, strict=True)
     )
-    described: dict[str, Any] = first | {"with": other for other in more}
+    described: dict[str, Any] = dict(first)
+    if more:
+        described["with"] = more[0]
     if data.table:
         described["class_table"] = {"class": data.table.classes.names, **data.table.columns}
     return described

@@ -209,7 +209,7 @@ def describe_checkpoint(config: TrainConfig, classes: Classes) -> checkpoint.Des
 def name_data(config: TrainConfig) -> str:
     """Return the names of the data that a run trains on."""
     first = f"{config.dataset} {config.split}"
-    if not config.with_dataset:
+    if config.with_dataset == "none":
         return first
     return f"{first} and {config.with_dataset} {config.with_split} ({config.with_share:.0%} of each batch)"
 

@@ -58,7 +58,7 @@ class TrainingData:
 def open_training_data(config: TrainConfig, data: Path, with_data: Path | None) -> TrainingData:
     """Open the data sets of a run, and check that they can train one network."""
     parts = [(config.dataset, data, config.split, config.leave_out)]
-    if config.with_dataset:
+    if config.with_dataset != "none":
         if with_data is None:
             raise ValueError(f"A run with {config.with_dataset} needs its folder: give --with-data DIR.")
         parts.append((config.with_dataset, with_data, config.with_split, config.with_leave_out))
