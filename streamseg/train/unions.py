@@ -117,8 +117,10 @@ def check_apart(datasets: Sequence[Dataset]) -> None:
     """Raise a ValueError if two data sets have a frame in common."""
     seen: dict[tuple[str, int], tuple[Dataset, Path]] = {}
     for dataset in datasets:
-        found = {(pair.image.name, dataset.size_of(pair.image)): pair.image for pair in dataset.pairs}
-        for key in found.keys() & seen.keys():
+        # in a shard, NAME.jpg is called NAME.image.jpg
+        files = ((pair.image.name.replace(".image.", "."), pair.image) for pair in dataset.pairs)
+        found = {(name, dataset.size_of(path)): path for name, path in files}
+        for key in sorted(found.keys() & seen.keys()):
             other, path = seen[key]
             # names such as 1.png, and sizes, may be the same by chance
             if path == found[key] or dataset.read_image(found[key]).equal(other.read_image(path)):
