@@ -207,16 +207,12 @@ def batches(
     steps = range(first, config.iterations)
     counts = [len(source.dataset) for source in sources]
     chosen = partial(batch_indices, counts=counts, config=config)
-    clips = [
-        iter(())
-        if source.cached
-        else in_parallel(
-            partial(read_with_past, source.dataset, source.clip_index, config.window),
-            (i for step in steps for of, i in chosen(step)[mine] if of == number),
-            threads,
-        )
-        for number, source in enumerate(sources)
-    ]
+
+    def read_frames(number: int, source: Source) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        indices = (i for step in steps for of, i in chosen(step)[mine] if of == number)
+        return in_parallel(partial(read_with_past, source.dataset, source.clip_index, config.window), indices, threads)
+
+    clips = [iter(()) if source.cached else read_frames(number, source) for number, source in enumerate(sources)]
     for step in steps:
         frames = chosen(step)[mine]
         seed = step_seed(config, step)
