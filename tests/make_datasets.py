@@ -1,5 +1,7 @@
 """Small data sets in their real layouts."""
 
+import random
+
 import numpy
 from PIL import Image
 
@@ -51,10 +53,10 @@ def make_camvid(data, split, names, suffix=".png", size=(8, 12)):
 
 def comma10k_names(devices=40, frames=1):
     """Return names of frames of comma10k, of devices with random names."""
-    random = numpy.random.default_rng(0)
+    chance = random.Random(0)
     return [
         f"{device * frames + i:04}_{name:016x}_2018-08-19--13-26-08_11_{i}"
-        for device, name in enumerate(random.integers(0, 2**63, devices).tolist())
+        for device, name in enumerate(chance.getrandbits(64) for _ in range(devices))
         for i in range(frames)
     ]
 

@@ -31,14 +31,16 @@ from streamseg.cli.options import (
     check_data,
     check_exported,
     check_folder,
-    check_weights_path,
+    check_weights,
     option,
     parse_size,
     pick_device,
     pick_policy,
+    weights_on_cluster,
 )
 from streamseg.evaluate.paper import DOWNLOADS, TABLES
 from streamseg.io.files import check_writable
+from streamseg.models.bundled import BUNDLED_WEIGHTS
 
 if TYPE_CHECKING:
     import torch
@@ -60,10 +62,8 @@ class EvaluateOptions:
     split: str = "val"
     """The split to measure on."""
     only: Annotated[str, option("NAME", "all frames")] = ""
-    """Measure only frames whose file name starts with this, such as a recording that training left out."""
-    classes: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
-    """How the network's classes count as labels of the data set: street, or a file of "class, colour, DATA SET, ..."
-    lines."""
+    """Measure only frames whose file name starts with this, such as a recording that training left out, or devices of
+    comma10k; several with commas between them."""
     scales: Annotated[tuple[float, ...], Parameter(metavar="FLOAT ...", show_default="1.0", consume_multiple=True)] = (
         1.0,
     )
@@ -77,6 +77,9 @@ class EvaluateOptions:
     """Instead of a window, let the past decay by half in this time."""
     steady: Annotated[float, option("MARGIN", "0, off")] = 0.0
     """With one of the two, change the class of a pixel only if the new score is higher by this much."""
+    classes: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
+    """How the network's classes count as labels of the data set: street, or a file of "class, colour, DATA SET, ..."
+    lines."""
     json: Json = None
     """A file for the figures; - for standard output."""
     plots: Annotated[Path | None, option("DIR", "none are written")] = None
@@ -102,7 +105,7 @@ def evaluate(
     """Measure a network on a data set: mIoU and more.
 
     Args:
-        weights: A checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
+        weights: A name that streamseg weights lists, a checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
 
     Examples:
         streamseg evaluate --dataset camvid --data CamVid --split val
@@ -111,7 +114,7 @@ def evaluate(
         streamseg evaluate --dataset camvid --data CamVid --window 1 --plots plots
     """
     check_data(options.dataset, options.data)
-    check_weights_path(weights)
+    check_weights(weights)
     check_figures(options.json)
     check_folder(options.plots, "plots")
     table = open_class_table(options.classes) if options.classes else None
@@ -160,12 +163,20 @@ def check_combination(options: EvaluateOptions, policy: "Policy | None") -> None
         raise ValueError("--window and --half-life run each frame once: leave out --scales and --flip.")
 
 
-def keep_frames(frames: "datasets.Dataset", prefix: str) -> "datasets.Dataset":
-    """Return a data set with only the frames whose file name starts with a prefix."""
-    pairs = tuple(pair for pair in frames.pairs if pair.image.name.startswith(prefix))
-    if prefix and not pairs:
-        raise ValueError(f"No frame of {frames.name} {frames.split} has a name that begins with --only {prefix!r:.80}.")
-    return replace(frames, pairs=pairs)
+def keep_frames(frames: "datasets.Dataset", only: str) -> "datasets.Dataset":
+    """Return a data set with only the frames of some names: starts of file names, or devices, separated by commas."""
+    from streamseg.data.datasets import pairs_by_name
+
+    if not only:
+        return frames
+    found = pairs_by_name(frames, only) or {only: set()}
+    for name, pairs in found.items():
+        if not pairs:
+            raise ValueError(
+                f"No frame of {frames.name} {frames.split} has a name that begins with --only {name!r:.80}."
+            )
+    kept = {pair for pairs in found.values() for pair in pairs}
+    return replace(frames, pairs=tuple(pair for pair in frames.pairs if pair in kept))
 
 
 def evaluate_sequences(
@@ -210,7 +221,7 @@ def evaluate_frames(
     if options.ray:
         found = images.evaluate_on_cluster(
             frames,
-            weights and weights.absolute(),
+            weights_on_cluster(weights),
             options.ray,
             precision=options.precision,
             scales=options.scales,
@@ -266,7 +277,8 @@ def reproduce(
         data: The folder of the data set to measure them on.
         dataset: cityscapes, camvid, comma10k, coco-stuff, ade20k, or folder for your own data.
         split: The split to measure on.
-        only: Measure only frames whose file name starts with this, such as a recording that training left out.
+        only: Measure only frames whose file name starts with this, such as a recording that training left out, or
+            devices of comma10k; several with commas between them.
         speed: Whether to measure speed: the network alone as in the paper, and from frame to labels.
         compiled: Compile each network for the measurement from frame to labels, which takes minutes.
         out: A folder for each table as Markdown, JSON and a plot.
@@ -355,8 +367,9 @@ def benchmark(
 
     Args:
         models: What to measure, from a frame to its labels: names of networks, which get random weights and 19
-            classes, checkpoints, or files that export wrote (.onnx, .xml, .pt2). Networks are fanet18, fanet34, and the
-            baselines segnet, enet, icnet, erfnet, bisenet18, shelfnet18, swiftnet18, fcn16s, fcn8s, deeplab.
+            classes, bundled weights, checkpoints, or files that export wrote (.onnx, .xml, .pt2). Networks are fanet18,
+            fanet34, and the baselines segnet, enet, icnet, erfnet, bisenet18, shelfnet18, swiftnet18, fcn16s, fcn8s,
+            deeplab.
         size: Height and width of the frames.
         batch: Frames per batch.
         compiled: Measure torch.compile too, which takes a minute for each network.
@@ -417,10 +430,13 @@ def benchmark(
 
 
 def check_models(models: Sequence[str]) -> None:
-    """Raise an error if a name is neither a network nor a file."""
+    """Raise an error if a name is neither a network nor bundled weights nor a file."""
     for name in models:
-        if name not in NETWORKS and not Path(name).is_file():
-            raise ValueError(f"{name!r:.80} is neither a file nor one of the networks {', '.join(NETWORKS)}.")
+        if name not in (*NETWORKS, *BUNDLED_WEIGHTS) and not Path(name).is_file():
+            raise ValueError(
+                f"{name!r:.80} is neither a file nor one of the networks {', '.join(NETWORKS)} "
+                f"or the bundled weights {', '.join(BUNDLED_WEIGHTS)}."
+            )
 
 
 def print_profiles(

@@ -19,13 +19,15 @@ from streamseg.cli.options import (
     Quiet,
     Ray,
     check_exported,
-    check_weights_path,
+    check_weights,
     option,
     parse_size,
     pick_device,
     pick_policy,
+    weights_on_cluster,
 )
 from streamseg.io.files import written_whole
+from streamseg.models.bundled import DEFAULT
 
 if TYPE_CHECKING:
     from streamseg.io.display import DisplayWindow
@@ -44,8 +46,8 @@ class SegmentOptions:
 
     out: Annotated[str, Parameter(name=("--out", "-o"), metavar="OUT", show_default="the last name")] = ""
     """Where to write; all names are then sources, as in: segment *.jpg -o out."""
-    weights: Annotated[Path | None, option("FILE", "the bundled weights")] = None
-    """A checkpoint, or a file that export wrote (.onnx, .xml, .pt2)."""
+    weights: Annotated[Path | None, option("WEIGHTS", DEFAULT)] = None
+    """A name that streamseg weights lists, a checkpoint, or a file that export wrote (.onnx, .xml, .pt2)."""
     overlay: bool = True
     """Write the overlay: a picture or a video."""
     labels: bool = False
@@ -161,7 +163,7 @@ def check_options(options: SegmentOptions, out: str) -> None:
     for name, number in (("deadline", options.deadline), ("cut", options.cut)):
         if number is not None:
             check_positive(name, number)
-    check_weights_path(options.weights)
+    check_weights(options.weights)
 
 
 def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions) -> SegmentPlan:
@@ -352,7 +354,7 @@ def segment_on_cluster(names: Sequence[str], out: str, options: SegmentOptions) 
 
         settings, style = open_model(options)  # as each worker will do: errors show at once
     job = archive.ArchiveSettings(
-        options.weights and options.weights.absolute(),
+        weights_on_cluster(options.weights),
         settings.policy,
         options.precision,
         options.cut,

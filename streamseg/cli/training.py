@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from streamseg.checks import check_positive, check_suffix
+from streamseg.checks import check_positive, check_readable, check_suffix
 from streamseg.cli.messages import (
     STANDARD_OUTPUT,
     check_figures,
@@ -26,7 +26,7 @@ from streamseg.cli.options import (
     Json,
     Quiet,
     check_data,
-    check_weights_path,
+    check_weights,
     option,
     pick_device,
 )
@@ -133,7 +133,7 @@ class TrainRun:
     resume: bool = False
     """Continue the run in the out folder."""
     initial: str = "imagenet"
-    """The initial weights: imagenet, nothing, or the path of a checkpoint."""
+    """The initial weights: imagenet, nothing, a checkpoint, or a name that streamseg weights lists."""
     encoder_weights: Annotated[Path | None, option("FILE", "downloaded once")] = None
     """A file of ImageNet weights for the encoder, safetensors or torch."""
     tensorboard: bool = False
@@ -160,8 +160,9 @@ def train(run: TrainRun) -> int:
     check_data(run.config.dataset, run.data)
     if run.config.with_dataset != "none":
         check_data(run.config.with_dataset, run.with_data)
-    check_weights_path(run.encoder_weights)
-    check_weights_path(None if run.initial in ("imagenet", "nothing") else Path(run.initial))
+    if run.encoder_weights:
+        check_readable(run.encoder_weights)
+    check_weights(None if run.initial in ("imagenet", "nothing") else Path(run.initial))
     check_figures(run.json)
     with loading(run.quiet):
         import torch

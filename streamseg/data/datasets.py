@@ -18,7 +18,7 @@ from torch import Tensor
 
 from streamseg.checks import missing_data_error
 from streamseg.classes import IGNORE, Classes
-from streamseg.data.layouts import LAYOUTS, Pair as Pair, frame_before, recording_and_number
+from streamseg.data.layouts import LAYOUTS, Pair as Pair, device_of, frame_before, recording_and_number
 from streamseg.io import images
 
 Item = TypeVar("Item")
@@ -230,8 +230,34 @@ def list_splits(name: str, data: str | Path) -> dict[str, Dataset]:
     list_files, _ = LAYOUTS[name]
     splits = {split: Dataset(name, split, *found) for split, found in list_files(Path(data)).items()}
     if not splits:
-        raise missing_data_error(name, data)
+        raise FileNotFoundError(f"{missing_data_error(name, data)}{suggest_dataset(name, Path(data))}")
     return splits
+
+
+def suggest_dataset(name: str, data: Path) -> str:
+    """Return a sentence about the data set, other than the named one, whose layout a folder has; empty if none."""
+    for other, (list_files, _) in LAYOUTS.items():
+        try:
+            pairs = [pair for split in list_files(data).values() for pair in split.pairs[:1]]
+        except (ValueError, OSError):
+            continue
+        if other != name and any(not describe_missing(pair) for pair in pairs):
+            return f" Its layout is that of {other}: give {other} as the data set."
+    return ""
+
+
+def pairs_by_name(dataset: Dataset, names: str) -> dict[str, set[Pair]]:
+    """Return the frames that each of several names stands for: the start of their file names, or their device.
+
+    Args:
+        names: Separated by commas.
+    """
+    device = {pair: device_of(pair.image) for pair in dataset.pairs}
+    return {
+        name: {pair for pair in dataset.pairs if pair.image.name.startswith(name) or device[pair] == name}
+        for name in map(str.strip, names.split(","))
+        if name
+    }
 
 
 def pick_split(name: str, data: str | Path, split: str, splits: dict[str, Dataset]) -> Dataset:

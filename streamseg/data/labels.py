@@ -89,11 +89,17 @@ def describe_colours(path: Path, unknown: list[int]) -> str:
     """Return a sentence about the colours of a mask that are no class, with the likely cause."""
     known = [int(code, 16) for _, code in COMMA10K_COLOURS]
     # JPEG and smooth scaling give many colours, or some close to the right ones
-    blurred = len(unknown) > 16 or all(min(colour_distance(a, b) for b in known) <= 16 for a in unknown)
+    blurred = (
+        path.suffix.lower() in (".jpg", ".jpeg")
+        or len(unknown) > 16
+        or all(min(colour_distance(a, b) for b in known) <= 16 for a in unknown)
+    )
     cause = "JPEG or smooth scaling, which change colours: use PNG, and scale masks by the nearest neighbour"
-    names = ", ".join(f"#{code:06x}" for code in unknown[:4]) + (", …" if len(unknown) > 4 else "")
+    names = ", ".join(f"#{code:06x}" for code in unknown[:4]) + (
+        f", … {len(unknown)} in all" if len(unknown) > 4 else ""
+    )
     return (
-        f"{path} has {len(unknown)} colours that are no class of comma10k ({names}); expected "
+        f"{path} has colours that are no class of comma10k ({names}); expected "
         f"{', '.join(f'#{code}' for _, code in COMMA10K_COLOURS)}; likely cause: "
         f"{cause if blurred else 'masks of other classes'}."
     )

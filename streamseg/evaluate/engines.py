@@ -34,7 +34,7 @@ def open_evaluation_engine(
     """Open a checkpoint or an exported file as an engine to evaluate on a data set; return it with its classes.
 
     Args:
-        weights: None for the bundled weights.
+        weights: A checkpoint, an exported file, or the name of bundled weights; None for the default of these.
         precision: Precision of the fast form; empty for the network itself, eager in fp32.
         scales: Sizes of the network input, relative to the frame; their probabilities are averaged.
         flip: Average with the mirrored frame as well.

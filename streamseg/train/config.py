@@ -59,13 +59,14 @@ class TrainConfig:
     split: str = "train"
     """Split to train on."""
     leave_out: str = ""
-    """Leave out frames whose file name starts with this, such as a recording to evaluate on."""
+    """Leave out frames whose file name starts with this, such as a recording to evaluate on, or devices of comma10k;
+    several with commas between them."""
     with_dataset: Literal["none", "cityscapes", "camvid", "comma10k", "coco-stuff", "ade20k", "folder"] = "none"
     """Second data set to train on, in the folder --with-data."""
     with_split: str = "train"
     """Split of the second data set to train on."""
     with_leave_out: str = ""
-    """Leave out frames of the second data set whose file name starts with this."""
+    """Leave out frames of the second data set, in the same way."""
     with_share: float = 0.5
     """Share of the images of each batch that is taken from the second data set."""
     classes: str = ""

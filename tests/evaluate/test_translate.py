@@ -1,11 +1,15 @@
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
+from painted import InMemory, painted
 
+import streamseg
 from streamseg.class_table import STREET_TABLE, find_translation
 from streamseg.classes import CAMVID, CITYSCAPES, COMMA10K, IGNORE, Classes
 from streamseg.data.datasets import Dataset
+from streamseg.evaluate.images import evaluate, evaluate_on_cluster
 from streamseg.evaluate.translate import (
     check_same_classes,
     describe_translation,
@@ -73,3 +77,20 @@ def test_a_sentence_says_which_classes_were_merged_or_have_no_label():
         "Road counts as road + lane marking; Car, Pedestrian and Bicyclist count as movable; "
         "no class of the network counts as my car"
     )
+
+
+def test_the_workers_of_a_cluster_translate_too(model, image, tmp_path, monkeypatch):
+    def map_here(worker, arguments, rows, gpus):
+        return map(worker(*arguments, "cpu"), rows)
+
+    monkeypatch.setattr("streamseg.parallel.cluster.ray_cluster", lambda _: nullcontext())
+    monkeypatch.setattr("streamseg.parallel.cluster.map_on_cluster", map_here)
+    streamseg.save(model, CAMVID, tmp_path / "a.safetensors")
+    labels = torch.randint(0, 3, (64, 96), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    dataset = InMemory(((image[0], labels), painted(labels, labels)))
+    label_of = (0, 1, 2, 0, 1, 2, 0, 1, 2, 0, IGNORE)
+    found = evaluate_on_cluster(dataset, tmp_path / "a.safetensors", "local", label_of=label_of)
+    expected = evaluate(model, dataset, label_of=label_of)
+    assert (found.iou, found.images) == (expected.iou, 2)
+    assert found.without_label.equal(expected.without_label)
+    assert found.without_label.sum() > 0
