@@ -5,13 +5,15 @@ import os
 import signal
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from runs import CPU, TINY, assert_same_run, entries, run
 
 import streamseg
-from streamseg.classes import CAMVID, IGNORE
+from streamseg.class_table import parse_class_table
+from streamseg.classes import CAMVID, COMMA10K, IGNORE
 from streamseg.data.datasets import camvid, folder
 from streamseg.data.shards import pack
 from streamseg.train import loop
@@ -154,6 +156,14 @@ def test_two_data_sets_with_the_same_frames_are_refused(toy, other, tmp_path):
     # names, and even sizes of files, may be the same by chance
     first, second = opened.datasets[0], open_training_data(config, toy, other).datasets[1]
     assert {pair.image.name for pair in first.pairs} & {pair.image.name for pair in second.pairs}
+
+
+def test_the_table_in_the_documents_can_train_a_network():
+    page = (Path(__file__).parents[2] / "docs/training.md").read_text()
+    text = next(block for block in page.split("```") if block.startswith("\nclass, "))
+    table = parse_class_table(text, "the page")
+    assert sorted(table.label_of("comma10k", COMMA10K)) == [0, 1, 2, 3, 3, 4]
+    table.check_teachable(["folder", "comma10k"])
 
 
 def test_too_many_labels_are_refused(paint, tmp_path, other):
