@@ -32,7 +32,7 @@ from streamseg.cli.options import (
 )
 from streamseg.io.files import check_writable
 from streamseg.machine import available_cores
-from streamseg.train.config import TrainConfig
+from streamseg.train.config import OPTION_NAMES, TrainConfig
 
 if TYPE_CHECKING:
     import torch
@@ -126,6 +126,8 @@ class TrainRun:
 
     data: DataFolder
     """The folder of the data set."""
+    with_data: Annotated[Path | None, option("DIR", "none")] = None
+    """The folder of the second data set, which --with names."""
     out: Annotated[Path, option("DIR")]
     """The folder for weights, log, curves and state; a stopped run continues from there."""
     resume: bool = False
@@ -156,6 +158,8 @@ def train(run: TrainRun) -> int:
     """
     run.config.check()
     check_data(run.config.dataset, run.data)
+    if run.config.with_dataset != "none":
+        check_data(run.config.with_dataset, run.with_data)
     if run.encoder_weights:
         check_readable(run.encoder_weights)
     check_weights(None if run.initial in ("imagenet", "nothing") else Path(run.initial))
@@ -172,6 +176,7 @@ def train(run: TrainRun) -> int:
             run.config,
             run.data,
             run.out,
+            with_data=run.with_data,
             device=device,
             initial=run.initial,
             encoder_weights=run.encoder_weights,
@@ -207,7 +212,13 @@ def suggest_less_memory(config: TrainConfig, device: "torch.device") -> str:
 def recipe_command(config: TrainConfig) -> Callable[..., int]:
     """Return train as a command whose options have the settings of a recipe as defaults."""
     # cyclopts takes defaults from a class, not from an instance of it
-    recipe = subclass(TrainConfig, {field.name: (field.type, getattr(config, field.name)) for field in fields(config)})
+    kinds = {
+        field.name: Annotated[field.type, Parameter(name=f"--{OPTION_NAMES[field.name]}")]
+        if field.name in OPTION_NAMES
+        else field.type
+        for field in fields(config)
+    }
+    recipe = subclass(TrainConfig, {name: (kind, getattr(config, name)) for name, kind in kinds.items()})
     run_type = subclass(TrainRun, {"config": (Annotated[recipe, Parameter(name="*")], recipe())})
 
     def command(*, run: Annotated[run_type, Parameter(name="*")]) -> int:  # type: ignore[valid-type] # made above

@@ -11,7 +11,7 @@ import torch
 
 from streamseg.io.checksums import check_zip
 from streamseg.io.files import written_whole
-from streamseg.train.config import TrainConfig, rename_old_settings
+from streamseg.train.config import OPTION_NAMES, TrainConfig, rename_old_settings
 
 
 def check_out(out: Path, resume: bool) -> None:
@@ -76,7 +76,7 @@ def restore_training_state(out: Path, settings: dict[str, Any], parts: dict[str,
 
 def format_option(name: str, value: Any) -> str:
     """Return a setting as a command-line option, quoted for a shell."""
-    name = name.replace("_", "-")
+    name = OPTION_NAMES.get(name, name).replace("_", "-")
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
     if str(value).startswith("-"):  # or it would be parsed as an option
