@@ -24,8 +24,8 @@ from streamseg.models.layers import (
     resize,
 )
 
-Context = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Context passed to later frames: a matrix (B, D, C) for each of Res-1 … Res-4, at any image size."""
+Context = tuple[Tensor, ...]
+"""Context passed to later frames: a matrix (B, D, C) for each stage with attention, at any image size."""
 
 ATTENTION_MEMBERS = ("context_shape", "compute_context")
 
@@ -157,7 +157,7 @@ class FANet(nn.Module):
         if past is None:
             return
         if not isinstance(past, (tuple, list)):
-            raise ValueError(f"The past is a {describe_type(past)}; expected a tuple or list of four matrices.")
+            raise ValueError(f"The past is a {describe_type(past)}; expected a tuple or list of matrices.")
         for matrix in past:
             if not isinstance(matrix, Tensor) or not matrix.is_floating_point():
                 raise ValueError(f"The past holds a {describe_type(matrix)}; expected floating-point tensors.")
