@@ -344,7 +344,7 @@ def accelerate(
 
 def why_not_fast(model: nn.Module) -> str:
     """Return why a network has no fast form; empty if it has one."""
-    if not isinstance(model, FANet):
+    if type(model) is not FANet:
         return "the network is " + type(model).__name__
     if type(model.encoder) is not ResNet:
         return "this one has the encoder " + type(model.encoder).__name__

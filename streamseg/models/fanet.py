@@ -24,8 +24,8 @@ from streamseg.models.layers import (
     resize,
 )
 
-Context = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Context passed to later frames: a matrix (B, D, C) for each of Res-1 … Res-4, at any image size."""
+Context = tuple[Tensor, ...]
+"""Context passed to later frames: a matrix (B, D, C) for each stage with attention, at any image size."""
 
 ATTENTION_MEMBERS = ("context_shape", "compute_context")
 
@@ -47,6 +47,11 @@ class FANet(nn.Module):
     classes: int
     mean: Tensor
     std: Tensor
+
+    tile_grid = 64
+    """Image pixels after which the grids of all maps repeat; label_tiled's tiles are multiples of it."""
+    min_free_side = 65
+    """Minimum height and width of an image for a Res-4 map of more than one pixel, which free sizes in exports need."""
 
     def __init__(
         self,
@@ -157,7 +162,7 @@ class FANet(nn.Module):
         if past is None:
             return
         if not isinstance(past, (tuple, list)):
-            raise ValueError(f"The past is a {describe_type(past)}; expected a tuple or list of four matrices.")
+            raise ValueError(f"The past is a {describe_type(past)}; expected a tuple or list of matrices.")
         for matrix in past:
             if not isinstance(matrix, Tensor) or not matrix.is_floating_point():
                 raise ValueError(f"The past holds a {describe_type(matrix)}; expected floating-point tensors.")
