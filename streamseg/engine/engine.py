@@ -98,7 +98,7 @@ class EagerEngine(Engine):
         check_model(model)
         self.model, self.classes = model, model.classes
         self.widths = tuple(attend.context_shape[1] for attend in model.attentions)
-        self.context_shape = (model.attend1.context_shape[0], sum(self.widths))
+        self.context_shape = (model.attentions[0].context_shape[0], sum(self.widths))
 
     @property
     def device(self) -> torch.device:
