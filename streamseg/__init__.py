@@ -45,6 +45,11 @@ if TYPE_CHECKING:
     from streamseg.models.checkpoint import describe as describe, load as load, save as save
     from streamseg.models.encoder import load_imagenet as load_imagenet
     from streamseg.models.fanet import FANet as FANet, fanet18 as fanet18, fanet34 as fanet34
+    from streamseg.models.fanet_plus import (
+        FANetPlus as FANetPlus,
+        fanetplus18 as fanetplus18,
+        fanetplus34 as fanetplus34,
+    )
     from streamseg.stream.label_frames import (
         label_frame as label_frame,
         label_frames as label_frames,
@@ -76,6 +81,7 @@ MODULES = {
     "models.checkpoint": "describe load save",
     "models.encoder": "load_imagenet",
     "models.fanet": "FANet fanet18 fanet34",
+    "models.fanet_plus": "FANetPlus fanetplus18 fanetplus34",
     "stream.label_frames": "label_frame label_frames segment",
     "stream.state": "Fading FadingInTime LastFrames State load_state save_state",
 }

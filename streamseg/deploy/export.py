@@ -28,7 +28,6 @@ from streamseg.engine.inputs import check_model
 from streamseg.engine.runtime import (
     ENTRY,
     MAX_EXPORT_SIDE,
-    MIN_EXPORT_SIDE,
     ExportedEngine,
     Manifest,
     open_exported,
@@ -40,6 +39,7 @@ from streamseg.io.files import check_writable, written_whole
 from streamseg.io.resolve import read_frames
 from streamseg.io.tensors import short_error
 from streamseg.models.fanet import FANet
+from streamseg.models.fanet_plus import FANetPlus
 from streamseg.stream.label_frames import check_size, label_frame, label_frames
 
 OPSET = 18
@@ -81,27 +81,20 @@ class ExportModule(nn.Module):
         self.network = network
         self.confident = confident
 
-    def forward(
-        self,
-        frame: Tensor,
-        past1: Tensor | None = None,
-        past2: Tensor | None = None,
-        past3: Tensor | None = None,
-        past4: Tensor | None = None,
-        weight: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
-        """Return labels (1, H, W); then, if asked for, confidence; then, with a past, the contexts of Res-1 … Res-4.
+    def forward(self, frame: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """Return labels (1, H, W); then, if asked for, confidence; then, with a state, the context of each stage.
 
         Args:
             frame: RGB (1, H, W, 3), uint8, the layout of cameras and canvases.
-            past1: With past2 to past4, the sum of the contexts of the earlier frames in the window, (1, D, C); zeros
-                for the first frame.
-            weight: The number of frames in that sum, (1,), for a network that averages.
+            state: For each stage with attention, the sum of the contexts of the earlier frames in the window,
+                (1, D, C); zeros for the first frame. Then, for a network that averages, the number of frames in that
+                sum, (1,).
         """
         # float from the first operator to the last: TensorRT takes uint8 only as an input or output
         image = frame.to(self.network.mean.dtype).permute(0, 3, 1, 2)
-        past = [part for part in (past1, past2, past3, past4) if part is not None]
-        logits, context = self.network.step(image, past or None, 1.0 if weight is None else weight.view(1, 1, 1))
+        stages = len(self.network.attentions)
+        past, weight = state[:stages], state[stages:]
+        logits, context = self.network.step(image, past or None, weight[0].view(1, 1, 1) if weight else 1.0)
         outputs = [cast_uint8(logits.argmax(dim=1))]
         if self.confident:
             # the softmax of the highest logit only
@@ -163,6 +156,7 @@ def export_model(
         precision="int8" if int8 else "fp32",
         source=source,
         device=model.mean.device.type if kind == "aotinductor" else "",
+        min_side=model.min_free_side,
     )
     with quiet_exporters(), TemporaryDirectory() as folder:
         temporary = Path(folder) / f"model{EXPORT_SUFFIXES[kind]}"
@@ -188,7 +182,7 @@ def check_exportable(model: FANet, classes: Classes, kind: str, *, video: bool) 
     if model.mean.dtype != torch.float32:
         raise ValueError(f"The network is in {model.mean.dtype}; expected fp32: call model.float() first.")
     if video and not all(attend.context_shape[0] for attend in model.attentions):
-        attention = type(model.attend1).__name__
+        attention = type(model.attentions[0]).__name__
         raise ValueError(f"A network with {attention} has no context for later frames: export it without --video.")
     if kind in ("onnx", "openvino") and model.mean.device.type != "cpu":
         raise ValueError(f"The network is on {model.mean.device}; expected the CPU: call model.cpu() first.")
@@ -213,19 +207,23 @@ def export_program(model: FANet, manifest: Manifest) -> ExportedProgram:
     state = [torch.zeros([side or 1 for side in shape], device=device) for shape in shapes]
     graph = ExportModule(model, manifest.confidence).eval()
     with torch.no_grad():
-        program = torch.export.export(graph, (frame, *state), dynamic_shapes=dynamic_sides(manifest), strict=False)
+        program = torch.export.export(
+            graph,
+            (frame, *state),
+            dynamic_shapes={"frame": free_sides(manifest)} | ({"state": ({},) * len(state)} if state else {}),
+            strict=False,
+            # the sides of a FANet+'s maps are too complex for torch to prove that they are positive
+            prefer_deferred_runtime_asserts_over_guards=isinstance(model, FANetPlus),
+        )
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # contains paths of this machine
     return program
 
 
-def dynamic_sides(manifest: Manifest) -> dict | None:
-    """Return the sides of each input of ExportModule that may have any length; None if all are fixed."""
-    if manifest.size:
-        return None
-    limits = {"min": MIN_EXPORT_SIDE, "max": MAX_EXPORT_SIDE}
-    sides = {1: Dim("height", **limits), 2: Dim("width", **limits)}
-    return {name: sides if name == "frame" else None for name in manifest.inputs}
+def free_sides(manifest: Manifest) -> dict[int, Dim]:
+    """Return the dimensions of a frame that may have any length."""
+    limits = {"min": manifest.min_side, "max": MAX_EXPORT_SIDE}
+    return {} if manifest.size else {1: Dim("height", **limits), 2: Dim("width", **limits)}
 
 
 def write_onnx(program: ExportedProgram, manifest: Manifest, path: Path) -> None:
@@ -235,7 +233,8 @@ def write_onnx(program: ExportedProgram, manifest: Manifest, path: Path) -> None
         (),
         input_names=[*manifest.inputs],
         output_names=[*manifest.outputs],
-        dynamic_shapes=dynamic_sides(manifest),  # for their names
+        # for their names
+        dynamic_shapes={name: free_sides(manifest) if name == "frame" else {} for name in manifest.inputs},
         opset_version=OPSET,
         dynamo=True,
         external_data=False,

@@ -59,7 +59,7 @@ class Engine(Protocol):
 
     classes: int
     widths: tuple[int, ...]
-    """Channels of the contexts of Res-1 … Res-4, which are concatenated."""
+    """Channels of the contexts of the stages with attention, which are concatenated."""
     context_shape: tuple[int, int]
     """D and C of a context; 0 and 0 for an engine without context."""
 
@@ -108,7 +108,7 @@ class EagerEngine(Engine):
         model, past = self.model, batch.past
         check_model(model)  # it may have been set to training mode since
         model.check(batch.images, None)
-        # cast once, instead of at each of the four stages
+        # cast once, instead of at each stage
         parts = None if past is None else past.to(model.mean.dtype).split(self.widths, dim=2)
         weights = model.mean.new_tensor(batch.weights).view(-1, 1, 1)
         maps, contexts = model.features(batch.images.to(self.device), parts, weights)

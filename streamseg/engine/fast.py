@@ -42,6 +42,7 @@ from streamseg.models.attention import FastAttention
 from streamseg.models.checkpoint import Network
 from streamseg.models.encoder import ResNet
 from streamseg.models.fanet import FANet
+from streamseg.models.fanet_plus import FANetPlus
 
 LOG = logging.getLogger("streamseg")
 
@@ -344,7 +345,7 @@ def accelerate(
 
 def why_not_fast(model: nn.Module) -> str:
     """Return why a network has no fast form; empty if it has one."""
-    if not isinstance(model, FANet):
+    if not isinstance(model, FANet) or type(model) not in (FANet, FANetPlus):
         return "the network is " + type(model).__name__
     if type(model.encoder) is not ResNet:
         return "this one has the encoder " + type(model.encoder).__name__

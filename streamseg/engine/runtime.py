@@ -4,7 +4,7 @@ A file takes a frame and, for video, the past; it returns labels and the context
 operators of a network. A .pt2 file is a program: torch runs code from it as soon as it is loaded (pickles, guards,
 compiled libraries), so opening one requires `trust`.
 
-Shapes: B batch, H height, W width, D key channels, C channels of Res-1 … Res-4 concatenated.
+Shapes: B batch, H height, W width, D key channels, C channels of the stages with attention, concatenated.
 """
 
 import json
@@ -29,8 +29,6 @@ from streamseg.io.tensors import short_error
 ENTRY = "streamseg"
 """Key of the manifest: in ONNX's metadata, in OpenVINO's rt_info, in the folder extra of a .pt2."""
 
-MIN_EXPORT_SIDE = 65
-"""Minimum height and width for a file that takes any size, whose Res-4 map must have more than one pixel."""
 MAX_EXPORT_SIDE = 8192
 """Maximum height and width for such a file, so that compiled code can count pixels in 32 bits."""
 
@@ -51,7 +49,7 @@ class Manifest:
     size: tuple[int, int] | None
     """Height and width of its frames; None for any size."""
     state: tuple[tuple[int, int], ...]
-    """D and C of the contexts of Res-1 … Res-4; empty if it was exported without --video."""
+    """D and C of the contexts of the stages with attention; empty if it was exported without --video."""
     confidence: bool
     """Whether it also returns the probability of each label."""
     window: int
@@ -64,6 +62,8 @@ class Manifest:
     """Origin of the weights, in words."""
     device: str = ""
     """Device that it was compiled for: cpu or cuda; empty if it runs on any."""
+    min_side: int = 65
+    """Minimum height and width of its frames, if it takes any size: its Res-4 map must have more than one pixel."""
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, ("fp32", "int8"))
@@ -71,8 +71,9 @@ class Manifest:
         check_count("window", self.window)
         if self.size is not None and not is_shape(self.size):
             raise ValueError(f"size is {self.size!r:.80}; expected height and width, or null.")
-        if len(self.state) not in (0, 4) or not all(map(is_shape, self.state)):
-            raise ValueError(f"state is {self.state!r:.80}; expected the shapes of four matrices, or none.")
+        check_count("min_side", self.min_side)
+        if len(self.state) not in (0, 2, 4) or not all(map(is_shape, self.state)):
+            raise ValueError(f"state is {self.state!r:.80}; expected the shapes of two or four matrices, or none.")
         if len({keys for keys, _ in self.state}) > 1:
             raise ValueError(f"state is {self.state!r:.80}; expected the same number of key channels in each matrix.")
         for flag in (self.confidence, self.averages):
@@ -148,7 +149,7 @@ class ExportedEngine(Engine):
             raise ValueError(f"{self.path} gives no confidence: export it again with --confidence.")
         if steady:
             raise ValueError(f"{self.path} gives labels, and no scores: leave out steady, or use a network.")
-        height, width = (min(max(MIN_EXPORT_SIDE, side), MAX_EXPORT_SIDE) for side in images.shape[-2:])
+        height, width = (min(max(self.manifest.min_side, side), MAX_EXPORT_SIDE) for side in images.shape[-2:])
         frames = to_uint8(resize_frames(images, self.manifest.size or (height, width)))
         pasts = images.new_zeros(len(images), *self.context_shape, dtype=torch.float32) if past is None else past
         predictions, contexts = [], []

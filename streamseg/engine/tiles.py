@@ -14,9 +14,10 @@ from streamseg.engine.inputs import check_model, to_checked_frame
 from streamseg.engine.labels import labels_from_scores
 from streamseg.io.images import Picture
 from streamseg.models.fanet import Context, FANet
+from streamseg.models.fanet_plus import FANetPlus
 
-GRID = 64
-"""Image pixels per pixel of Res-4's map: tiles that start at multiples of it share one grid of map pixels."""
+MARGIN = 576
+"""Default margin, rounded up to the grid of the network."""
 
 
 @dataclass(frozen=True)
@@ -36,45 +37,54 @@ def label_tiled(
     weight: float = 1.0,
     *,
     tile: tuple[int, int] = (2048, 2048),
-    margin: int = 576,
+    margin: int | None = None,
 ) -> tuple[Tensor, Context]:
     """Return the labels (H, W), uint8, of a frame (3, H, W) too large for the memory, and its context.
 
     Every pixel attends to the whole frame: contexts add up over pixels, so a first pass over the tiles computes the
-    frame's context, and a second pass the labels. It takes the memory of a tile, plus the frame and its labels. Sides
-    are padded to multiples of 64 with the last row or column.
+    frame's context, and a second pass the labels. It takes the memory of a tile, plus the frame and its labels; for a
+    FANet+, whose pyramid pooling sees the whole frame too, also that of the Res-4 map, a tenth of the frame's. Sides
+    are padded to multiples of the network's grid (64 for a FANet, 256 for a FANet+) with the last row or column.
 
     Args:
         frame: Any picture that segment accepts, such as an array (H, W, 3).
         past: Sum of the contexts of the earlier frames in the window, for a frame of a video.
         weight: Number of frames in that sum, for a network that averages.
-        tile: Height and width of the tiles, multiples of 64.
-        margin: Pixels around each tile that the network also runs on, a multiple of 64; pixels further away count only
-            through the context. With 256, at least 99.98 % of the labels are those of the whole frame in one pass
-            (street scenes, FANet-18); from 576 on all are (FANet-34: 1024).
+        tile: Height and width of the tiles, multiples of the grid.
+        margin: Pixels around each tile that the network also runs on, a multiple of the grid; pixels further away count
+            only through the context. With 256, at least 99.98 % of the labels are those of the whole frame in one pass
+            (street scenes, FANet-18); from 576 on all are (FANet-34: 1024). By default 576, for a FANet+ 768.
     """
     check_model(model)
     frame = to_checked_frame(frame)
+    grid = model.tile_grid
+    margin = -(-MARGIN // grid) * grid if margin is None else margin
     check_tiles(model, tile, margin)
     device = model.mean.device
     labels = torch.empty(frame.shape[1:], dtype=torch.uint8, device=frame.device)
+    spans = list(tiles(frame, tile, margin, grid))
     with torch.inference_mode():
-        context = tiled_context(model, frame, tile, margin)
+        context, deep = tiled_context(model, frame, spans)
         scale = 1 / (1 + weight) if model.averages else 1.0
         total = context if past is None else [scale * (own + x.to(own)) for own, x in zip(context, past, strict=True)]
-        for rows, columns in tiles(frame, tile, margin):
-            scores = score_tile(model, cut_tile(frame, rows, columns).to(device), total)
+        pooled = pool_whole(model, deep, total) if isinstance(model, FANetPlus) else None
+        for rows, columns in spans:
+            image = cut_tile(frame, rows, columns).to(device)
+            scores = score_tile(model, image, total, None if pooled is None else cut_map(pooled, rows, columns, spans))
             outer = labels_from_scores(scores, (slice_length(rows.outer), slice_length(columns.outer)))
             inner = labels[rows.inner, columns.inner]  # without the padding
             inner.copy_(crop(outer, rows, columns)[: inner.shape[0], : inner.shape[1]])
     return labels, context
 
 
-def tiled_context(model: FANet, frame: Tensor, tile: tuple[int, int], margin: int) -> Context:
-    """Return the context of a whole frame, matrices (1, D, C): the mean over its tiles, weighted by their pixels."""
+def tiled_context(model: FANet, frame: Tensor, spans: Sequence[tuple[Span, Span]]) -> tuple[Context, Tensor]:
+    """Return the context of a whole frame, matrices (1, D, C): the mean over its tiles, weighted by their pixels.
+
+    Returned with it, for a FANet+, is the frame's whole Res-4 map before attention (1, C, h, w); else it is empty.
+    """
     precision = torch.promote_types(model.mean.dtype, torch.float32)
     total = [model.mean.new_zeros(1, *attend.context_shape, dtype=precision) for attend in model.attentions]
-    spans = list(tiles(frame, tile, margin))
+    deep: list[Tensor] = []
     pixels = sum(slice_length(rows.inner) * slice_length(columns.inner) for rows, columns in spans)
     for rows, columns in spans:
         x1, x2, x3, x4 = model.encode(cut_tile(frame, rows, columns).to(model.mean.device))
@@ -83,28 +93,53 @@ def tiled_context(model: FANet, frame: Tensor, tile: tuple[int, int], margin: in
         share = slice_length(rows.inner) * slice_length(columns.inner) / pixels
         for matrix, part in zip(total, context, strict=True):
             matrix.add_(part, alpha=share)
-    x1, x2, x3, x4 = total
-    return x1, x2, x3, x4
+        if isinstance(model, FANetPlus):
+            deep.append(inner[3])
+    return tuple(total), join_tiles(deep, spans) if deep else total[-1].new_empty(0)
 
 
-def score_tile(model: FANet, image: Tensor, total: Sequence[Tensor]) -> Tensor:
-    """Return the scores (K, h, w) of a part of a frame (1, 3, H, W) that attends to a given context."""
+def join_tiles(parts: Sequence[Tensor], spans: Sequence[tuple[Span, Span]]) -> Tensor:
+    """Join the maps (1, C, h, w) of the inner pixels of all tiles, row by row."""
+    across = len({columns.inner.start for _, columns in spans})
+    rows = [torch.cat([*parts[start : start + across]], dim=3) for start in range(0, len(parts), across)]
+    return torch.cat(rows, dim=2)
+
+
+def pool_whole(model: FANetPlus, x4: Tensor, total: Sequence[Tensor]) -> Tensor:
+    """Return the pyramid pooling of a whole frame, by its Res-4 map before attention and its context."""
+    attended, _ = model.attend4(x4, total[-1] - model.attend4.compute_context(x4))
+    return model.pool(attended)
+
+
+def cut_map(x: Tensor, rows: Span, columns: Span, spans: Sequence[tuple[Span, Span]]) -> Tensor:
+    """Crop a map (…, h, w) of a whole frame to the outer pixels of a tile."""
+    height, width = (span.inner.stop for span in spans[-1])
+    return crop(x, Span(rows.outer, slice(0, height)), Span(columns.outer, slice(0, width)))
+
+
+def score_tile(model: FANet, image: Tensor, total: Sequence[Tensor], pooled: Tensor | None = None) -> Tensor:
+    """Return the scores (K, h, w) of a part of a frame (1, 3, H, W) that attends to a given context.
+
+    Args:
+        pooled: The part of the frame's pyramid pooling, for a FANet+.
+    """
     maps = model.encode(image)
     own = model.compute_context(maps)
     # attention adds the part's own context to the past; with a weight of 0 the sum is not averaged
     maps, _ = model.attend(maps, [whole - part for whole, part in zip(total, own, strict=True)], 0.0)
-    return model.score(model.merge(maps))[0]
+    merged = model.merge(maps, pooled) if isinstance(model, FANetPlus) else model.merge(maps)
+    return model.score(merged)[0]
 
 
-def tiles(frame: Tensor, tile: tuple[int, int], margin: int) -> Iterator[tuple[Span, Span]]:
-    """Yield the rows and columns of each tile of a frame (3, H, W), whose sides are padded to multiples of 64."""
+def tiles(frame: Tensor, tile: tuple[int, int], margin: int, grid: int) -> Iterator[tuple[Span, Span]]:
+    """Yield the rows and columns of each tile of a frame (3, H, W), whose sides are padded to multiples of the grid."""
     _, height, width = frame.shape
-    return product(tile_spans(height, tile[0], margin), tile_spans(width, tile[1], margin))
+    return product(tile_spans(height, tile[0], margin, grid), tile_spans(width, tile[1], margin, grid))
 
 
-def tile_spans(side: int, tile: int, margin: int) -> Iterator[Span]:
+def tile_spans(side: int, tile: int, margin: int, grid: int) -> Iterator[Span]:
     """Yield the tiles along one side of an image."""
-    side = -(-side // GRID) * GRID
+    side = -(-side // grid) * grid
     for start in range(0, side, tile):
         end = min(start + tile, side)
         yield Span(slice(start, end), slice(max(start - margin, 0), min(end + margin, side)))
@@ -133,14 +168,15 @@ def crop(x: Tensor, rows: Span, columns: Span) -> Tensor:
 
 
 def check_tiles(model: FANet, tile: tuple[int, int], margin: int) -> None:
-    """Raise a ValueError if a network cannot run tile by tile, or the tiles are off the grid."""
+    """Raise a ValueError if a network cannot run tile by tile, or the tiles are off its grid."""
+    grid = model.tile_grid
     if not isinstance(tile, (tuple, list)) or len(tile) != 2:
         raise ValueError(f"tile is {tile!r:.80}; expected the height and width of the tiles, such as (2048, 2048).")
     for side in tile:
-        if type(side) is not int or side < 1 or side % GRID:
-            raise ValueError(f"A side of the tiles is {side!r:.80}; expected a multiple of {GRID}, such as 1024.")
-    if type(margin) is not int or margin < 0 or margin % GRID:
-        raise ValueError(f"The margin is {margin!r:.80}; expected a multiple of {GRID}, such as 256, or 0.")
+        if type(side) is not int or side < 1 or side % grid:
+            raise ValueError(f"A side of the tiles is {side!r:.80}; expected a multiple of {grid}, such as 1024.")
+    if type(margin) is not int or margin < 0 or margin % grid:
+        raise ValueError(f"The margin is {margin!r:.80}; expected a multiple of {grid}, such as 256, or 0.")
     for attend in model.attentions:
         if not getattr(attend, "linear", False):
             raise ValueError(

@@ -19,10 +19,14 @@ from streamseg.models.attention import ATTENTIONS, Attention
 from streamseg.models.baselines import BASELINES, Baseline
 from streamseg.models.encoder import ReduceBy, Reduction, ResNet
 from streamseg.models.fanet import FANet, fanet18, fanet34
+from streamseg.models.fanet_plus import FANetPlus, fanetplus18, fanetplus34
 
-Network = FANet | Baseline
+Network = FANet | FANetPlus | Baseline
 
-FANETS = {"fanet18": fanet18, "fanet34": fanet34}
+PAPER_FANETS = {"fanet18": fanet18, "fanet34": fanet34}
+PLUS_FANETS = {"fanetplus18": fanetplus18, "fanetplus34": fanetplus34}
+FANETS: dict[str, Callable[..., FANet]] = {**PAPER_FANETS, **PLUS_FANETS}
+"""The functions that build FANets, by name."""
 
 BUNDLED = Path(__file__).parents[1] / "weights" / "camvid-18.safetensors"
 """The bundled weights: FANet-18, trained on CamVid."""
@@ -37,7 +41,7 @@ ENTRY = "streamseg"
 
 @dataclass(frozen=True)
 class Variant:
-    """The options of fanet18() and fanet34()."""
+    """The options of fanet18() and fanet34(), and of fanetplus18() and fanetplus34(), whose reduction is fixed."""
 
     attention: str
     """Name of the class."""
@@ -62,7 +66,8 @@ class Description:
     """The metadata of a checkpoint."""
 
     network: str
-    """Name of the function that builds it: fanet18, fanet34, or one of streamseg.models.baselines."""
+    """Name of the function that builds it: fanet18, fanet34, fanetplus18, fanetplus34, or one of
+    streamseg.models.baselines."""
     variant: Variant | None
     """The options of a FANet; None for a baseline."""
     classes: Classes
@@ -75,6 +80,9 @@ class Description:
         check_choice("network", self.network, (*FANETS, *BASELINES))
         if (self.variant is None) != (self.network in BASELINES):
             raise ValueError(f"network is {self.network}; expected options for a FANet, and none for a baseline.")
+        if self.variant is not None and self.network in PLUS_FANETS:
+            check_choice(f"The reduction of a {self.network}", self.variant.reduction, ("Res-4",))
+            check_choice(f"The kind of reduction of a {self.network}", self.variant.reduce_by, ("average",))
         check_small_count("window", self.window)
         if not (isinstance(self.source, str) and self.source.isprintable()):
             raise ValueError(f"source is {self.source!r:.80}; expected printable text in one line.")
@@ -121,13 +129,13 @@ def save(model: Network, classes: Classes, path: str | Path, *, window: int = 1,
 
 def rebuild(model: Network, description: Description) -> Network:
     """Build a network as load() will; a ValueError if it would differ from the one that is to be saved."""
-    attention = type(model.attend1) if isinstance(model, FANet) else None
+    attention = type(model.attentions[0]) if isinstance(model, FANet) else None
     known = attention is None or attention.__name__ in ATTENTIONS
     with torch.random.fork_rng(devices=[]):
         rebuilt = build_network(description, None if known else attention)
     if isinstance(model, FANet) and isinstance(rebuilt, FANet):
         if [type(module) for module in model.attentions] != [type(module) for module in rebuilt.attentions]:
-            name = type(model.attend1).__name__
+            name = type(model.attentions[0]).__name__
             raise ValueError(f"The network's attentions are not all {name}: load() could not build it.")
     elif getattr(getattr(model, "encoder", None), "reduction", "None") != "None":
         raise ValueError(f"A {model.name} has no extra spatial reduction: load() could not build this one.")
@@ -195,7 +203,7 @@ def variant_of(model: Network) -> Variant | None:
         return None
     assert isinstance(model.encoder, ResNet)
     return Variant(
-        attention=type(model.attend1).__name__,
+        attention=type(model.attentions[0]).__name__,
         key_channels=model.key_channels,
         reduction=model.encoder.reduction,
         reduce_by=model.encoder.reduce_by,
@@ -212,13 +220,14 @@ def build_network(description: Description, attention: type[Attention] | None = 
     classes, variant = len(description.classes), description.variant
     if variant is None:
         return BASELINES[description.network](classes)
+    # the reduction of a FANet+ is no option
+    reduction = {"reduction": variant.reduction, "reduce_by": variant.reduce_by}
     return FANETS[description.network](
         classes=classes,
         attention=find_attention(variant.attention, attention),
         key_channels=variant.key_channels,
-        reduction=variant.reduction,
-        reduce_by=variant.reduce_by,
         averages=variant.averages,
+        **({} if description.network in PLUS_FANETS else reduction),
     )
 
 

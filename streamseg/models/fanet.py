@@ -48,6 +48,11 @@ class FANet(nn.Module):
     mean: Tensor
     std: Tensor
 
+    tile_grid = 64
+    """Image pixels after which the grids of all maps repeat; label_tiled's tiles are multiples of it."""
+    min_free_side = 65
+    """Minimum height and width of an image for a Res-4 map of more than one pixel, which free sizes in exports need."""
+
     def __init__(
         self,
         encoder: Encoder,

@@ -10,7 +10,7 @@ It differs from FANet in four ways; docs/how-it-works.md has a figure, and a tab
 
 Shapes: B batch, K classes, H height, W width.
 
-Golden: 12,387,411 parameters and GGG GMACs at 1024 x 2048 for 19 classes (FANet-18: 13,080,128 and 47.1).
+Golden: 12,387,411 parameters and 43.45 GMACs at 1024 x 2048 for 19 classes (FANet-18: 13,080,128 and 47.1).
 """
 
 from collections.abc import Callable, Sequence
@@ -29,6 +29,8 @@ from streamseg.models.layers import conv, init_network, initialise, normalise, r
 class FANetPlus(FANet):
     """FANet+: an encoder on a smaller image, attention on its deep stages, pyramid pooling, and a narrow decoder.
 
+    It takes part wherever a FANet does; its contexts are those of Res-3 and Res-4.
+
     Args:
         encoder: A ResNet whose extra reduction is an average pooling before Res-4.
         classes: Number of classes.
@@ -36,6 +38,12 @@ class FANetPlus(FANet):
         key_channels: Channels of query and key.
         averages: Attend to the mean over the frames in the window instead of their sum.
     """
+
+    encoder: ResNet
+    classify: nn.Conv2d  # type: ignore[assignment] # FANet's is a Sequential
+
+    tile_grid = 256
+    min_free_side = 86
 
     def __init__(
         self,
@@ -86,11 +94,15 @@ class FANetPlus(FANet):
         _, _, x3, x4 = maps
         return self.attend3.compute_context(x3), self.attend4.compute_context(x4)
 
-    def merge(self, maps: Maps) -> Maps:
-        """Merge the maps from deep to shallow; Res-3 and Res-4 are returned unchanged, for auxiliary heads."""
+    def merge(self, maps: Maps, pooled: Tensor | None = None) -> Maps:
+        """Merge the maps from deep to shallow; Res-3 and Res-4 are returned unchanged, for auxiliary heads.
+
+        Args:
+            pooled: For a tile of an image, its part of the image's pyramid pooling; by default that of the map itself.
+        """
         x1, x2, x3, x4 = maps
         y3 = self.narrow3(x3)
-        y3 = self.smooth3(y3 + resize(self.pool(x4), y3))
+        y3 = self.smooth3(y3 + resize(self.pool(x4) if pooled is None else pooled, y3))
         y2 = self.narrow2(x2)
         y2 = self.smooth2(y2 + resize(y3, y2))
         y1 = self.narrow1(x1)
@@ -127,14 +139,34 @@ class PyramidPooling(nn.Module):
         x = self.narrow(x)
         levels = [x]
         for rows, level in zip(self.rows, self.levels, strict=True):
-            levels.append(resize(level(F.adaptive_avg_pool2d(x, (rows, pyramid_columns(rows, x)))), x))
+            levels.append(resize(level(average_cells(x, rows, pyramid_columns(rows, x))), x))
         return self.fuse(torch.cat(levels, dim=1))
 
 
 def pyramid_columns(rows: int, x: Tensor) -> int:
-    """Return the number of columns that makes the cells of a grid over a map (B, C, h, w) nearly square."""
+    """Return the number of columns that makes the cells of a grid over a map (B, C, h, w) nearly square; at least 2."""
     height, width = x.shape[-2:]
-    return max(1, round(rows * width / height))
+    # torch.export would take a single column for a constant
+    return torch.sym_max(2, (2 * rows * width + height) // (2 * height))
+
+
+def average_cells(x: Tensor, rows: int, columns: int) -> Tensor:
+    """Return the averages (B, C, rows, columns) of a map over a grid of cells, as adaptive_avg_pool2d does.
+
+    By two matrix products: adaptive_avg_pool2d does not export to ONNX for every size, and its backward pass is not
+    deterministic on a GPU.
+    """
+    return averaging_matrix(x.shape[-2], rows, x) @ x @ averaging_matrix(x.shape[-1], columns, x).T
+
+
+def averaging_matrix(inputs: int, cells: int, like: Tensor) -> Tensor:
+    """Return the matrix (cells, inputs) that averages a row over cells of nearly equal width, which may overlap."""
+    precision = torch.promote_types(like.dtype, torch.float32)
+    pixel = torch.arange(inputs, dtype=precision, device=like.device)
+    cell = torch.arange(cells, dtype=precision, device=like.device)[:, None]
+    # cell i reaches from floor(i * inputs / cells) to ceil((i + 1) * inputs / cells)
+    inside = torch.minimum((pixel + 1) * cells - cell * inputs, (cell + 1) * inputs - pixel * cells).clamp(0, 1)
+    return (inside / inside.sum(dim=1, keepdim=True)).to(like.dtype)
 
 
 def shrink(image: Tensor) -> Tensor:
@@ -145,7 +177,8 @@ def shrink(image: Tensor) -> Tensor:
 
 def shrunk_size(height: int, width: int) -> tuple[int, int]:
     """Return the height and width of the image that the encoder gets: 3/4 of its sides, rounded up."""
-    return -(-3 * height // 4), -(-3 * width // 4)
+    # not -(-3 * side // 4), whose range torch.export cannot derive
+    return (3 * height + 3) // 4, (3 * width + 3) // 4
 
 
 def fanetplus18(

@@ -2,7 +2,7 @@
 
 A state is a value that goes in and comes out: streams cannot mix, and any state can be kept, saved or returned to.
 
-Shapes: T frames in a state, D key channels, C channels of Res-1 … Res-4 side by side, B streams in a batch,
+Shapes: T frames in a state, D key channels, C channels of the stages with attention side by side, B streams in a batch,
 h x w the map of Res-1.
 """
 
@@ -173,9 +173,13 @@ def stack_pasts(pasts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def context_distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """Return the distance (B,) of two contexts, 0 (same scene) to 2: one minus the cosine similarity at Res-2."""
-    # of the four stages Res-2 separates scenes best; docs/segment.md has the measured distances
-    return 1 - F.cosine_similarity(a[1].flatten(1), b[1].flatten(1))
+    """Return the distance (B,) of two contexts, 0 (same scene) to 2: one minus the cosine similarity at one stage.
+
+    That stage is Res-2 of a FANet, which separates scenes best of its four (docs/segment.md has the measured
+    distances), and Res-3 of a FANet+, the shallower of its two.
+    """
+    stage = len(a) // 2 - 1
+    return 1 - F.cosine_similarity(a[stage].flatten(1), b[stage].flatten(1))
 
 
 def context_distances(states: Sequence[State | None], contexts: Tensor, widths: Sequence[int]) -> list[float]:

@@ -7,6 +7,9 @@ from typing import Any, Literal, NamedTuple
 FANET_OPTIONS = ("window", "attention", "key_channels", "reduction", "reduce_by", "averages")
 """Settings that only FANets have; for a baseline they must keep their defaults."""
 
+REDUCTION_OPTIONS = ("reduction", "reduce_by")
+"""Those that must keep their defaults for a FANet+ too, whose reduction is fixed."""
+
 OLD_NAMES = {
     "mixing": "classmix",
     "gentle": "identity_init",
@@ -36,6 +39,8 @@ class TrainConfig:
     network: Literal[
         "fanet18",
         "fanet34",
+        "fanetplus18",
+        "fanetplus34",
         "segnet",
         "enet",
         "icnet",
@@ -47,7 +52,7 @@ class TrainConfig:
         "fcn8s",
         "deeplab",
     ]
-    """Network: a FANet or a baseline; baselines have none of the FANet options."""
+    """Network: a FANet, a FANet+, or a baseline; baselines have none of the FANet options."""
     crop: tuple[int, int]
     """Height and width of the training crops."""
     iterations: int
@@ -78,14 +83,14 @@ class TrainConfig:
     key_channels: int = 32
     """Channels of a FANet's query and key, the paper's c'."""
     reduction: Literal["None", "Conv-0", "Res-1", "Res-2", "Res-3", "Res-4"] = "Res-1"
-    """Stage of a FANet with the extra spatial reduction."""
+    """Stage of a FANet with the extra spatial reduction; in a FANet+ it is always Res-4, by average pooling."""
     reduce_by: Literal["stride", "average", "max"] = "stride"
     """Kind of the extra reduction: a doubled stride, or average or max pooling."""
     averages: bool = False
     """Attend to the mean of the contexts in the window instead of their sum."""
     identity_init: bool = False
     """Start a FANet close to its ImageNet encoder: Res-1's new shortcut starts as the identity, and attention adds
-    little."""
+    little. A FANet+ always starts so."""
     optimiser: Literal["sgd", "adamw"] = "sgd"
     """SGD with momentum 0.9, or AdamW."""
     learning_rate: float = 1e-2
@@ -117,13 +122,19 @@ class TrainConfig:
 
     def check(self) -> None:
         """Raise a ValueError if a run cannot have these settings."""
-        fanet = self.network.startswith("fanet")
+        fanet, plus = self.network.startswith("fanet"), self.network.startswith("fanetplus")
         part_size = self.batch // max(1, self.accumulate)
-        defaults = {field.name: field.default for field in fields(self) if field.name in FANET_OPTIONS}
+        defaults = {field.name: field.default for field in fields(self)}
+        # one pixel of Res-4 would be all that batch norm sees; a FANet+ shrinks the crop to 3/4
+        small = 85 if plus else 64
         for name, fine, expected in (
             *(
-                (name, fanet or getattr(self, name) == value, f"{value}: only FANets have this option")
-                for name, value in defaults.items()
+                (name, has or getattr(self, name) == defaults[name], f"{defaults[name]}: {why}")
+                for names, has, why in (
+                    (FANET_OPTIONS, fanet, "only FANets have this option"),
+                    (REDUCTION_OPTIONS, not plus, "the reduction of a FANet+ is fixed"),
+                )
+                for name in names
             ),
             ("crop", min(self.crop) >= 32, "at least 32 x 32 pixels"),
             ("iterations", self.iterations >= 1, "1 or more"),
@@ -131,7 +142,7 @@ class TrainConfig:
             ("batch", self.batch >= 1, "1 or more"),
             ("accumulate", self.accumulate >= 1, "1 or more"),
             ("accumulate", self.batch % max(1, self.accumulate) == 0, f"a divisor of the batch of {self.batch}"),
-            ("batch", part_size > 1 or max(self.crop) > 64, "2 or more with a crop this small, for batch norm"),
+            ("batch", part_size > 1 or max(self.crop) > small, "2 or more with a crop this small, for batch norm"),
             (
                 "batch",
                 part_size > 1 or self.network not in ("bisenet18", "shelfnet18"),

@@ -167,11 +167,12 @@ def make_optimiser(module: nn.Module, encoder: nn.Module | None, config: TrainCo
 
 def describe_checkpoint(config: TrainConfig, classes: Classes) -> checkpoint.Description:
     """Return the description that the checkpoint of a run will hold."""
+    plus = config.network in checkpoint.PLUS_FANETS
     variant = checkpoint.Variant(
         attention=ATTENTION_OPTIONS[config.attention],
         key_channels=config.key_channels,
-        reduction=config.reduction,
-        reduce_by=config.reduce_by,
+        reduction="Res-4" if plus else config.reduction,
+        reduce_by="average" if plus else config.reduce_by,
         averages=config.averages,
     )
     return checkpoint.Description(
