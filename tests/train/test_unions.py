@@ -116,7 +116,7 @@ ORDER = ["disc", "ground", "box"]
     ("changes", "edit", "sentence"),
     [
         ({"classes": ""}, (), "^folder and camvid have different labels: give a class table with --classes street, "),
-        ({"classes": "streets"}, (), "^No class table is called 'streets': give street, or a file.$"),
+        ({"classes": "streets"}, (), "^No class table is called 'streets': did you mean street"),
         ({"classes": "street"}, (), "^The class table has no column folder, only camvid, comma10k"),
         ({}, ("ground, Tree", "ground, -"), "^The class table has no class for the label 'Tree' of camvid"),
         ({}, ("disc, Car", "-, -"), "^The class table has no class for the label 'disc' of folder"),
@@ -147,8 +147,8 @@ def test_a_second_data_set_needs_its_folder(toy, union):
 def test_two_data_sets_with_the_same_frames_are_refused(toy, other, tmp_path):
     config = replace(TINY, with_dataset="folder")
     pack("folder", toy, tmp_path, ("train", "val"))
-    for again in (toy, tmp_path):
-        with pytest.raises(ValueError, match=r"^.*/0\.png and .* are the same frame: give data sets with different"):
+    for again, where in ((toy, ""), (tmp_path, r", also as .*train-00000\.tar/00000000/0\.image\.png")):
+        with pytest.raises(ValueError, match=rf"/0\.png is in both data sets{where}: give data sets with different fr"):
             open_training_data(config, toy, again)
     # another split of the same folder has other frames
     opened = open_training_data(replace(config, with_split="val"), toy, toy)
