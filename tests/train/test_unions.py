@@ -70,6 +70,8 @@ def test_the_labels_of_the_second_data_set_follow_those_of_the_first(toy, drive,
     assert owners.tolist() == [0] * 3 + [1] * 11
     assert opened.classes.names[:4] == ("ground", "box", "disc", "Sky")
     assert opened.summary() == "7 frames of folder train and 7 frames of camvid train"
+    fewer = open_training_data(replace(union, leave_out="3", with_leave_out="0001TP"), toy, drive)
+    assert [len(dataset) for dataset in fewer.datasets] == [6, 3]
 
 
 def test_both_data_sets_are_validated_by_their_own_labels(toy, drive, union):
@@ -297,5 +299,5 @@ def test_a_run_on_a_union_that_was_stopped_resumes_to_the_same_weights(toy, driv
 def test_a_table_that_was_changed_is_not_resumed_with(toy, drive, union, table, tmp_path):
     run(toy, tmp_path / "out", replace(union, iterations=2, validate=""), with_data=drive)
     table.write_text(TABLE.replace("ground, Tree", "box, Tree"))
-    with pytest.raises(ValueError, match="was started with other frames or classes: give the same --data to resume.$"):
+    with pytest.raises(ValueError, match="other frames or classes: give the same --data, --with-data and class table"):
         run(toy, tmp_path / "out", replace(union, iterations=2, validate=""), with_data=drive, resume=True)
