@@ -153,7 +153,9 @@ def open_class_table(name: str) -> ClassTable:
     if name in CLASS_TABLES:
         return CLASS_TABLES[name]
     if not Path(name).suffix and not Path(name).exists():
-        raise ValueError(f"No class table is called {name!r:.80}: give {', '.join(CLASS_TABLES)}, or a file.")
+        near = [f"did you mean {match}?" for match in get_close_matches(name, CLASS_TABLES, 1)]
+        advice = near[0] if near else f"give {', '.join(CLASS_TABLES)}, or a file."
+        raise ValueError(f"No class table is called {name!r:.80}: {advice}")
     return read_class_table(Path(name))
 
 

@@ -165,7 +165,7 @@ def test_tables_are_opened_by_name_or_read_from_a_file(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text(TABLE)
     assert open_class_table(str(path)) == read_class_table(path) == parse_class_table(TABLE, "it")
-    with pytest.raises(ValueError, match="No class table is called 'steet'"):
+    with pytest.raises(ValueError, match="No class table is called 'steet': did you mean street"):
         open_class_table("steet")
     with pytest.raises(FileNotFoundError, match="No class table at"):
         open_class_table(str(tmp_path / "none.csv"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from streamseg.checks import check_positive, check_readable, check_suffix
+from streamseg.class_table import open_class_table
 from streamseg.cli.messages import (
     STANDARD_OUTPUT,
     check_figures,
@@ -32,7 +33,7 @@ from streamseg.cli.options import (
 )
 from streamseg.io.files import check_writable
 from streamseg.machine import available_cores
-from streamseg.train.config import OPTION_NAMES, TrainConfig
+from streamseg.train.config import OPTION_NAMES, TrainConfig, check_second_folder
 
 if TYPE_CHECKING:
     import torch
@@ -158,8 +159,10 @@ def train(run: TrainRun) -> int:
     """
     run.config.check()
     check_data(run.config.dataset, run.data)
-    if run.config.with_dataset != "none":
-        check_data(run.config.with_dataset, run.with_data)
+    check_second_folder(run.config, run.with_data)
+    check_data(run.config.with_dataset, run.with_data)
+    if run.config.classes:
+        open_class_table(run.config.classes)
     if run.encoder_weights:
         check_readable(run.encoder_weights)
     check_weights(None if run.initial in ("imagenet", "nothing") else Path(run.initial))

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 FANET_OPTIONS = ("window", "attention", "key_channels", "reduction", "reduce_by", "averages")
@@ -201,6 +202,14 @@ class TrainConfig:
         ):
             if not fine:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected {expected}.")
+
+
+def check_second_folder(config: TrainConfig, with_data: Path | None) -> None:
+    """Raise a ValueError if a second data set has no folder, or the folder no data set."""
+    if config.with_dataset != "none" and with_data is None:
+        raise ValueError(f"A run with {config.with_dataset} needs its folder: give --with-data DIR.")
+    if config.with_dataset == "none" and with_data is not None:
+        raise ValueError(f"{with_data} is the folder of no data set: name the data set with --with NAME.")
 
 
 class Recipe(NamedTuple):

@@ -58,7 +58,9 @@ def restore_training_state(out: Path, settings: dict[str, Any], parts: dict[str,
     except Exception as error:  # a damaged or hostile file can fail in any way
         raise ValueError(damaged) from error
     if changed == ["data"]:
-        raise ValueError(f"The run in {out} was started with other frames or classes: give the same --data to resume.")
+        alone = settings.get("with_dataset", "none") == "none" and not settings.get("classes")
+        same = "--data" if alone else "--data, --with-data and class table"
+        raise ValueError(f"The run in {out} was started with other frames or classes: give the same {same} to resume.")
     if "iterations" in changed and state.get("step") == theirs["iterations"]:
         raise ValueError(
             f"The run in {out} is finished, after {theirs['iterations']} iterations: to train on, start another run "

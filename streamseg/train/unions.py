@@ -14,7 +14,7 @@ from streamseg.class_table import ClassTable, open_class_table
 from streamseg.classes import IGNORE, Classes
 from streamseg.data.datasets import Dataset
 from streamseg.data.shards import has_split, open_dataset
-from streamseg.train.config import TrainConfig
+from streamseg.train.config import TrainConfig, check_second_folder
 from streamseg.train.feed import exclude_frames
 from streamseg.train.label_sets import LabelSets, make_label_sets
 
@@ -58,12 +58,9 @@ class TrainingData:
 def open_training_data(config: TrainConfig, data: Path, with_data: Path | None) -> TrainingData:
     """Open the data sets of a run, and check that they can train one network."""
     parts = [(config.dataset, data, config.split, config.leave_out)]
-    if config.with_dataset != "none":
-        if with_data is None:
-            raise ValueError(f"A run with {config.with_dataset} needs its folder: give --with-data DIR.")
+    check_second_folder(config, with_data)
+    if config.with_dataset != "none" and with_data is not None:
         parts.append((config.with_dataset, with_data, config.with_split, config.with_leave_out))
-    elif with_data is not None:
-        raise ValueError(f"{with_data} is the folder of no data set: name the data set with --with NAME.")
     named = open_class_table(config.classes) if config.classes else None
     opened = [exclude_frames(open_dataset(name, folder, split), left) for name, folder, split, left in parts]
     table = named or join_equal_labels(opened)
@@ -124,10 +121,8 @@ def check_apart(datasets: Sequence[Dataset]) -> None:
             other, path = seen[key]
             # names such as 1.png, and sizes, may be the same by chance
             if path == found[key] or dataset.read_image(found[key]).equal(other.read_image(path)):
-                raise ValueError(
-                    f"{path} and {found[key]} are the same frame: give data sets with different frames, "
-                    "or leave out --with."
-                )
+                where = "" if path == found[key] else f", also as {found[key]}"
+                raise ValueError(f"{path} is in both data sets{where}: give data sets with different frames.")
         seen |= {key: (dataset, path) for key, path in found.items()}
 
 
