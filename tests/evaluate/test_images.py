@@ -206,3 +206,13 @@ def test_plots_show_the_confusion_matrix_and_the_worst_frames(tmp_path):
         assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == ["confusion.png", "worst.png"]
         heights.append(read_image(tmp_path / "plots" / "worst.png").shape[1])
     assert heights[1] > 1.7 * heights[0]
+
+
+def test_plots_have_a_column_for_predictions_without_a_label(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    network, widths = painter(4), []
+    dataset = InMemory((painted(halves(0, 1), halves(3, 1)),))
+    for label_of in ((0, 1, 2, 2), (0, 1, 2, 255)):
+        write_plots(tmp_path, evaluate(network, dataset, label_of=label_of), network, dataset, label_of)
+        widths.append(read_image(tmp_path / "confusion.png").shape[2])
+    assert widths[1] > widths[0]
