@@ -34,6 +34,23 @@ def fanet18(pretrained: bool | str = False, classes: int | None = None) -> strea
 
 def fanet34(pretrained: bool = False, classes: int = 19) -> streamseg.FANet:
     """FANet-34 with random weights; no weights are bundled for it."""
-    if pretrained:
-        raise ValueError('No weights are bundled for FANet-34: use "fanet18", or train with: streamseg train camvid-34')
+    _check_no_weights("FANet-34", pretrained)
     return streamseg.fanet34(classes)
+
+
+def fanetplus18(pretrained: bool = False, classes: int = 19) -> streamseg.FANetPlus:
+    """FANet+ with a ResNet-18 and random weights; no weights are bundled for it."""
+    _check_no_weights("FANet+ 18", pretrained)
+    return streamseg.fanetplus18(classes)
+
+
+def fanetplus34(pretrained: bool = False, classes: int = 19) -> streamseg.FANetPlus:
+    """FANet+ with a ResNet-34 and random weights; no weights are bundled for it."""
+    _check_no_weights("FANet+ 34", pretrained)
+    return streamseg.fanetplus34(classes)
+
+
+def _check_no_weights(network: str, pretrained: bool) -> None:
+    """Raise a ValueError if weights are asked for that are not bundled."""
+    if pretrained:
+        raise ValueError(f'No weights are bundled for {network}: use "fanet18", or train some with: streamseg train')

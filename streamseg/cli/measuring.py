@@ -272,7 +272,8 @@ def reproduce(
 
     Args:
         table: I (cost of the attention), II (its key channels), III (its kinds), reduction (its place and kind; a
-            figure), IV (Cityscapes), V (CamVid, COCO-Stuff), VI (video), or all.
+            figure), IV (Cityscapes), V (CamVid, COCO-Stuff), VI (video), ours (FANet+, which the paper does not have),
+            or all.
         runs: A folder of trained networks, RUN/weights.safetensors, to measure the accuracy of.
         data: The folder of the data set to measure them on.
         dataset: cityscapes, camvid, comma10k, coco-stuff, ade20k, or folder for your own data.
@@ -368,8 +369,8 @@ def benchmark(
     Args:
         models: What to measure, from a frame to its labels: names of networks, which get random weights and 19
             classes, bundled weights, checkpoints, or files that export wrote (.onnx, .xml, .pt2). Networks are fanet18,
-            fanet34, and the baselines segnet, enet, icnet, erfnet, bisenet18, shelfnet18, swiftnet18, fcn16s, fcn8s,
-            deeplab.
+            fanet34, fanetplus18, fanetplus34, and the baselines segnet, enet, icnet, erfnet, bisenet18, shelfnet18,
+            swiftnet18, fcn16s, fcn8s, deeplab.
         size: Height and width of the frames.
         batch: Frames per batch.
         compiled: Measure torch.compile too, which takes a minute for each network.

@@ -259,6 +259,19 @@ VIDEO = Table(
     ),
 )
 
+OURS = Table(
+    "ours",
+    "Ours: FANet+ beside FANet, and SwiftNet, the most accurate baseline",
+    (
+        Row("FANet-18"),
+        Row("FANet+ 18", network="fanetplus18"),
+        Row("SwiftNetRN-18", network="swiftnet18"),
+        Row("FANet-34", network="fanet34"),
+        Row("FANet+ 34", network="fanetplus34"),
+    ),
+    notes=("The paper does not have FANet+.", "The network alone ends before its last resize."),
+)
+
 TABLES: dict[str, tuple[Table, ...]] = {
     "I": (MODULES,),
     "II": (KEYS,),
@@ -267,6 +280,7 @@ TABLES: dict[str, tuple[Table, ...]] = {
     "IV": (CITYSCAPES_TABLE,),
     "V": (CAMVID_TABLE, COCO_STUFF_TABLE),
     "VI": (VIDEO,),
+    "ours": (OURS,),
 }
 """By their names on the command line."""
 
@@ -280,5 +294,5 @@ DOWNLOADS = {
 """Where to download the data sets."""
 
 COMPARISONS = [part for parts in TABLES.values() for part in parts if part.dataset]
-NAMES = {row.network: row.name for part in COMPARISONS for row in part.rows if row.network}
-"""The paper's names of the networks that it compares, by the functions that build them."""
+NAMES = {row.network: row.name for part in (OURS, *COMPARISONS) for row in part.rows if row.network}
+"""The names of the networks that are compared, by the functions that build them."""
