@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from streamseg.models.checkpoint import describe as describe, load as load, save as save
     from streamseg.models.encoder import load_imagenet as load_imagenet
     from streamseg.models.fanet import FANet as FANet, fanet18 as fanet18, fanet34 as fanet34
+    from streamseg.palette import bright_colours as bright_colours
     from streamseg.stream.label_frames import (
         label_frame as label_frame,
         label_frames as label_frames,
@@ -76,6 +77,7 @@ MODULES = {
     "models.checkpoint": "describe load save",
     "models.encoder": "load_imagenet",
     "models.fanet": "FANet fanet18 fanet34",
+    "palette": "bright_colours",
     "stream.label_frames": "label_frame label_frames segment",
     "stream.state": "Fading FadingInTime LastFrames State load_state save_state",
 }

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, get_args
 from cyclopts import Parameter
 
 from streamseg.checks import check_readable, missing_data_error
+from streamseg.classes import Classes
 from streamseg.evaluate.paper import DOWNLOADS
 from streamseg.machine import available_cores
+from streamseg.palette import bright_colours
 from streamseg.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -35,10 +37,16 @@ DatasetName = Annotated[str, option("DATASET", choices=DATASET_NAMES)]
 Dataset = Annotated[str, option("NAME", choices=DATASET_NAMES)]
 Device = Annotated[str, option("NAME", "a GPU if there is one")]
 Json = Annotated[Path | None, option("FILE", "none")]
+Palette = Annotated[str, option(choices=("bright", "own"))]
 Precision = Annotated[str, option(default="fp16 on a GPU, fp32 on the CPU", choices=PRECISION_NAMES)]
 Quiet = Annotated[bool, Parameter(negative=())]
 Ray = Annotated[str, option("[ADDRESS]", "off; without ADDRESS, this machine only")]
 Weights = Annotated[Path | None, option("[WEIGHTS]", "the bundled weights")]
+
+
+def pick_palette(classes: Classes, palette: str) -> Classes:
+    """Return a class set in the colours to draw."""
+    return classes if palette == "own" else bright_colours(classes)
 
 
 def check_weights_path(path: Path | None) -> None:

@@ -111,6 +111,7 @@ async def info(gate: Gate) -> dict[str, object]:
         "weights": served.weights.name,
         "window": served.window,
         "classes": segment.classes_as_json(served.classes),
+        "drawn": [entry["colour"] for entry in segment.classes_as_json(served.drawn or served.classes)],
         "limits": {"bytes": limits.bytes, "pixels": limits.pixels, "seconds": limits.seconds},
         "samples": [*find_samples()],
     }
