@@ -128,4 +128,5 @@ async def sample(name: str) -> Response:
 def find_samples() -> dict[str, Path]:
     """The sample pictures by name, in the order in which the page shows them."""
     folder = samples_folder()
-    return {path.name: path for path in sorted(folder.glob("*.jpg"), reverse=True)} if folder else {}
+    paths = [*sorted(folder.glob("*.jpg"), reverse=True), *sorted(folder.glob("dashcam/*.jpg"))] if folder else []
+    return {path.name: path for path in paths}
