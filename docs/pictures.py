@@ -30,6 +30,7 @@ from streamseg.classes import Colour
 from streamseg.draw import blended_classes
 from streamseg.evaluate import paper, plot
 from streamseg.io.files import written_whole
+from streamseg.io.images import to_frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,11 +79,12 @@ def draw_drive(
     legend = class_legend(drawn, half[0], 6, half[0] // 46)
     shown = []
     for i, (frame, labels) in enumerate(labelled):
-        line = round(size[1] * (0.5 + 0.34 * math.sin(2 * math.pi * i / len(labelled))))
-        both = to_image(wipe(frame, streamseg.overlay(frame, labels, drawn, ALPHA, borders=True), line))
-        view = Image.new("RGB", (half[0], half[1] + legend.height), "white")
+        line = round(half[0] * (0.5 + 0.34 * math.sin(2 * math.pi * i / len(labelled))))
         # without the fine texture of roads, the GIF is small
-        view.paste(both.filter(ImageFilter.MedianFilter(5)).resize(half))
+        smooth = to_frame(to_image(frame).filter(ImageFilter.MedianFilter(5)).resize(half))
+        colours = streamseg.overlay(smooth, labels[1::2, 1::2], drawn, ALPHA, borders=True)
+        view = Image.new("RGB", (half[0], half[1] + legend.height), "white")
+        view.paste(to_image(wipe(smooth, colours, line)))
         view.paste(legend, (0, half[1]))
         shown.append(view)
     write_gif(path, shown, blended_classes(drawn, ALPHA).colours, seconds=0.1)
@@ -97,7 +99,7 @@ def wipe(left: Tensor, right: Tensor, line: int) -> Tensor:
     """Return one picture (3, H, W) left of a column, another to its right, and a white line between them."""
     both = right.clone()
     both[:, :, :line] = left[:, :, :line]
-    both[:, :, line - 2 : line + 2] = 255
+    both[:, :, line - 1 : line + 1] = 255
     return both
 
 
