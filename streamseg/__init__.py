@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         camvid as camvid,
         cityscapes as cityscapes,
         coco_stuff as coco_stuff,
+        comma10k as comma10k,
         folder as folder,
     )
     from streamseg.deploy.export import export_model as export_model
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 # the same for the running program; a test keeps the two alike
 MODULES = {
     "classes": "ADE20K CAMVID CITYSCAPES COCO_STUFF COCO_STUFF_182 COMMA10K Classes",
-    "data.datasets": "ade20k camvid cityscapes coco_stuff folder",
+    "data.datasets": "ade20k camvid cityscapes coco_stuff comma10k folder",
     "deploy.export": "export_model",
     "draw": "overlay",
     "engine.fast": "accelerate",

@@ -47,11 +47,12 @@ class EvaluateOptions:
     data: DataFolder
     """The folder of the data set."""
     dataset: Dataset
-    """cityscapes, camvid, coco-stuff, ade20k, or folder for your own data."""
+    """cityscapes, camvid, comma10k, coco-stuff, ade20k, or folder for your own data."""
     split: str = "val"
     """The split to measure on."""
     only: Annotated[str, option("NAME", "all frames")] = ""
-    """Measure only frames whose file name starts with this, such as a recording that training left out."""
+    """Measure only frames whose file name starts with this, such as a recording that training left out, or devices of
+    comma10k; several with commas between them."""
     scales: Annotated[tuple[float, ...], Parameter(metavar="FLOAT ...", show_default="1.0", consume_multiple=True)] = (
         1.0,
     )
@@ -143,12 +144,20 @@ def check_combination(options: EvaluateOptions, policy: "Policy | None") -> None
         raise ValueError("--window and --half-life run each frame once: leave out --scales and --flip.")
 
 
-def keep_frames(frames: "datasets.Dataset", prefix: str) -> "datasets.Dataset":
-    """Return a data set with only the frames whose file name starts with a prefix."""
-    pairs = tuple(pair for pair in frames.pairs if pair.image.name.startswith(prefix))
-    if prefix and not pairs:
-        raise ValueError(f"No frame of {frames.name} {frames.split} has a name that begins with --only {prefix!r:.80}.")
-    return replace(frames, pairs=pairs)
+def keep_frames(frames: "datasets.Dataset", only: str) -> "datasets.Dataset":
+    """Return a data set with only the frames of some names: starts of file names, or devices, separated by commas."""
+    from streamseg.data.datasets import pairs_by_name
+
+    if not only:
+        return frames
+    found = pairs_by_name(frames, only) or {only: set()}
+    for name, pairs in found.items():
+        if not pairs:
+            raise ValueError(
+                f"No frame of {frames.name} {frames.split} has a name that begins with --only {name!r:.80}."
+            )
+    kept = {pair for pairs in found.values() for pair in pairs}
+    return replace(frames, pairs=tuple(pair for pair in frames.pairs if pair in kept))
 
 
 def evaluate_sequences(
@@ -227,9 +236,10 @@ def reproduce(
             figure), IV (Cityscapes), V (CamVid, COCO-Stuff), VI (video), or all.
         runs: A folder of trained networks, RUN/weights.safetensors, to measure the accuracy of.
         data: The folder of the data set to measure them on.
-        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for your own data.
+        dataset: cityscapes, camvid, comma10k, coco-stuff, ade20k, or folder for your own data.
         split: The split to measure on.
-        only: Measure only frames whose file name starts with this, such as a recording that training left out.
+        only: Measure only frames whose file name starts with this, such as a recording that training left out, or
+            devices of comma10k; several with commas between them.
         speed: Whether to measure speed: the network alone as in the paper, and from frame to labels.
         compiled: Compile each network for the measurement from frame to labels, which takes minutes.
         out: A folder for each table as Markdown, JSON and a plot.

@@ -50,7 +50,7 @@ def check(
     """Find errors in a data set before training.
 
     Args:
-        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for your own data.
+        dataset: cityscapes, camvid, comma10k, coco-stuff, ade20k, or folder for your own data.
         data: The folder of the data set.
         sheet: A PNG for some frames with their labels drawn over them.
         json: A file for the figures, the errors and the warnings; - for standard output.
@@ -93,7 +93,7 @@ def pack(
     """Pack a data set into a few large tar files.
 
     Args:
-        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for your own data.
+        dataset: cityscapes, camvid, comma10k, coco-stuff, ade20k, or folder for your own data.
         out: The folder to write to, on a disk or in an object store; train and evaluate take it as --data.
         data: The folder of the data set.
         splits: The splits to pack.

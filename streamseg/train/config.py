@@ -31,7 +31,7 @@ def rename_old_settings(settings: dict[str, Any]) -> dict[str, Any]:
 class TrainConfig:
     """Settings of a training run. A run writes its settings beside its weights."""
 
-    dataset: Literal["cityscapes", "camvid", "coco-stuff", "ade20k", "folder"]
+    dataset: Literal["cityscapes", "camvid", "comma10k", "coco-stuff", "ade20k", "folder"]
     """Data set, which also sets the expected layout of the data folder."""
     network: Literal[
         "fanet18",
@@ -55,7 +55,8 @@ class TrainConfig:
     split: str = "train"
     """Split to train on."""
     leave_out: str = ""
-    """Leave out frames whose file name starts with this, such as a recording to evaluate on."""
+    """Leave out frames whose file name starts with this, such as a recording to evaluate on, or devices of comma10k;
+    several with commas between them."""
     validate: str = "val"
     """Split to validate on; empty for none."""
     validate_every: int = 1000

@@ -19,20 +19,28 @@ from torch import Tensor
 from streamseg import machine
 from streamseg.classes import IGNORE
 from streamseg.data.augment import AugmentParams, augment, augment_past, mix, sample_params
-from streamseg.data.datasets import Dataset, check_sizes, in_parallel, read_pairs
+from streamseg.data.datasets import Dataset, check_sizes, in_parallel, pairs_by_name, read_pairs
 from streamseg.data.layouts import VIDEOS
 from streamseg.train.config import TrainConfig
 from streamseg.train.losses import class_weights
 
 
 def exclude_frames(dataset: Dataset, leave_out: str) -> Dataset:
-    """Return a data set without the frames whose file name starts with a prefix."""
+    """Return a data set without the frames of some names: starts of file names, or devices, separated by commas."""
     if not leave_out:
         return dataset
-    pairs = tuple(pair for pair in dataset.pairs if not pair.image.name.startswith(leave_out))
-    if not 0 < len(pairs) < len(dataset):
+    found = pairs_by_name(dataset, leave_out)
+    left_out = {pair for pairs in found.values() for pair in pairs}
+    pairs = tuple(pair for pair in dataset.pairs if pair not in left_out)
+    if not pairs or not left_out:
         raise ValueError(
-            f"Leaving out {leave_out!r} keeps {len(pairs)} of {len(dataset)} frames: give the start of some file names."
+            f"Leaving out {leave_out!r:.80} keeps {len(pairs)} of {len(dataset)} frames: give the start of some file "
+            "names, or devices of comma10k."
+        )
+    if wrong := [name for name, named in found.items() if not named]:
+        raise ValueError(
+            f"No frame of {dataset.name} {dataset.split} is of {wrong[0]!r:.80}, which --leave-out names: give the "
+            "start of some file names, or devices of comma10k."
         )
     return replace(dataset, pairs=pairs)
 

@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from make_datasets import comma10k_names, make_comma10k, names_of
 
-from streamseg.data.datasets import camvid, folder
+from streamseg.data.datasets import camvid, comma10k, folder
 from streamseg.train import feed
 from streamseg.train.config import TrainConfig
 from streamseg.train.feed import (
@@ -143,6 +144,29 @@ def test_cached_streamed_and_shared_clips_are_the_same(drive):
 def test_frames_can_be_left_out_by_the_start_of_their_name(toy):
     kept = exclude_frames(folder(toy, "train"), "3")
     assert [pair.image.name for pair in kept.pairs] == ["0.png", "1.png", "2.png", "5.png", "6.png", "7.png"]
+
+
+def test_frames_can_be_left_out_by_several_names_and_by_device(toy, tmp_path):
+    kept = exclude_frames(folder(toy, "train"), "3, 5,")
+    assert [pair.image.name for pair in kept.pairs] == ["0.png", "1.png", "2.png", "6.png", "7.png"]
+    names = comma10k_names(devices=4, frames=2)
+    dataset = comma10k(make_comma10k(tmp_path, names), "trainval")
+    devices = [name.split("_")[1] for name in names[::2]]
+    assert names_of(exclude_frames(dataset, ",".join(devices[:2]))) == names[4:]
+    assert names_of(exclude_frames(dataset, f"0000_,{devices[3]}")) == names[1:6]
+
+
+@pytest.mark.parametrize(
+    ("leave_out", "sentence"),
+    [
+        (",", "^Leaving out ',' keeps 7 of 7 frames: give the start of some file names, or devices of comma10k.$"),
+        ("0,1,2,3,5,6,7", "^Leaving out '0,1,2,3,5,6,7' keeps 0 of 7 frames: "),
+        ("0,zebra", "^No frame of folder train is of 'zebra', which --leave-out names: give the start of "),
+    ],
+)
+def test_a_name_that_no_frame_has_cannot_be_left_out(toy, leave_out, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        exclude_frames(folder(toy, "train"), leave_out)
 
 
 def test_the_parts_of_a_batch_add_up_to_the_batch(toy):
