@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         fanetplus18 as fanetplus18,
         fanetplus34 as fanetplus34,
     )
+    from streamseg.palette import bright_colours as bright_colours
     from streamseg.stream.label_frames import (
         label_frame as label_frame,
         label_frames as label_frames,
@@ -83,6 +84,7 @@ MODULES = {
     "models.encoder": "load_imagenet",
     "models.fanet": "FANet fanet18 fanet34",
     "models.fanet_plus": "FANetPlus fanetplus18 fanetplus34",
+    "palette": "bright_colours",
     "stream.label_frames": "label_frame label_frames segment",
     "stream.state": "Fading FadingInTime LastFrames State load_state save_state",
 }

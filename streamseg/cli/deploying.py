@@ -11,6 +11,7 @@ from streamseg.cli.messages import check_figures, loading, open_messages, print_
 from streamseg.cli.options import (
     Device,
     Json,
+    Palette,
     Precision,
     Quiet,
     Weights,
@@ -19,6 +20,7 @@ from streamseg.cli.options import (
     option,
     parse_size,
     pick_device,
+    pick_palette,
 )
 from streamseg.io.files import check_writable
 from streamseg.models.bundled import find_weights
@@ -126,6 +128,7 @@ def serve(
     megabytes: float = 32.0,
     megapixels: float = 32.0,
     seconds: float = 30.0,
+    palette: Palette = "bright",
     device: Device = "",
     precision: Precision = "",
     trust: bool = False,
@@ -144,6 +147,7 @@ def serve(
         megabytes: The largest picture, as a file.
         megapixels: The largest picture, in millions of pixels.
         seconds: Timeout for receiving a picture, and for labelling it.
+        palette: Colours of overlays and of the page: bright ones, or the data set's own. Label files keep its own.
         device: cuda or cpu.
         precision: Precision of the network; int8 is 1.2 to 1.8 times as fast as fp32 on a CPU.
         trust: Allow a .pt2 file, which is a program and can run any code.
@@ -173,7 +177,7 @@ def serve(
     if token and not server.TOKEN.fullmatch(token):
         raise ValueError("The token may hold only letters, digits and . _ ~ + -: choose another.")
     with server.listen(host, port) as listening:
-        model = open_served(weights, device, precision, window, trust)
+        model = open_served(weights, device, precision, window, trust, palette)
         allow_large_pictures()  # the server has limits of its own
         limits = server.Limits(round(megabytes * 2**20), round(megapixels * 1e6), seconds, queue)
         gate = server.RequestGate(model, limits, token, batch)
@@ -186,7 +190,9 @@ def serve(
     return 128 + caught if caught else 0
 
 
-def open_served(weights: Path | None, device: str, precision: str, window: int | None, trust: bool) -> "ServedModel":
+def open_served(
+    weights: Path | None, device: str, precision: str, window: int | None, trust: bool, palette: str
+) -> "ServedModel":
     """Open the network to serve."""
     from streamseg import serve as server
     from streamseg.engine import runtime
@@ -200,4 +206,5 @@ def open_served(weights: Path | None, device: str, precision: str, window: int |
         check_exported(engine, None if window is None else LastFrames(window), precision=precision)
     frames = trained if window is None else window
     check_window(engine, LastFrames(frames))
-    return server.ServedModel(engine, classes, frames, find_weights(weights))
+    drawn = pick_palette(classes, palette)
+    return server.ServedModel(engine, classes, frames, find_weights(weights), drawn)

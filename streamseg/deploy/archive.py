@@ -64,6 +64,7 @@ class ArchiveSettings:
     confidence: bool = False
     style: DrawStyle = field(default_factory=DrawStyle)
     trust: bool = False
+    colours: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,7 @@ def segment_video(
             results / "overlay.mp4" if settings.overlay else None,
             results / "labels.mkv" if settings.labels else None,
             results / "confidence.mkv" if settings.confidence else None,
+            results / "colours.mp4" if settings.colours else None,
         )
         source = VideoFile(PurePosixPath(folder).stem, str(path))
         run = Pipeline([(source, outputs)], label_settings, settings.style, Meter(), records=records).run()

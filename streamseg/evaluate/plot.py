@@ -12,11 +12,15 @@ import torch
 from torch import Tensor
 
 from streamseg.classes import IGNORE, Classes
-from streamseg.draw import overlay
+from streamseg.draw import blended_classes, overlay
 from streamseg.io.files import written_whole
+from streamseg.palette import bright_colours
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+PLOT_ALPHA = 0.65
+"""Opacity of the classes in plots, where frames are small."""
 
 
 def confusion_plot(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
@@ -192,6 +196,7 @@ def write_worst(path: Path, frames: Sequence[tuple[Tensor, Tensor, Tensor, str]]
         raise ValueError(f"There are no frames to plot in {path}.")
     maps = [labels.flatten().long().cpu() for _, true, predicted, _ in frames for labels in (true, predicted)]
     present = [label for label in torch.cat(maps).unique().tolist() if label != IGNORE]
+    drawn = bright_colours(classes)
     # inches: pictures below their captions, and a legend at the bottom
     panel, gap, caption = 4.2, 0.1, 0.3
     heights = [panel * frame.shape[1] / frame.shape[2] for frame, *_ in frames]
@@ -204,8 +209,8 @@ def write_worst(path: Path, frames: Sequence[tuple[Tensor, Tensor, Tensor, str]]
         top -= caption + picture_height
         pictures = [
             (title if len(title) <= 50 else f"…{title[-49:]}", frame),
-            ("true", overlay(frame, labels, classes, alpha=0.65)),
-            ("predicted", overlay(frame, predicted, classes, alpha=0.65)),
+            ("true", overlay(frame, labels, drawn, PLOT_ALPHA, borders=True)),
+            ("predicted", overlay(frame, predicted, drawn, PLOT_ALPHA, borders=True)),
         ]
         for column, (name, picture) in enumerate(pictures):
             left = gap + column * (panel + gap)
@@ -215,8 +220,9 @@ def write_worst(path: Path, frames: Sequence[tuple[Tensor, Tensor, Tensor, str]]
             axes.axis("off")
     axes = figure.add_axes((0, 0, 1, legend / height))
     axes.axis("off")
+    swatches = blended_classes(drawn, PLOT_ALPHA).colours
     for label in present:
-        red, green, blue = classes.colours[label]
+        red, green, blue = swatches[label]
         colour = (red / 255, green / 255, blue / 255)
         axes.plot([], [], "s", markersize=9, color=colour, label=classes.names[label])
     key = axes.legend(loc="center", ncols=columns, frameon=False, fontsize=10)
