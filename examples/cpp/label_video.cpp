@@ -14,12 +14,13 @@
 #include <deque>
 #include <exception>
 #include <iostream>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 using Matrix = std::vector<float>;           // (D, C), row by row
-using Context = std::array<Matrix, 4>;       // passed to later frames, of Res-1 … Res-4
+using Context = std::vector<Matrix>;         // passed to later frames, of each stage with attention
 
 int run(const std::string& path, int64_t height, int64_t width, size_t window) {
   Ort::Env environment(ORT_LOGGING_LEVEL_WARNING, "label_video");
@@ -28,19 +29,21 @@ int run(const std::string& path, int64_t height, int64_t width, size_t window) {
   Ort::AllocatorWithDefaultOptions allocator;
   Ort::MemoryInfo memory = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
 
-  // frame, past1 … past4 and, for a network that averages, weight
+  // frame, past1, past2, … (four of a FANet, two of a FANet+) and, for a network that averages, weight
   std::vector<std::string> names;
-  std::array<std::vector<int64_t>, 4> shapes;
+  std::map<size_t, std::vector<int64_t>> shapes;
   for (size_t i = 0; i < session.GetInputCount(); ++i) {
     names.emplace_back(session.GetInputNameAllocated(i, allocator).get());
     if (names[i].rfind("past", 0) == 0)
       shapes[static_cast<size_t>(names[i][4] - '1')] =
           session.GetInputTypeInfo(i).GetTensorTypeAndShapeInfo().GetShape();
   }
-  if (names.size() < 5) throw std::runtime_error(path + " has no state: export it with --video.");
+  const size_t stages = shapes.size();
+  if (stages == 0) throw std::runtime_error(path + " has no state: export it with --video.");
   std::vector<const char*> inputs;
   for (const std::string& name : names) inputs.push_back(name.c_str());
-  const std::array<const char*, 5> outputs = {"labels", "context1", "context2", "context3", "context4"};
+  std::vector<const char*> outputs = {"labels", "context1", "context2", "context3", "context4"};
+  outputs.resize(stages + 1);
 
   const std::array<int64_t, 4> frame_shape = {1, height, width, 3};
   const std::array<int64_t, 1> weight_shape = {1};
@@ -48,9 +51,9 @@ int run(const std::string& path, int64_t height, int64_t width, size_t window) {
   std::deque<Context> state;  // contexts of the earlier frames in the window, oldest first
 
   while (std::cin.read(reinterpret_cast<char*>(frame.data()), static_cast<std::streamsize>(frame.size()))) {
-    Context past;
+    Context past(stages);
     float weight = static_cast<float>(state.size());
-    for (size_t stage = 0; stage < 4; ++stage) {
+    for (size_t stage = 0; stage < stages; ++stage) {
       past[stage].assign(static_cast<size_t>(shapes[stage][1] * shapes[stage][2]), 0.0f);
       for (const Context& context : state)
         for (size_t i = 0; i < past[stage].size(); ++i) past[stage][i] += context[stage][i];
@@ -73,8 +76,8 @@ int run(const std::string& path, int64_t height, int64_t width, size_t window) {
                                                   outputs.data(), outputs.size());
 
     std::cout.write(reinterpret_cast<const char*>(results[0].GetTensorMutableData<uint8_t>()), height * width);
-    Context own;
-    for (size_t stage = 0; stage < 4; ++stage) {
+    Context own(stages);
+    for (size_t stage = 0; stage < stages; ++stage) {
       const float* values = results[stage + 1].GetTensorMutableData<float>();
       own[stage].assign(values, values + past[stage].size());
     }

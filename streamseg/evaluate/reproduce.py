@@ -33,6 +33,7 @@ from streamseg.evaluate.benchmark import (
 from streamseg.evaluate.engines import open_evaluation_engine
 from streamseg.evaluate.images import validate
 from streamseg.evaluate.paper import NAMES, Row, Table
+from streamseg.evaluate.translate import check_same_classes
 from streamseg.evaluate.video import evaluate_video
 from streamseg.io.files import written_whole
 from streamseg.models import checkpoint
@@ -101,7 +102,8 @@ class RunEvaluator:
     def miou_of(self, run: TrainedRun, window: int) -> float:
         """Return the mIoU of a run: on single frames, or on sequences with a window."""
         if (run.weights, window) not in self.mious:
-            engine = open_evaluation_engine(run.weights, self.device, self.dataset)
+            engine, classes = open_evaluation_engine(run.weights, self.device, self.dataset)
+            check_same_classes(classes, self.dataset)
             if window == 1:
                 score = validate(engine, self.dataset, threads=self.threads)
             else:
@@ -144,8 +146,10 @@ def matches_row(row: Row, description: checkpoint.Description) -> bool:
 
 
 def row_variant(row: Row) -> checkpoint.Variant:
-    """Return the options of a row's FANet."""
-    return checkpoint.Variant(row.attention, row.key_channels, row.reduction, row.reduce_by)  # type: ignore[arg-type] # strings in a table of facts
+    """Return the options of a row's FANet; the reduction of a FANet+ is fixed."""
+    fixed = row.network in checkpoint.PLUS_FANETS
+    reduction, reduce_by = ("Res-4", "average") if fixed else (row.reduction, row.reduce_by)
+    return checkpoint.Variant(row.attention, row.key_channels, reduction, reduce_by)  # type: ignore[arg-type] # strings in a table of facts
 
 
 def reproduce(
@@ -262,9 +266,9 @@ def labels_call(network: Any, row: Row, device: torch.device, compiled: bool) ->
 
 
 def fast_call(network: Any, row: Row, device: torch.device) -> Call | None:
-    """Return the same call in the fast form, for the two FANets of the paper only: each variant would compile again."""
-    default = checkpoint.Variant("FastAttention", 32, "Res-1", "stride")
-    fast = accelerate(network) if row.network in checkpoint.FANETS and row_variant(row) == default else None
+    """Return the same call in the fast form, for FANets without options only: each variant would compile again."""
+    default = row_variant(row) == row_variant(Row(row.name, network=row.network))
+    fast = accelerate(network) if row.network in checkpoint.FANETS and default else None
     if not isinstance(fast, FastEngine):
         return None
     frame = torch.randint(0, 256, (3, *row.size), dtype=torch.uint8, device=device)

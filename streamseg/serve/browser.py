@@ -49,6 +49,7 @@ class BrowserModel:
             "library": f"library/{page.VERSION}",
             "model": f"model.onnx?version={short_hash(path)}",
             "size": manifest.size,
+            "min_side": manifest.min_side,
             "state": manifest.state,
             "averages": manifest.averages,
             "window": self.served.window,

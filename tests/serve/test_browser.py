@@ -48,6 +48,7 @@ def test_a_browser_gets_the_onnx_file_that_is_served(library, exported):
     with run_server(weights=exported("any.onnx")) as running:
         description = running.ask("/browser").json
         assert (description["size"], description["averages"], description["window"]) == (None, True, WINDOW)
+        assert description["min_side"] == 65
         assert [tuple(shape) for shape in description["state"]] == [(8, 64), (8, 128), (8, 256), (8, 512)]
         assert running.ask(f"/{description['model']}").body == exported("any.onnx").read_bytes()
         file = running.ask(f"/{description['library']}/{page.LIBRARY_FILES[0]}")

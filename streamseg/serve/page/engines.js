@@ -3,8 +3,6 @@
 
 import { pipeThrough } from "./png.js";
 
-const MIN_SIDE = 65; // smallest input, in pixels per side, of a network for any size
-
 // The network on the server, through a WebSocket; the server keeps the state of the stream.
 export class ServerEngine {
   constructor(token) {
@@ -78,6 +76,7 @@ export class BrowserEngine {
   static async open(model, token, onProgress) {
     const engine = new BrowserEngine(onProgress);
     engine.size = model.size;
+    engine.minSide = model.min_side; // smallest input, in pixels per side, of a network for any size
     engine.description = await engine.request({ open: model, token });
     return engine;
   }
@@ -108,7 +107,7 @@ export class BrowserEngine {
 
   async label(canvas) {
     const { width, height } = canvas;
-    const [inputHeight, inputWidth] = this.size ?? [Math.max(MIN_SIDE, height), Math.max(MIN_SIDE, width)];
+    const [inputHeight, inputWidth] = this.size ?? [height, width].map((side) => Math.max(this.minSide, side));
     const same = inputHeight === height && inputWidth === width;
     const input = same ? canvas : new OffscreenCanvas(inputWidth, inputHeight);
     const context = input.getContext("2d", { willReadFrequently: true });
