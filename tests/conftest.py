@@ -62,7 +62,21 @@ def restore_pixel_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 def model() -> streamseg.FANet:
     """FANet-18 for CamVid's classes: random weights, with batch norm statistics as after training."""
     torch.manual_seed(0)
-    network = streamseg.fanet18(classes=11)
+    return warm_up(streamseg.fanet18(classes=11))
+
+
+@pytest.fixture(scope="session")
+def plus() -> streamseg.FANetPlus:
+    """FANet+ with a ResNet-18, like `model`; its attention has its usual share, so that a past shows."""
+    torch.manual_seed(0)
+    network = streamseg.fanetplus18(classes=11)
+    for attend in network.attentions:
+        torch.nn.init.ones_(attend.out[1].weight)
+    return warm_up(network)
+
+
+def warm_up(network):
+    """Set the statistics of batch norm, and return the network in evaluation mode."""
     with torch.no_grad():
         for _ in range(20):
             network(255 * torch.rand(2, 3, 64, 96))

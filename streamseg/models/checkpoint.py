@@ -82,8 +82,9 @@ class Description:
         if (self.variant is None) != (self.network in BASELINES):
             raise ValueError(f"network is {self.network}; expected options for a FANet, and none for a baseline.")
         if self.variant is not None and self.network in PLUS_FANETS:
-            check_choice(f"The reduction of a {self.network}", self.variant.reduction, ("Res-4",))
-            check_choice(f"The kind of reduction of a {self.network}", self.variant.reduce_by, ("average",))
+            given = f"{self.variant.reduction} by {self.variant.reduce_by}"
+            if given != "Res-4 by average":
+                raise ValueError(f"The reduction of this {self.network} is {given}; expected Res-4 by average.")
         check_small_count("window", self.window)
         if not (isinstance(self.source, str) and self.source.isprintable()):
             raise ValueError(f"source is {self.source!r:.80}; expected printable text in one line.")

@@ -75,9 +75,7 @@ class FANet(nn.Module):
         self.attend2 = make_attention(attention, c2, key_channels)
         self.attend3 = make_attention(attention, c3, key_channels)
         self.attend4 = make_attention(attention, c4, key_channels)
-        shapes = [attend.context_shape for attend in self.attentions]
-        if len({keys for keys, _ in shapes}) > 1:
-            raise ValueError(f"The contexts have the shapes {shapes}; expected the same first number at all stages.")
+        check_contexts(self.attentions)
         self.narrow4 = conv(c4, c3, 1)
         self.narrow3 = conv(c3, c2, 1)
         self.narrow2 = conv(c2, c1, 1)
@@ -208,6 +206,13 @@ def make_attention(attention: Callable[[int, int], Attention], channels: int, ke
             "FastAttention."
         )
     return cast("Attention", module)
+
+
+def check_contexts(attentions: Sequence[Attention]) -> None:
+    """Raise a ValueError if the contexts of the stages cannot be concatenated."""
+    shapes = [attend.context_shape for attend in attentions]
+    if len({keys for keys, _ in shapes}) > 1:
+        raise ValueError(f"The contexts have the shapes {shapes}; expected the same first number at all stages.")
 
 
 def init_as_identity(network: FANet) -> None:

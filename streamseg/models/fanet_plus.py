@@ -21,8 +21,8 @@ from torch.nn import functional as F
 
 from streamseg.checks import check_count
 from streamseg.models.attention import Attention, FastAttention, Scale
-from streamseg.models.encoder import Maps, ResNet, resnet18, resnet34
-from streamseg.models.fanet import Context, FANet, init_as_identity, make_attention
+from streamseg.models.encoder import Encoder, Maps, ResNet, resnet18, resnet34
+from streamseg.models.fanet import Context, FANet, check_contexts, check_encoder, init_as_identity, make_attention
 from streamseg.models.layers import conv, init_network, initialise, normalise, resize
 
 
@@ -32,14 +32,14 @@ class FANetPlus(FANet):
     It takes part wherever a FANet does; its contexts are those of Res-3 and Res-4.
 
     Args:
-        encoder: A ResNet whose extra reduction is an average pooling before Res-4.
+        encoder: Computes the four feature maps: a ResNet whose extra reduction is an average pooling before Res-4, or
+            any module with the interface of Encoder.
         classes: Number of classes.
         attention: FastAttention, another attention of this package, or any module class with that interface.
         key_channels: Channels of query and key.
         averages: Attend to the mean over the frames in the window instead of their sum.
     """
 
-    encoder: ResNet
     classify: nn.Conv2d  # type: ignore[assignment] # FANet's is a Sequential
 
     tile_grid = 256
@@ -47,7 +47,7 @@ class FANetPlus(FANet):
 
     def __init__(
         self,
-        encoder: ResNet,
+        encoder: Encoder,
         classes: int,
         attention: Callable[[int, int], Attention] = FastAttention,
         key_channels: int = 32,
@@ -56,6 +56,7 @@ class FANetPlus(FANet):
         nn.Module.__init__(self)  # it shares FANet's interface for streams, but none of its layers
         init_network(self, classes)
         check_count("key_channels", key_channels)
+        check_encoder(encoder)
         self.key_channels = key_channels
         self.averages = averages
 
@@ -64,6 +65,7 @@ class FANetPlus(FANet):
         c1, c2, c3, c4 = encoder.channels
         self.attend3 = make_attention(attention, c3, key_channels)
         self.attend4 = make_attention(attention, c4, key_channels)
+        check_contexts(self.attentions)
         self.pool = PyramidPooling(c4, 128)
         self.narrow3 = conv(c3, 128, 1)
         self.smooth3 = conv(128, 128, 3)
@@ -115,8 +117,9 @@ class FANetPlus(FANet):
 
     @property
     def name(self) -> str:
-        """The name of the function that builds it."""
-        return f"fanetplus{self.encoder.depth}"
+        """The name of the function that builds it; that of the encoder's class if it is not one of this package."""
+        encoder = self.encoder
+        return f"fanetplus{encoder.depth}" if isinstance(encoder, ResNet) else f"FANet+ of {type(encoder).__name__}"
 
     @property
     def attentions(self) -> tuple[Attention, ...]:

@@ -13,6 +13,7 @@ from streamseg.engine.tiles import (
     tiled_context,
     tiles,
 )
+from streamseg.models.encoder import ResNet
 
 
 def random_frame(height, width, seed=0):
@@ -60,6 +61,42 @@ def test_labels_of_tiles_equal_those_of_the_whole_frame(model):
     assert share_of_equal(after, labels_at_once(model, frame, past)) > 0.999
     assert share_of_equal(after, labels) < 0.999
     assert all(a.equal(b) for a, b in zip(again, context, strict=True))
+
+
+@pytest.mark.parametrize("size", [(256, 1280), (300, 700)])
+def test_tiles_of_fanet_plus_equal_the_whole_frame_and_pool_all_of_it(size):
+    network = plain.randomise(shallow_plus())
+    frame = random_frame(*size)
+    padded = F.pad(frame.float()[None], (0, -size[1] % 256, 0, -size[0] % 256), mode="replicate")[0].byte()
+    with torch.inference_mode():
+        past = [0.5 * matrix for matrix in network.step(padded.flip(2)[None])[1]]
+    for given in (None, past):
+        # without the margin, tiles would differ at their edges
+        labels, context = label_tiled(network, frame, given, tile=(256, 256), margin=512)
+        expected = labels_at_once(network, padded, given)[: size[0], : size[1]]
+        assert share_of_equal(labels, expected) > 0.9999
+        torch.testing.assert_close(context, network.step(padded[None])[1], atol=1e-9, rtol=1e-9)
+    # each tile by itself, with the pyramid pooling of its own pixels, has other labels
+    alone = labels_at_once(network, padded[:, :256, :256])
+    assert share_of_equal(alone, labels_at_once(network, padded)[:256, :256]) < 0.99
+
+
+def shallow_plus():
+    torch.manual_seed(0)
+    return streamseg.FANetPlus(ResNet((1, 1, 1, 1), "Res-4", "average"), 5, key_channels=8)
+
+
+def test_tiles_of_fanet_plus_are_multiples_of_256_and_its_default_margin_is_768(plus):
+    assert label_tiled(plus, random_frame(64, 64))[0].shape == (64, 64)
+    with pytest.raises(ValueError, match="A side of the tiles is 64; expected a multiple of 256"):
+        label_tiled(plus, random_frame(64, 64), tile=(64, 64))
+    with pytest.raises(ValueError, match="The margin is 576; expected a multiple of 256"):
+        label_tiled(plus, random_frame(64, 64), margin=576)
+    network, widths = shallow_plus().eval(), []
+    network.encoder.register_forward_hook(lambda module, inputs, output: widths.append(inputs[0].shape[3]))
+    label_tiled(network, random_frame(32, 2304), tile=(256, 1024))
+    # the columns 0 to 1792, 256 to 2304 and 1280 to 2304, at 3/4
+    assert widths == 2 * [3 * 1792 // 4, 3 * 2048 // 4, 3 * 1024 // 4]
 
 
 def test_tiles_of_a_network_that_averages_equal_the_whole_frame():

@@ -215,6 +215,17 @@ def test_a_run_belongs_to_the_row_of_its_variant():
     assert not matches_row(row, describe_checkpoint(config, streamseg.CAMVID))
     assert not matches_row(replace(row, key_channels=8), ours)
     assert matches_row(Row("erfnet", {}, "erfnet"), Description("erfnet", None, streamseg.CAMVID, 1, ""))
+    plus = describe_checkpoint(replace(config, network="fanetplus18"), streamseg.CAMVID)
+    assert matches_row(Row("FANet+ 18", network="fanetplus18"), plus)
+    assert not matches_row(Row("FANet-18"), plus)
+
+
+def test_fanet_plus_has_a_table_of_its_own():
+    found = {result.row.network: result.found for result in reproduce(TABLES["ours"][0], CPU)}
+    assert found["fanetplus18"]["parameters"] == 12_387_411
+    assert found["fanetplus18"]["gflops"] < found["fanet18"]["gflops"]
+    networks = {row.network for name, parts in TABLES.items() if name != "ours" for part in parts for row in part.rows}
+    assert not networks & {"fanetplus18", "fanetplus34"}
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import streamseg
 from streamseg import ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention
 from streamseg.models.baselines import BASELINES
 from streamseg.models.baselines.bisenet import BiSeNet
-from streamseg.models.checkpoint import require_fanet
+from streamseg.models.checkpoint import Variant, require_fanet
 from streamseg.models.encoder import ResNet, resnet18, resnet34
 
 
@@ -82,10 +82,43 @@ def test_every_variant_is_built_again(options, tmp_path, image):
     assert streamseg.load(tmp_path / "variant.safetensors")[0](image).equal(network(image))
 
 
-def test_fanet34_is_built_again(tmp_path, image):
-    network = streamseg.fanet34(classes=11).eval()
-    streamseg.save(network, streamseg.CAMVID, tmp_path / "34.safetensors")
-    assert streamseg.load(str(tmp_path / "34.safetensors"))[0](image).equal(network(image))
+@pytest.mark.parametrize("name", ["fanet34", "fanetplus18", "fanetplus34"])
+def test_every_fanet_is_built_again(name, tmp_path, image):
+    network = getattr(streamseg, name)(classes=11).eval()
+    streamseg.save(network, streamseg.CAMVID, tmp_path / "again.safetensors")
+    loaded, _ = streamseg.load(str(tmp_path / "again.safetensors"))
+    assert type(loaded) is type(network)
+    assert loaded.name == network.name == name == streamseg.describe(tmp_path / "again.safetensors").network
+    assert loaded(image).equal(network(image))
+
+
+def test_a_fanet_plus_keeps_its_options_and_states_its_reduction(tmp_path, image):
+    path = tmp_path / "plus.safetensors"
+    network = streamseg.fanetplus18(classes=11, attention=DotAttention, key_channels=8, averages=True).eval()
+    streamseg.save(network, streamseg.CAMVID, path, window=4)
+    assert streamseg.describe(path).variant == Variant("DotAttention", 8, "Res-4", "average", averages=True)
+    assert streamseg.load(path)[0].averages
+    assert streamseg.load(path)[0](image).equal(network(image))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"reduction": "Res-1"}, "The reduction of this fanetplus18 is Res-1 by average; expected Res-4 by average"),
+        ({"reduce_by": "stride"}, "The reduction of this fanetplus18 is Res-4 by stride; expected Res-4 by average"),
+    ],
+)
+def test_a_fanet_plus_with_another_reduction_is_neither_loaded_nor_saved(plus, changes, sentence, tmp_path):
+    path = tmp_path / "plus.safetensors"
+    streamseg.save(plus, streamseg.CAMVID, path)
+    rewrite(path, **changes)
+    with pytest.raises(ValueError, match=sentence):
+        streamseg.load(path)
+    reduction = {"reduction": "Res-4", "reduce_by": "average"} | changes
+    other = streamseg.FANetPlus(resnet18(**reduction), 11)
+    with pytest.raises(ValueError, match=sentence):
+        streamseg.save(other, streamseg.CAMVID, tmp_path / "other.safetensors")
+    assert not (tmp_path / "other.safetensors").exists()
 
 
 @pytest.mark.slow
@@ -408,13 +441,14 @@ class Custom(nn.Module):
         return tuple(maps)
 
 
-def test_a_network_with_its_own_attention_is_saved_and_loaded_with_its_class(tmp_path, image):
-    network, path = streamseg.fanet18(classes=11, attention=Mine, key_channels=8).eval(), tmp_path / "a.safetensors"
+@pytest.mark.parametrize("factory", [streamseg.fanet18, streamseg.fanetplus18])
+def test_a_network_with_its_own_attention_is_saved_and_loaded_with_its_class(factory, tmp_path, image):
+    network, path = factory(classes=11, attention=Mine, key_channels=8).eval(), tmp_path / "a.safetensors"
     streamseg.save(network, streamseg.CAMVID, path)
     assert streamseg.describe(path).variant.attention == "Mine"
     loaded, classes = streamseg.load(path, attention=Mine)
     assert classes == streamseg.CAMVID
-    assert type(loaded.attend1) is Mine
+    assert {type(attend) for attend in loaded.attentions} == {Mine}
     assert loaded(image).equal(network(image))
 
 
@@ -431,3 +465,5 @@ def test_without_its_class_such_a_network_is_refused(saved, tmp_path):
 def test_a_network_with_its_own_encoder_is_not_saved(tmp_path):
     with pytest.raises(ValueError, match=r"cannot describe the encoder Custom: save model\.state_dict\(\) with torch"):
         streamseg.save(streamseg.FANet(Custom(), 11), streamseg.CAMVID, tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match=r"cannot describe the encoder Custom: save model\.state_dict\(\) with torch"):
+        streamseg.save(streamseg.FANetPlus(Custom(), 11), streamseg.CAMVID, tmp_path / "a.safetensors")

@@ -1,3 +1,4 @@
+import copy
 import math
 import shutil
 
@@ -15,6 +16,12 @@ FULL = (1, 3, 1024, 2048)
 EVERY = [FastAttention, DotAttention, SelfAttention, ChannelAttention, NoAttention]
 
 
+@pytest.fixture(params=["fanet18", "fanetplus18"])
+def model(model, plus, request):
+    """Both networks: what a test states of one holds for the other."""
+    return model if request.param == "fanet18" else plus
+
+
 @pytest.fixture(autouse=True)
 def _fresh_compiler():
     """Forget what other tests compiled: networks share the code of step, and its recompilations are limited."""
@@ -27,6 +34,21 @@ def shallow(attention=FastAttention):
     return streamseg.FANet(ResNet((2, 1, 1, 1), "Res-1", "stride"), 4, attention, key_channels=8).eval()
 
 
+def shallow_plus(attention=FastAttention):
+    torch.manual_seed(0)
+    return streamseg.FANetPlus(ResNet((1, 1, 1, 1), "Res-4", "average"), 4, attention, key_channels=8).eval()
+
+
+SHALLOW = pytest.mark.parametrize("build", [shallow, shallow_plus])
+FACTORIES = pytest.mark.parametrize("factory", [streamseg.fanet18, streamseg.fanetplus18])
+PLAIN = {
+    streamseg.fanet18: (plain.fanet, (2, 2, 2, 2)),
+    streamseg.fanet34: (plain.fanet, (3, 4, 6, 3)),
+    streamseg.fanetplus18: (plain.fanet_plus, (2, 2, 2, 2)),
+    streamseg.fanetplus34: (plain.fanet_plus, (3, 4, 6, 3)),
+}
+
+
 def parameters(network):
     return sum(parameter.numel() for parameter in network.parameters())
 
@@ -36,15 +58,21 @@ def test_the_parameters_are_those_of_the_paper_s_layers():
     assert parameters(streamseg.fanet34(classes=19)) == 23_188_288
 
 
-@pytest.mark.parametrize(("factory", "blocks"), [(streamseg.fanet18, (2, 2, 2, 2)), (streamseg.fanet34, (3, 4, 6, 3))])
-def test_the_network_equals_its_plain_definition(factory, blocks):
+def test_the_parameters_of_fanet_plus():
+    assert parameters(streamseg.fanetplus18(classes=19)) == 12_387_411
+    assert parameters(streamseg.fanetplus34(classes=19)) == 22_495_571
+
+
+@pytest.mark.parametrize("factory", [*PLAIN])
+def test_the_network_equals_its_plain_definition(factory):
+    define, blocks = PLAIN[factory]
     network = plain.randomise(factory(classes=5, key_channels=8))
     first, second = torch.randint(0, 256, (2, 2, 3, 65, 111), generator=torch.Generator().manual_seed(0)).byte()
     with torch.inference_mode():
-        logits, context = plain.fanet(network.state_dict(), first, blocks)
+        logits, context = define(network.state_dict(), first, blocks)
         # the buffers mean and std were rounded to fp32
         torch.testing.assert_close(network.step(first), (logits, tuple(context)), atol=1e-5, rtol=1e-5)
-        logits, again = plain.fanet(network.state_dict(), second, blocks, past=context)
+        logits, again = define(network.state_dict(), second, blocks, past=context)
         torch.testing.assert_close(network.step(second, context), (logits, tuple(again)), atol=1e-5, rtol=1e-5)
         assert not torch.allclose(logits, network(second), atol=1e-3)
 
@@ -68,6 +96,11 @@ def gmacs_of(factory, **options):
 def test_the_cost_is_that_of_the_paper_s_layers():
     assert gmacs_of(streamseg.fanet18) == pytest.approx(47.1, rel=0.005)
     assert gmacs_of(streamseg.fanet34) == pytest.approx(66.4, rel=0.005)
+
+
+def test_the_cost_of_fanet_plus():
+    assert gmacs_of(streamseg.fanetplus18) == pytest.approx(43.45, abs=0.01)
+    assert gmacs_of(streamseg.fanetplus34) == pytest.approx(82.86, abs=0.01)
 
 
 @pytest.mark.parametrize(("key_channels", "gmacs"), [(8, 47.02), (16, 47.14), (32, 47.39), (64, 47.90), (128, 48.90)])
@@ -131,8 +164,9 @@ def test_bytes_and_floats_in_0_to_255_are_the_same_image(model, image):
 def test_an_image_is_a_stream_of_one_frame(model, image):
     logits, context = model.step(image)
     assert model(image).equal(logits)
-    assert [tuple(matrix.shape) for matrix in context] == [(1, 32, 64), (1, 32, 128), (1, 32, 256), (1, 32, 512)]
-    assert sum(matrix.numel() for matrix in context) == 30_720
+    stages = [(1, 32, 64), (1, 32, 128), (1, 32, 256), (1, 32, 512)]
+    assert [tuple(matrix.shape) for matrix in context] == stages[-len(model.attentions) :]
+    assert sum(matrix.numel() for matrix in context) == (30_720 if len(context) == 4 else 24_576)
 
 
 def test_a_window_of_one_ignores_the_past(model, image):
@@ -158,10 +192,11 @@ def test_a_past_of_zeros_is_no_past_and_a_real_one_changes_the_logits(model, ima
     torch.testing.assert_close(own[0], context[0])
 
 
+@FACTORIES
 @pytest.mark.parametrize("window", [2, 4])
-def test_a_streamed_frame_equals_attention_to_the_pixels_of_all_frames_at_once(window):
+def test_a_streamed_frame_equals_attention_to_the_pixels_of_all_frames_at_once(window, factory):
     """Paper Eq. 6."""
-    network = plain.randomise(streamseg.fanet18(classes=5, key_channels=8))
+    network = plain.randomise(factory(classes=5, key_channels=8))
     # in fp64 without rounding to fp32, unlike the buffers
     network.mean = 255 * torch.tensor([0.485, 0.456, 0.406]).double().view(1, 3, 1, 1)
     network.std = 255 * torch.tensor([0.229, 0.224, 0.225]).double().view(1, 3, 1, 1)
@@ -169,7 +204,8 @@ def test_a_streamed_frame_equals_attention_to_the_pixels_of_all_frames_at_once(w
     *earlier, last = frames
     past = [sum(stage) for stage in zip(*(network.step(frame)[1] for frame in earlier), strict=True)]
     streamed, _ = network.step(last, past)
-    at_once, _ = plain.fanet(network.state_dict(), last, (2, 2, 2, 2), others=earlier)
+    define, blocks = PLAIN[factory]
+    at_once, _ = define(network.state_dict(), last, blocks, others=earlier)
     torch.testing.assert_close(streamed, at_once, atol=1e-9, rtol=1e-9)
     assert not torch.allclose(streamed, network(last))
 
@@ -181,8 +217,8 @@ def test_streams_in_a_batch_keep_their_contexts_apart(model):
     for i in range(3):
         alone, context = model.step(images[i : i + 1], pasts[i])
         torch.testing.assert_close(together[i : i + 1], alone, atol=1e-4, rtol=1e-4)
-        for stage in range(4):
-            torch.testing.assert_close(contexts[stage][i : i + 1], context[stage], atol=1e-4, rtol=1e-4)
+        for ours, theirs in zip(contexts, context, strict=True):
+            torch.testing.assert_close(ours[i : i + 1], theirs, atol=1e-4, rtol=1e-4)
 
 
 def test_the_context_does_not_grow_with_the_image(model):
@@ -192,9 +228,10 @@ def test_the_context_does_not_grow_with_the_image(model):
 
 
 @pytest.mark.slow
-def test_two_images_can_be_overfitted():
+@FACTORIES
+def test_two_images_can_be_overfitted(factory):
     torch.manual_seed(0)
-    network = streamseg.fanet18(classes=3)
+    network = factory(classes=3)
     images = 255 * torch.rand(2, 3, 64, 64)
     labels = torch.arange(3).repeat_interleave(22)[:64].expand(2, 64, 64).clone()
     labels[1] = labels[0].T
@@ -215,16 +252,13 @@ def test_gradients_reach_the_past(model, image):
 
 
 def test_channels_last_is_the_same_network(model, image):
-    last = streamseg.fanet18(classes=11).eval()
-    last.load_state_dict(model.state_dict())
-    last = last.to(memory_format=torch.channels_last)
+    last = copy.deepcopy(model).to(memory_format=torch.channels_last)
     torch.testing.assert_close(last(image.to(memory_format=torch.channels_last)), model(image), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_nearly_the_same_network(model, image, dtype):
-    half = streamseg.fanet18(classes=11).eval()
-    half.load_state_dict(model.state_dict())
+    half = copy.deepcopy(model)
     logits, context = half.to(dtype).step(image)
     assert logits.dtype == context[0].dtype == dtype
     again, _ = half.step(image, [matrix.float() for matrix in context])
@@ -239,14 +273,16 @@ def test_autocast_is_nearly_the_same_network(model, image):
     assert (logits.float() - model(image)).norm() < 0.1 * model(image).norm()
 
 
-def test_double_precision_works(image):
-    assert streamseg.fanet18(classes=2).eval().double()(image).dtype == torch.float64
+@FACTORIES
+def test_double_precision_works(image, factory):
+    assert factory(classes=2).eval().double()(image).dtype == torch.float64
 
 
 @pytest.mark.slow
+@SHALLOW
 @pytest.mark.parametrize("attention", EVERY)
-def test_the_whole_network_is_one_graph(attention, image):
-    network = shallow(attention)
+def test_the_whole_network_is_one_graph(attention, image, build):
+    network = build(attention)
     compiled = torch.compile(network.step, backend="eager", fullgraph=True)
     with torch.inference_mode():
         logits, context = network.step(image)
@@ -293,8 +329,9 @@ def test_the_network_exports_with_free_batch_and_size_from_65_up():
 
 
 @pytest.mark.slow
-def test_the_network_exports_at_any_fixed_size():
-    model, image = shallow(), torch.randint(0, 256, (1, 3, 33, 47), dtype=torch.uint8)
+@SHALLOW
+def test_the_network_exports_at_any_fixed_size(build):
+    model, image = build(), torch.randint(0, 256, (1, 3, 33, 47), dtype=torch.uint8)
     with torch.inference_mode():
         torch.testing.assert_close(torch.export.export(model, (image,)).module()(image), model(image))
 
@@ -314,9 +351,7 @@ class Step(nn.Module):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_gpu_agrees_with_the_cpu(model, image, dtype):
-    gpu = streamseg.fanet18(classes=11).eval()
-    gpu.load_state_dict(model.state_dict())
-    gpu = gpu.to("cuda", dtype, memory_format=torch.channels_last)
+    gpu = copy.deepcopy(model).to("cuda", dtype, memory_format=torch.channels_last)
     with torch.inference_mode():
         logits, context = gpu.step(image.cuda())
         compiled = torch.compile(gpu.step, fullgraph=True)(image.cuda(), context)[0]
@@ -356,31 +391,33 @@ def test_an_image_of_another_type_is_refused(model, image, kind):
 def test_a_past_that_is_no_list_of_floats_is_refused(model, image):
     _, context = model.step(image)
     for past in (torch.zeros(4, 1, 32, 64), iter(context), dict(enumerate(context)), 0, ""):
-        with pytest.raises(ValueError, match="The past is a .* expected a tuple or list of four matrices"):
+        with pytest.raises(ValueError, match="The past is a .* expected a tuple or list of matrices"):
             model.step(image, past)
-    for wrong in (None, context[3].long(), context[3].to(torch.complex64), context[3].tolist()):
+    *first, last = context
+    for wrong in (None, last.long(), last.to(torch.complex64), last.tolist()):
         with pytest.raises(ValueError, match="The past holds a .* expected floating-point tensors"):
-            model.step(image, [*context[:3], wrong])
+            model.step(image, [*first, wrong])
 
 
 def test_a_wrong_past_is_refused_in_a_sentence(model, image):
     _, context = model.step(image)
     for past in (
-        context[:3],
+        context[:-1],
         [matrix[:, :16] for matrix in context],
         [matrix.repeat(2, 1, 1) for matrix in context],
         [],
         streamseg.fanet18(classes=2, attention=NoAttention).eval().step(image)[1],
     ):
-        with pytest.raises(ValueError, match="The past's shapes are .* expected .*1, 32, 64"):
+        with pytest.raises(ValueError, match="The past's shapes are .* expected .*1, 32, 512"):
             model.step(image, past)
 
 
+@FACTORIES
 @pytest.mark.parametrize("option", ["classes", "key_channels"])
 @pytest.mark.parametrize("value", [0, -1, 2.5, "19", None, True])
-def test_a_network_needs_whole_numbers_of_classes_and_key_channels(option, value):
+def test_a_network_needs_whole_numbers_of_classes_and_key_channels(option, value, factory):
     with pytest.raises(ValueError, match=f"{option} is {value!r}; expected a whole number, 1 or more"):
-        streamseg.fanet18(**{option: value})
+        factory(**{option: value})
 
 
 @pytest.mark.parametrize("attention", ["FastAttention", None, nn.Identity, FastAttention(8), dict])
@@ -398,17 +435,22 @@ class Uneven(FastAttention):
 def test_contexts_of_different_heights_are_refused():
     with pytest.raises(ValueError, match=r"shapes \[\(64, 64\), \(128, 128\).*expected the same first number"):
         streamseg.fanet18(attention=Uneven)
+    with pytest.raises(ValueError, match=r"shapes \[\(256, 256\), \(512, 512\)\].*expected the same first number"):
+        streamseg.fanetplus18(attention=Uneven)
 
 
 @pytest.mark.parametrize("encoder", [None, nn.Identity(), resnet18])
 def test_an_encoder_without_the_interface_is_refused(encoder):
     with pytest.raises(ValueError, match="The encoder is a .*; expected a module that returns the maps of Res-1"):
         streamseg.FANet(encoder, 3)
+    with pytest.raises(ValueError, match="The encoder is a .*; expected a module that returns the maps of Res-1"):
+        streamseg.FANetPlus(encoder, 3)
 
 
-def test_a_network_that_averages_gives_the_same_logits_while_the_scene_stands_still(image):
+@FACTORIES
+def test_a_network_that_averages_gives_the_same_logits_while_the_scene_stands_still(image, factory):
     torch.manual_seed(0)
-    model = streamseg.fanet18(classes=4, averages=True).eval()
+    model = factory(classes=4, averages=True).eval()
     with torch.inference_mode():
         alone, context = model.step(image)
         for weight in (1, 3):

@@ -171,6 +171,19 @@ def test_a_state_does_not_grow(model, frames, window):
     assert sizes[-1] == sizes[-2] <= 2 * 30_720 * 4
 
 
+@pytest.mark.parametrize("window", [3, Fading(0.5)])
+def test_a_fanet_plus_streams_as_a_fanet_does(plus, frames, window, tmp_path):
+    *_, last = frames
+    _, state = run(plus, frames, window)
+    assert state.contexts.shape[1:] == (32, 256 + 512)
+    streamseg.save_state(state, tmp_path / "state.safetensors")
+    again = streamseg.load_state(tmp_path / "state.safetensors")
+    assert label_frame(plus, last, again, window)[0].equal(label_frame(plus, last, state, window)[0])
+    assert not label_frame(plus, last, state, window)[0].equal(label_frame(plus, last)[0])
+    # a new scene drops the past
+    assert label_frame(plus, last, state, window, cut=0)[0].equal(label_frame(plus, last)[0])
+
+
 def test_a_state_of_another_network_is_refused(model, frames):
     _, state = run(streamseg.fanet18(classes=11, key_channels=8).eval(), frames[:1], 2)
     with pytest.raises(ValueError, match="another network: its contexts are 8 x 960, but those of this network 32 x"):

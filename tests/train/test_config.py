@@ -120,6 +120,18 @@ def test_the_choices_of_a_config_are_all_that_can_be_built():
         ({"network": "icnet", "averages": True}, "averages is True; expected False: only FANets have this option."),
         ({"attention": "none", "window": 4, "classmix": 0.0}, "window is 4; expected 1: this attention has no past."),
         (
+            {"network": "fanetplus18", "reduction": "Res-4"},
+            "reduction is Res-4; expected Res-1: the reduction of a FANet+ is fixed.",
+        ),
+        (
+            {"network": "fanetplus34", "reduce_by": "average"},
+            "reduce_by is average; expected stride: the reduction of a FANet+ is fixed.",
+        ),
+        (
+            {"network": "fanetplus18", "batch": 1, "crop": (85, 64)},
+            "batch is 1; expected 2 or more with a crop this small, for batch norm.",
+        ),
+        (
             {"network": "bisenet18", "batch": 1},
             "batch is 1; expected 2 or more for bisenet18, which has batch norm on one value per image.",
         ),
@@ -128,6 +140,12 @@ def test_the_choices_of_a_config_are_all_that_can_be_built():
 def test_settings_that_exclude_each_other_are_refused(settings, sentence):
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         replace(RECIPES["camvid-18"].config, **settings).check()
+
+
+@pytest.mark.parametrize("settings", [{"window": 4, "averages": True, "classmix": 0.0}, {"identity_init": True}])
+def test_a_fanet_plus_has_the_other_options_of_a_fanet(settings):
+    config = replace(RECIPES["camvid-18"].config, network="fanetplus18", attention="dot", key_channels=8)
+    replace(config, **settings).check()
 
 
 def test_the_page_on_training_lists_the_former_names():

@@ -58,8 +58,9 @@ def test_frames_of_different_sizes_are_streamed_and_trained_on(paint, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_network_trains_on_clips_from_image_weights(drive, tmp_path):
-    image = replace(FANET, dataset="camvid", iterations=2, validate="", crop=(64, 64))
+@pytest.mark.parametrize("network", ["fanet18", "fanetplus18"])
+def test_a_network_trains_on_clips_from_image_weights(drive, tmp_path, network):
+    image = replace(FANET, network=network, dataset="camvid", iterations=2, validate="", crop=(64, 64))
     first = run(drive, tmp_path / "image", image)
     config = replace(image, window=3, averages=True, iterations=3)
     second = run(drive, tmp_path / "video", config, initial=str(first))
@@ -68,6 +69,7 @@ def test_a_network_trains_on_clips_from_image_weights(drive, tmp_path):
     assert not streamseg.describe(first).variant.averages
     model, _ = streamseg.load(second)
     assert model.averages
+    assert model.name == described.network == network
 
 
 def test_progress_is_shown_after_the_first_iteration_even_if_the_first_entry_is_far(toy, tmp_path, capsys, monkeypatch):

@@ -63,7 +63,7 @@ def test_only_a_run_from_imagenet_uses_identity_init(toy, tmp_path, monkeypatch,
     assert len(calls) == expected
 
 
-@pytest.mark.parametrize("name", ["fanet18", *BASELINES])
+@pytest.mark.parametrize("name", ["fanet18", "fanetplus18", *BASELINES])
 def test_only_the_last_layers_depend_on_the_number_of_classes(name):
     layers = setup.class_layers(setup.describe_checkpoint(replace(TINY, network=name), streamseg.CAMVID))
     assert all(layer.startswith(("classify.", "score.", "joins.", "up.", "branches.")) for layer in layers)
@@ -76,6 +76,14 @@ def test_a_variant_of_the_ablations_is_built_as_its_config_says():
     config = replace(FANET, attention="dot", key_channels=8, reduction="Conv-0", reduce_by="average")
     description = setup.describe_checkpoint(config, streamseg.CAMVID)
     assert description.variant == Variant("DotAttention", 8, "Conv-0", "average", False)
+    with torch.device("meta"):
+        assert variant_of(build_network(description)) == description.variant
+
+
+def test_the_checkpoint_of_a_fanet_plus_states_its_reduction():
+    config = replace(FANET, network="fanetplus18", key_channels=8, averages=True)
+    description = setup.describe_checkpoint(config, streamseg.CAMVID)
+    assert description.variant == Variant("FastAttention", 8, "Res-4", "average", True)
     with torch.device("meta"):
         assert variant_of(build_network(description)) == description.variant
 
