@@ -4,22 +4,31 @@ A network takes images (B, 3, H, W), RGB, 0 to 255, and returns logits (B, K, H,
 """
 
 import streamseg
+from streamseg.models.bundled import DEFAULT
 
 dependencies = ["torch", "numpy", "PIL", "safetensors"]
 
 
-def fanet18(pretrained: bool = False, classes: int | None = None) -> streamseg.FANet:
-    """FANet-18 with random weights for any number of classes (19 by default), or with the bundled weights.
+def fanet18(pretrained: bool | str = False, classes: int | None = None) -> streamseg.FANet:
+    """FANet-18 with random weights for any number of classes (19 by default), or with bundled weights.
 
     Args:
-        pretrained: Load the bundled weights: the 11 classes of CamVid, named by streamseg.CAMVID.names.
+        pretrained: Load bundled weights: the default ones, or those of a name that `streamseg weights` lists. Their
+            classes are streamseg.describe(NAME).classes.
         classes: Number of classes of a network with random weights.
     """
     if not pretrained:
         return streamseg.fanet18(classes or 19)
-    if classes not in (None, len(streamseg.CAMVID.names)):
-        raise ValueError(f"The bundled weights have 11 classes, got classes={classes}. Leave out pretrained to train.")
-    model, _ = streamseg.load()
+    name = DEFAULT if pretrained is True else pretrained
+    about = streamseg.describe(name)
+    if about.network != "fanet18":
+        raise ValueError(f"The weights {name!r} are of {about.network}: load them with streamseg.load({name!r}).")
+    if classes not in (None, len(about.classes)):
+        raise ValueError(
+            f"The bundled weights have {len(about.classes)} classes, got classes={classes}. "
+            "Leave out pretrained to train."
+        )
+    model, _ = streamseg.load(name)
     return model
 
 

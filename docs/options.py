@@ -18,6 +18,7 @@ MORE = {
     "benchmark": "[performance](performance.md)",
     "export": "[deploy](deploy.md)",
     "serve": "[serve](serve.md)",
+    "weights": "[segment](segment.md#which-weights)",
     "completion": "[the command line](command-line.md#completion)",
 }
 """The document with more about each verb."""

@@ -1,6 +1,7 @@
 """Make the pictures of the documents, in docs/, from the samples, the bundled weights and docs/measured/.
 
     python docs/pictures.py [NAME...]          all pictures, or those named, such as drive.gif
+    python docs/pictures.py drive.gif VIDEO    the same with a video at the beginning, such as a drive on a motorway
     python docs/pictures.py measure MACHINE    first measure docs/measured/latency.json; MACHINE describes the hardware
 
 docs/measured/README.md has the command behind each file of docs/measured/. benchmarks/video.py plots the effect of the
@@ -14,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING
@@ -22,11 +23,14 @@ from typing import TYPE_CHECKING
 import torch
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from torch import Tensor
+from torch.nn import functional as F
 
 import streamseg
 from streamseg.classes import Colour
+from streamseg.draw import blended_classes
 from streamseg.evaluate import paper, plot
 from streamseg.io.files import written_whole
+from streamseg.io.images import to_frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,6 +45,11 @@ DOCS = ROOT / "docs"
 MEASURED = DOCS / "measured"
 SAMPLES = sorted((ROOT / "samples").glob("*.jpg"))
 DRIVE = [sample for sample in SAMPLES if sample.stem.startswith("suburb-")]
+DASHCAM = sorted((ROOT / "samples" / "dashcam").glob("*.jpg"))
+SHOWN = [*SAMPLES[:3], *DASHCAM]
+"""The pictures of overlays.jpg: fewer suburbs, so that the file is small."""
+ALPHA = 0.5
+"""Opacity of the classes in the pictures."""
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#6A6A6A"
 BACKGROUND = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 WINDOW = 4
@@ -48,31 +57,49 @@ WINDOW = 4
 
 
 def draw_drive(
-    path: Path, pictures: Sequence[Path] = DRIVE, frames: int = 7, size: tuple[int, int] = (720, 1280)
+    path: Path,
+    pictures: Sequence[Path] = (*DRIVE[::2], *DASHCAM),
+    frames: int = 5,
+    size: tuple[int, int] = (720, 1280),
+    clip: Path | None = None,
 ) -> None:
-    """Write the demo's drive as a GIF of half the size: frames left of a moving line, labels to its right."""
+    """Write a drive as a GIF of half the size: frames left of a moving line, labels to its right.
+
+    Args:
+        pictures: What the demo's virtual camera films, each for a number of frames.
+        clip: A video that comes first: every third of its frames, as many as for three pictures.
+    """
     model, classes = streamseg.load()
-    views = demo.drive([*pictures], frames, size)
-    labelled = list(streamseg.label_frames(streamseg.accelerate(model), views, WINDOW))
+    fast, drawn = streamseg.accelerate(model), streamseg.bright_colours(classes)
+    scenes = [list(demo.drive([picture], frames, size)) for picture in pictures]
+    if clip:
+        scenes.insert(0, [fit(frame, size) for frame in islice(streamseg.read_frames(clip), 0, 9 * frames, 3)])
+    labelled = [pair for scene in scenes for pair in streamseg.label_frames(fast, scene, WINDOW)]
     half = (size[1] // 2, size[0] // 2)
-    legend = class_legend(classes, half[0], 6, half[0] // 46)
+    legend = class_legend(drawn, half[0], 6, half[0] // 46)
     shown = []
     for i, (frame, labels) in enumerate(labelled):
-        line = round(size[1] * (0.5 + 0.34 * math.sin(2 * math.pi * i / len(labelled))))
-        both = to_image(wipe(frame, streamseg.overlay(frame, labels, classes), line))
-        view = Image.new("RGB", (half[0], half[1] + legend.height), "white")
+        line = round(half[0] * (0.5 + 0.34 * math.sin(2 * math.pi * i / len(labelled))))
         # without the fine texture of roads, the GIF is small
-        view.paste(both.filter(ImageFilter.MedianFilter(5)).resize(half))
+        smooth = to_frame(to_image(frame).filter(ImageFilter.MedianFilter(5)).resize(half))
+        colours = streamseg.overlay(smooth, labels[1::2, 1::2], drawn, ALPHA, borders=True)
+        view = Image.new("RGB", (half[0], half[1] + legend.height), "white")
+        view.paste(to_image(wipe(smooth, colours, line)))
         view.paste(legend, (0, half[1]))
         shown.append(view)
-    write_gif(path, shown, classes.colours, seconds=0.1)
+    write_gif(path, shown, blended_classes(drawn, ALPHA).colours, seconds=0.1)
+
+
+def fit(frame: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return a frame (3, H, W) at another size."""
+    return F.interpolate(frame[None].float(), size, mode="bilinear", antialias=True)[0].round().byte()
 
 
 def wipe(left: Tensor, right: Tensor, line: int) -> Tensor:
     """Return one picture (3, H, W) left of a column, another to its right, and a white line between them."""
     both = right.clone()
     both[:, :, :line] = left[:, :, :line]
-    both[:, :, line - 2 : line + 2] = 255
+    both[:, :, line - 1 : line + 1] = 255
     return both
 
 
@@ -92,10 +119,10 @@ def write_gif(path: Path, pictures: Sequence[Image.Image], kept: Sequence[Colour
         first.save(temporary, save_all=True, append_images=rest, duration=round(1000 * seconds), loop=0, optimize=False)
 
 
-def draw_overlays(path: Path, pictures: Sequence[Path] = SAMPLES, width: int = 640) -> None:
-    """Draw the overlays of all samples in two columns, with a legend at the end."""
+def draw_overlays(path: Path, pictures: Sequence[Path] = SHOWN, width: int = 640) -> None:
+    """Draw the overlays of some samples in two columns, with a legend at the end."""
     model, classes = streamseg.load()
-    fast = streamseg.accelerate(model)
+    fast, colours = streamseg.accelerate(model), streamseg.bright_colours(classes)
     gap, height = width // 64, width * 9 // 16
     columns, rows = 2, -(-(len(pictures) + 1) // 2)
     sheet = Image.new("RGB", (columns * (width + gap) + gap, rows * (height + gap) + gap), "white")
@@ -103,13 +130,13 @@ def draw_overlays(path: Path, pictures: Sequence[Path] = SAMPLES, width: int = 6
     for picture, (left, top) in zip(pictures, places, strict=False):
         frame = streamseg.read_image(picture)
         ((_, labels),) = streamseg.label_frames(fast, [frame])
-        drawn = to_image(streamseg.overlay(frame, labels, classes))
+        drawn = to_image(streamseg.overlay(frame, labels, colours, ALPHA, borders=True))
         # samples are a little wider or higher than 16 : 9, and are cropped
         scale = max(width / drawn.width, height / drawn.height)
         drawn = drawn.resize((math.ceil(drawn.width * scale), math.ceil(drawn.height * scale)))
         x, y = (drawn.width - width) // 2, (drawn.height - height) // 2
         sheet.paste(drawn.crop((x, y, x + width, y + height)), (left, top))
-    legend = class_legend(classes, width, 2, width // 22)
+    legend = class_legend(colours, width, 2, width // 22)
     left, top = places[len(pictures)]
     sheet.paste(legend, (left, top + (height - legend.height) // 2))
     with written_whole(path) as temporary:
@@ -117,13 +144,13 @@ def draw_overlays(path: Path, pictures: Sequence[Path] = SAMPLES, width: int = 6
 
 
 def class_legend(classes: streamseg.Classes, width: int, columns: int, size: int) -> Image.Image:
-    """Return a legend of the classes, in columns, dark on white; size is the font size."""
-    rows = -(-len(classes) // columns)
+    """Return a legend of the classes as they look in the pictures, in columns, dark on white; size: of the font."""
+    rows, colours = -(-len(classes) // columns), blended_classes(classes, ALPHA).colours
     line = round(1.6 * size)
     # drawn large and then reduced: small text would be placed on whole pixels
     panel = Image.new("RGB", (4 * width, 4 * (rows * line + size)), "white")
     pen, font = ImageDraw.Draw(panel), ImageFont.load_default(4 * size)
-    for i, (name, colour) in enumerate(zip(classes.names, classes.colours, strict=True)):
+    for i, (name, colour) in enumerate(zip(classes.names, colours, strict=True)):
         x, y = 4 * (size // 2 + i // rows * width // columns), 4 * (size // 2 + i % rows * line + line // 2)
         pen.rectangle((x, y - 2 * size, x + 4 * size, y + 2 * size), colour)
         pen.text((x + 6 * size, y), name, "black", font, anchor="lm")
@@ -309,8 +336,9 @@ if __name__ == "__main__":
     if names[:1] == ["measure"] and len(names) == 2:
         measure_latency(names[1])
         names = ["latency.png"]
-    if not {*names} <= {*PICTURES}:
+    clip = Path(names.pop()) if len(names) == 2 and names[0] == "drive.gif" and names[1] not in PICTURES else None
+    if not {*names} <= {*PICTURES} or (clip and not clip.is_file()):
         sys.exit(f"{__doc__}\nThe pictures: {', '.join(PICTURES)}")
     for name in names or PICTURES:
-        PICTURES[name](DOCS / name)
+        draw_drive(DOCS / name, clip=clip) if clip else PICTURES[name](DOCS / name)
         print(f"docs/{name}: {(DOCS / name).stat().st_size // 1000} kB", flush=True)

@@ -18,12 +18,20 @@ CLIP = OUT / "drive.mp4"
 def drive(pictures: list[Path], frames: int = 12, size: tuple[int, int] = (360, 640)) -> Iterator[Tensor]:
     """Yield frames of a virtual camera that zooms into one picture after the other, as if it drove down the road."""
     for picture in pictures:
-        whole = streamseg.read_image(picture)[None].float()
+        whole = crop_to_ratio(streamseg.read_image(picture), size[1] / size[0])[None].float()
         for i in range(frames):
             height, width = (round(side / (1 + 0.4 * i / frames)) for side in whole.shape[2:])
             top, left = (whole.shape[2] - height) // 2, (whole.shape[3] - width) // 2
             view = whole[:, :, top : top + height, left : left + width]
             yield F.interpolate(view, size, mode="bilinear", antialias=True)[0].round().byte()
+
+
+def crop_to_ratio(frame: Tensor, ratio: float) -> Tensor:
+    """Return the middle of a frame (3, H, W), with a ratio of width to height."""
+    _, height, width = frame.shape
+    rows, columns = min(height, round(width / ratio)), min(width, round(height * ratio))
+    top, left = (height - rows) // 2, (width - columns) // 2
+    return frame[:, top : top + rows, left : left + columns]
 
 
 def run(*arguments: str) -> None:
@@ -56,7 +64,7 @@ if __name__ == "__main__":
     print(f"A virtual camera films five of the samples: {CLIP}", flush=True)
     streamseg.write_frames(CLIP, drive(sorted(Path("samples").glob("suburb-*.jpg"))), 15)
     labelled, reports = OUT / "drive-labelled.mp4", {"pictures": OUT / "pictures.jsonl", "video": OUT / "drive.jsonl"}
-    run("segment", "samples", str(OUT), "--legend", "--quiet", "--json", str(reports["pictures"]))
+    run("segment", "samples", "samples/dashcam", str(OUT), "--legend", "--quiet", "--json", str(reports["pictures"]))
     run("segment", str(CLIP), str(labelled), "--legend", "--quiet", "--json", str(reports["video"]))
     print_reports(reports)
     print(f"\n{OUT}/*-overlay.png are the pictures with the colours of their classes, and")

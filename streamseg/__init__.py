@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         camvid as camvid,
         cityscapes as cityscapes,
         coco_stuff as coco_stuff,
+        comma10k as comma10k,
         folder as folder,
     )
     from streamseg.deploy.export import export_model as export_model
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         fanetplus18 as fanetplus18,
         fanetplus34 as fanetplus34,
     )
+    from streamseg.palette import bright_colours as bright_colours
     from streamseg.stream.label_frames import (
         label_frame as label_frame,
         label_frames as label_frames,
@@ -67,7 +69,7 @@ if TYPE_CHECKING:
 # the same for the running program; a test keeps the two alike
 MODULES = {
     "classes": "ADE20K CAMVID CITYSCAPES COCO_STUFF COCO_STUFF_182 COMMA10K Classes",
-    "data.datasets": "ade20k camvid cityscapes coco_stuff folder",
+    "data.datasets": "ade20k camvid cityscapes coco_stuff comma10k folder",
     "deploy.export": "export_model",
     "draw": "overlay",
     "engine.fast": "accelerate",
@@ -82,6 +84,7 @@ MODULES = {
     "models.encoder": "load_imagenet",
     "models.fanet": "FANet fanet18 fanet34",
     "models.fanet_plus": "FANetPlus fanetplus18 fanetplus34",
+    "palette": "bright_colours",
     "stream.label_frames": "label_frame label_frames segment",
     "stream.state": "Fading FadingInTime LastFrames State load_state save_state",
 }

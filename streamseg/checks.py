@@ -16,6 +16,10 @@ EXPORT_SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aotind
 DATASET_LAYOUTS = {
     "cityscapes": "leftImg8bit/SPLIT/CITY/ and gtFine/SPLIT/CITY/",
     "camvid": "SPLIT/ and SPLITannot/, or 701_StillsRaw_full/ and LabeledApproved_full/",
+    "comma10k": (
+        "imgs/ and masks/ (and imgs2/ and masks2/; imgsd/, the driver camera, is left out), "
+        "or images/, labels/ and classes.txt"
+    ),
     "coco-stuff": (
         "images/SPLIT2017/ and annotations/SPLIT2017/ (or stuffthingmaps/), or imageLists/, images/ and annotations/"
     ),

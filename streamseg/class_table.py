@@ -52,6 +52,22 @@ class ClassTable:
             )
         return tuple(IGNORE if name == NO_LABEL else labels.names.index(name) for name in column)
 
+    def cells_of(self, classes: Classes, dataset: str = "") -> tuple[int, ...] | None:
+        """Return for each row the number of its class in a class set that the table has, as its own or in a column.
+
+        IGNORE stands for a row without one; None if the table does not have these classes.
+
+        Args:
+            dataset: The column to look in, if the table has it.
+        """
+        by_key = {name_key(name): number for number, name in enumerate(classes.names)}
+        exact = {name: number for number, name in enumerate(classes.names)}
+        everywhere = (self.classes.names, *self.columns.values())
+        for cells in (self.columns[dataset],) if dataset in self.columns else everywhere:
+            if {name_key(cell) for cell in cells} - {NO_LABEL} == {*by_key}:
+                return tuple(exact.get(cell, by_key.get(name_key(cell), IGNORE)) for cell in cells)
+        return None
+
     def check_teachable(self, datasets: Sequence[str]) -> None:
         """Raise a ValueError if the data sets cannot teach a class, or cannot tell two classes apart."""
         names = " and ".join(datasets)
@@ -137,19 +153,92 @@ def open_class_table(name: str) -> ClassTable:
     if name in CLASS_TABLES:
         return CLASS_TABLES[name]
     if not Path(name).suffix and not Path(name).exists():
-        raise ValueError(f"No class table is called {name!r:.80}: give {', '.join(CLASS_TABLES)}, or a file.")
+        near = [f"did you mean {match}?" for match in get_close_matches(name, CLASS_TABLES, 1)]
+        advice = near[0] if near else f"give {', '.join(CLASS_TABLES)}, or a file."
+        raise ValueError(f"No class table is called {name!r:.80}: {advice}")
     return read_class_table(Path(name))
 
 
-def find_translation(network: Classes, dataset: str, labels: Classes) -> tuple[int, ...] | None:
-    """Return the number of a data set's label for each class of a network, from what is known; None if nothing is.
+@dataclass(frozen=True)
+class Translation:
+    """How the classes of a network count as the labels of a data set."""
 
-    IGNORE stands for a class that the data set does not label. It is known for a network with the classes of the data
-    set itself, and for one with the classes of a table that has a column for the data set.
+    network: Classes
+    labels: Classes
+    """The labels of the data set; those that the network cannot tell apart are joined to one: road + lane marking."""
+    label_of: tuple[int, ...]
+    """For each class of the network, the number of its label; IGNORE for a class that the data set does not label."""
+    joined: tuple[int, ...]
+    """For each label of the data set, its number in `labels`."""
+
+    def renamed(self) -> dict[str, str | None]:
+        """Return the classes that count as a label of another name, with it; None for a class without a label."""
+        names = {IGNORE: None, **dict(enumerate(self.labels.names))}
+        pairs = zip(self.network.names, [names[label] for label in self.label_of], strict=True)
+        return {name: label for name, label in pairs if label is None or name_key(label) != name_key(name)}
+
+    def missing(self) -> list[str]:
+        """Return the labels that no class of the network counts as."""
+        return [name for label, name in enumerate(self.labels.names) if label not in self.label_of]
+
+
+def find_translation(
+    network: Classes, dataset: str, labels: Classes, table: ClassTable | None = None
+) -> Translation | None:
+    """Return how the classes of a network count as the labels of a data set, from what is known; None if nothing is.
+
+    It is known for a network with the classes of the data set itself, and where a table has both, as its classes or in
+    a column. Upper and lower case, spaces and underscores make no difference.
+
+    Args:
+        dataset: The name of the data set.
+        labels: Its labels.
+        table: The table to use, which must have both; by default those that can be given by name.
     """
-    if network.names == labels.names:
-        return tuple(range(len(labels)))
-    for table in CLASS_TABLES.values():
-        if table.classes.names == network.names and dataset in table.columns:
-            return table.label_of(dataset, labels)
+    if table is not None:
+        return translate_by_table(network, dataset, labels, table)
+    if {*map(name_key, network.names)} == {*map(name_key, labels.names)}:
+        same = ClassTable(labels, {dataset: labels.names})
+        return translate_by_table(network, dataset, labels, same)
+    for known in CLASS_TABLES.values():
+        if known.cells_of(network) and known.cells_of(labels, dataset):
+            return translate_by_table(network, dataset, labels, known)
     return None
+
+
+def translate_by_table(network: Classes, dataset: str, labels: Classes, table: ClassTable) -> Translation:
+    """Return how the classes of a network count as the labels of a data set by a table; a ValueError if it lacks them.
+
+    A class counts as the label that stands in a row with it. Where a class stands with several labels, the network
+    cannot tell these apart.
+    """
+    classes, numbers = table.cells_of(network), table.cells_of(labels, dataset)
+    if classes is None:
+        raise ValueError(
+            f"The class table has neither as classes nor in a column those of the network, "
+            f"{', '.join(network.names):.200}: add a column with them."
+        )
+    if numbers is None:
+        numbers = table.label_of(dataset, labels)
+    together = [{label} for label in range(len(labels))]
+    labels_of: list[set[int]] = [set() for _ in network.names]
+    for number, label in zip(classes, numbers, strict=True):
+        if IGNORE not in (number, label):
+            labels_of[number].add(label)
+            merged = set().union(*(together[other] for other in labels_of[number]))
+            for other in merged:
+                together[other] = merged
+    groups = sorted({tuple(sorted(group)) for group in together})
+    names = tuple(" + ".join(labels.names[label] for label in group) for group in groups)
+    joined = [next(i for i, group in enumerate(groups) if label in group) for label in range(len(labels))]
+    return Translation(
+        network,
+        Classes(names, tuple(labels.colours[group[0]] for group in groups)),
+        tuple(joined[min(found)] if found else IGNORE for found in labels_of),
+        tuple(joined),
+    )
+
+
+def name_key(name: str) -> str:
+    """Return a name such that those that differ in case, spaces or underscores only are equal."""
+    return "".join(name.replace("_", " ").split()).casefold()

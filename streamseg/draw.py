@@ -18,17 +18,32 @@ from streamseg.io.images import Picture, to_frame
 GREY_WEIGHTS = (0.17, 0.33, 0.06)
 """Weights of red, green and blue for pixels that are not highlighted: a grey of 0.56 times the brightness."""
 
+MID_GREY = 128
+"""What the colours of a legend are blended with."""
+
+BORDER_LEVEL = 216
+"""Least red, green and blue of a border between classes: nearly white."""
+
 LEGEND_OPACITY = 0.75
 """Opacity of a legend's background."""
 
 
-def overlay(frame: Picture, labels: Tensor, classes: Classes, alpha: float = 0.5, only: Sequence[int] = ()) -> Tensor:
+def overlay(
+    frame: Picture,
+    labels: Tensor,
+    classes: Classes,
+    alpha: float = 0.5,
+    only: Sequence[int] = (),
+    *,
+    borders: bool = False,
+) -> Tensor:
     """Return a frame (3, H, W) with the colours of its labels (H, W); pixels without a class keep their colour.
 
     Args:
         frame: A frame, or anything that segment takes, such as an array (H, W, 3).
         alpha: The opacity of the colours, from 0 (frame only) to 1 (colours only).
         only: Numbers of the classes to highlight; all other pixels are shown in dark grey. All classes if empty.
+        borders: Whether to draw a line of one pixel between the classes; there is none at an opacity of 0.
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha is {alpha}; expected the opacity of the colours, from 0 to 1.")
@@ -47,7 +62,20 @@ def overlay(frame: Picture, labels: Tensor, classes: Classes, alpha: float = 0.5
         values.copy_(blended.index_select(0, (row + plane).flatten()).view_as(plane))
         if only:
             values |= rest
+    if borders and alpha:
+        # hidden classes count as one
+        line = border_mask(labels if not only else labels.to(torch.uint8) | lookup(hidden, labels))
+        torch.maximum(drawn, line & BORDER_LEVEL, out=drawn)
     return drawn
+
+
+def border_mask(labels: Tensor) -> Tensor:
+    """Return 255 for each pixel whose label differs from that of its right or lower neighbour, else 0: (H, W)."""
+    labels = labels.to(torch.uint8)
+    differs = torch.zeros_like(labels)
+    differs[:, :-1] = labels[:, :-1] ^ labels[:, 1:]
+    differs[:-1] |= labels[:-1] ^ labels[1:]
+    return (differs != 0).to(torch.uint8).neg_()
 
 
 def check_labels(labels: Tensor, frame: Tensor) -> Tensor:
@@ -75,6 +103,20 @@ def blend_table(classes: Classes, alpha: float) -> Tensor:
         colours = torch.tensor(classes.colours, dtype=torch.float32)
         table[:, : len(classes)] = torch.lerp(values.float(), colours.t()[:, :, None], alpha).round().to(torch.uint8)
         return table
+
+
+def paint_labels(labels: Tensor, classes: Classes) -> Tensor:
+    """Return the colours (3, H, W) of labels (H, W); pixels without a class are black."""
+    table = torch.zeros(3, IGNORE + 1, dtype=torch.uint8)
+    table[:, : len(classes)] = torch.tensor(classes.colours, dtype=torch.uint8).t()
+    return torch.stack([lookup(values, labels) for values in table])
+
+
+@lru_cache(maxsize=8)
+def blended_classes(classes: Classes, alpha: float) -> Classes:
+    """Return a class set in the colours that an overlay of mid-grey things has, for its legend."""
+    blended = blend_table(classes, alpha)[:, : len(classes), MID_GREY].t()
+    return Classes(classes.names, tuple((red, green, blue) for red, green, blue in blended.tolist()))
 
 
 def dark_grey(frame: Tensor) -> Tensor:

@@ -3,14 +3,15 @@
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile as compile_kernel
 
-from streamseg.engine.kernels import attention, convolution, labels, resize, stem
+from streamseg.engine.kernels import attention, convolution, labels, pyramid, resize, stem
 
 HALVES, FLOATS, BYTES, NUMBERS = "*fp16", "*fp32", "*u8", "*i32"
 SHARED = {86: 99, 90: 227}
 """Limit of shared memory per program, in KiB, by compute capability."""
 
 KERNELS = [
-    (stem.unfold_kernel, {"BLOCK": 128}, {"frame": BYTES, "mean": FLOATS, "out": HALVES}, {}),
+    (stem.unfold_kernel, {"BLOCK": 128, "RESIZE": False}, {"frame": BYTES, "mean": FLOATS, "out": HALVES}, {}),
+    (stem.unfold_kernel, {"BLOCK": 128, "RESIZE": True}, {"frame": BYTES, "mean": FLOATS, "out": HALVES}, {}),
     (
         stem.stem_kernel,
         {"C": 64, "BLOCK": 128, "STRIP": 6},
@@ -40,6 +41,18 @@ KERNELS = [
         attention.attend_kernel,
         {"C": 512, "D": 32, "TILE": 64, "COLUMNS": 64, "DEPTH": 64},
         dict.fromkeys(("x", "weight", "bias", "total", "out_weight", "out_bias", "out"), HALVES),
+        {},
+    ),
+    (
+        pyramid.cells_kernel,
+        {"C": 128, "N": 32, "TILE": 16, "BLOCK": 64, "BLOCKS": 5},
+        dict.fromkeys(("x", "level_weight", "level_bias", "fuse_weight", "cells"), HALVES),
+        {},
+    ),
+    (
+        pyramid.merge_kernel,
+        {"C": 128, "TILE": 16, "BLOCK": 64, "BLOCKS": 3},
+        dict.fromkeys(("x", "cells", "own_weight", "bias", "out"), HALVES),
         {},
     ),
     (resize.resize_kernel, {"C": 64, "BLOCK": 32, "ADD": True}, dict.fromkeys(("small", "out", "add"), HALVES), {}),

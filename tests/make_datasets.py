@@ -1,5 +1,7 @@
 """Small data sets in their real layouts."""
 
+import random
+
 import numpy
 from PIL import Image
 
@@ -46,6 +48,46 @@ def make_camvid(data, split, names, suffix=".png", size=(8, 12)):
     for i, name in enumerate(names):
         save_frame(data / split / f"{name}{suffix}", i, size)
         save_ids(data / f"{split}annot" / f"{name}.png", range(12), size)
+    return data
+
+
+def comma10k_names(devices=40, frames=1):
+    """Return names of frames of comma10k, of devices with random names."""
+    chance = random.Random(0)
+    return [
+        f"{device * frames + i:04}_{name:016x}_2018-08-19--13-26-08_11_{i}"
+        for device, name in enumerate(chance.getrandbits(64) for _ in range(devices))
+        for i in range(frames)
+    ]
+
+
+def save_colours(path, codes, size=(8, 12)):
+    """Write a label file that repeats colours, 0xrrggbb."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    colours = numpy.array([[code >> 16, code >> 8 & 255, code & 255] for code in codes], dtype=numpy.uint8)
+    values = colours[numpy.arange(size[0] * size[1]) % len(codes)].reshape(*size, 3)
+    Image.fromarray(values).save(path)
+
+
+COMMA10K_CODES = (0x402020, 0xFF0000, 0x808060, 0x00FF66, 0xCC00FF, 0x000000)
+
+
+def make_comma10k(data, names, tail="", size=(8, 12)):
+    """Write frames and masks of comma10k as it is downloaded; tail "2" and "d" for its later parts."""
+    for i, name in enumerate(names):
+        save_frame(data / f"imgs{tail}" / f"{name}.png", i, size)
+        save_colours(data / f"masks{tail}" / f"{name}.png", COMMA10K_CODES, size)
+    return data
+
+
+def make_comma10k_ids(data, names):
+    """Write frames of comma10k with labels as ids."""
+    for i, name in enumerate(names):
+        save_frame(data / "images" / f"{name}.webp", i)
+        save_ids(data / "labels" / f"{name}.png", [*range(5), 255])
+    (data / "classes.txt").write_text(
+        "road #402020\nlane marking #ff0000\nundrivable #808060\nmovable #00ff66\nmy car #cc00ff\n"
+    )
     return data
 
 

@@ -11,6 +11,9 @@ from PIL import Image
 import streamseg
 from streamseg.io.video_reading import open_video
 
+DRAWN = streamseg.bright_colours(streamseg.CAMVID)
+"""The classes of the network in the colours that are drawn."""
+
 
 def start(weights, *arguments, **pipes):
     """Start the verb in a process of its own."""
@@ -24,9 +27,9 @@ def paint(path, i=0, size=(48, 64)):
     return Path(path)
 
 
-def overlay_of(model, frame, **options):
+def overlay_of(model, frame, classes=DRAWN, borders=True, **options):
     """The picture that is to be written of a frame."""
-    return streamseg.overlay(frame, streamseg.segment(frame, model), streamseg.CAMVID, **options)
+    return streamseg.overlay(frame, streamseg.segment(frame, model), classes, borders=borders, **options)
 
 
 def watch(path):

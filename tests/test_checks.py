@@ -12,6 +12,7 @@ from streamseg.cli import options
 from streamseg.data import datasets
 from streamseg.io.video_writing import VIDEO_FORMATS
 from streamseg.models.baselines import BASELINES
+from streamseg.models.bundled import DEFAULT
 from streamseg.models.checkpoint import FANETS
 from streamseg.train import config
 
@@ -77,10 +78,24 @@ def test_wrong_names_are_reported_without_importing_torch(tmp_path):
         ("segment", "photo.jpg", "--json", "nothere/x.json"): "No folder nothere to write x.json into",
         ("segment", "photo.jpg", "--deadline", "-1"): "deadline is -1.0; expected a number above 0.",
         ("train", "folder-18", *data, "--out", "run"): "No data set of kind folder in nothere: expected classes.txt",
-        ("train", "folder-18", "--data", "data", "--out", "run", "--initial", "w"): "No weights at w: check the path.",
+        (
+            "train",
+            "folder-18",
+            "--data",
+            "data",
+            "--out",
+            "run",
+            "--initial",
+            "w",
+        ): "No weights are called 'w': known are",
+        ("segment", "photo.jpg", "--weights", f"{DEFAULT}x"): f"No weights are called '{DEFAULT}x': did you mean",
         ("train", "folder-18", "--data", "data", "--out", "run", "--batch", "0"): "batch is 0; expected 1 or more.",
+        ("train", "street-18", "--data", ".", "--out", "run"): "A run with comma10k needs its folder: give --with-data",
+        ("train", "road-18", "--data", ".", "--out", "run", "--with-data", "."): ". is the folder of no data set: name",
+        ("train", "road-18", "--data", ".", "--out", "run", "--classes", "a"): "No class table is called 'a': give",
         ("evaluate", "--dataset", "camvid", *data): "No data set of kind camvid in nothere: expected SPLIT/",
         ("evaluate", "--dataset", "kitti", "--data", "data"): "dataset is 'kitti'; choose one of: 'cityscapes',",
+        ("evaluate", "--dataset", "camvid", "--data", "data", "--classes", "steet"): "No class table is called 'steet'",
         ("evaluate", "w.pt2", "--dataset", "camvid", "--data", "data"): "No weights at w.pt2: check the path.",
         ("check", "folder", *data): "No data set of kind folder in nothere: expected classes.txt",
         ("check", "folder", "--data", "data", "--sheet", "a.gif"): "a.gif does not have the suffix of a picture",

@@ -40,11 +40,72 @@ def test_street_keeps_the_labels_of_camvid():
     STREET_TABLE.check_teachable(["camvid", "comma10k"])
 
 
-def test_a_translation_is_known_for_the_same_classes_and_for_a_table_with_the_data_set():
-    assert find_translation(CAMVID, "camvid", CAMVID) == tuple(range(11))
-    assert find_translation(STREET_TABLE.classes, "camvid", CAMVID) == (*range(11), 3, IGNORE)
+def test_a_translation_is_known_for_the_same_classes_and_for_a_table_with_both():
+    same = find_translation(CAMVID, "camvid", CAMVID)
+    assert (same.label_of, same.labels, same.renamed()) == (tuple(range(11)), CAMVID, {})
+    street = find_translation(STREET_TABLE.classes, "camvid", CAMVID)
+    assert (street.label_of, street.labels) == ((*range(11), 3, IGNORE), CAMVID)
+    assert (street.renamed(), street.missing()) == ({"LaneMarking": "Road", "OwnCar": None}, [])
     assert find_translation(STREET_TABLE.classes, "cityscapes", CITYSCAPES) is None
-    assert find_translation(CAMVID, "comma10k", COMMA10K) is None
+
+
+def test_labels_that_the_network_cannot_tell_apart_are_joined():
+    found = find_translation(CAMVID, "comma10k", COMMA10K)
+    assert found.labels.names == ("road + lane marking", "undrivable", "movable", "my car")
+    assert found.labels.colours[0] == COMMA10K.colours[0]
+    assert (found.joined, found.missing()) == ((0, 0, 1, 2, 3), ["my car"])
+    of_class = {name: found.labels.names[label] for name, label in zip(CAMVID.names, found.label_of, strict=True)}
+    assert {name for name in of_class if of_class[name] == "movable"} == {"Car", "Pedestrian", "Bicyclist"}
+    assert of_class["Road"] == "road + lane marking"
+    other = find_translation(COMMA10K, "camvid", CAMVID)
+    assert other.labels.names == (
+        "Sky + Building + Pole + Pavement + Tree + SignSymbol + Fence",
+        "Road",
+        "Car + Pedestrian + Bicyclist",
+    )
+    assert other.label_of == (1, 1, 0, 2, IGNORE)
+
+
+def test_labels_are_joined_through_several_classes():
+    rows = (
+        "class, colour, net, data",
+        *(f"{i}, 000000, {row}" for i, row in enumerate(("n, a", "n, b", "m, b", "m, c", "k, d"))),
+    )
+    table = parse_class_table("\n".join(rows), "it")
+    names = [Classes(tuple(names), ((0, 0, 0),) * len(names)) for names in ("nmk", "abcd")]
+    found = find_translation(names[0], "data", names[1], table)
+    assert (found.labels.names, found.label_of, found.joined) == (("a + b + c", "d"), (0, 0, 1), (0, 0, 0, 1))
+
+
+def test_names_may_differ_in_case_spaces_and_order():
+    names = tuple(name.upper().replace("SIGN", "sign_").replace("FENCE", "f e nce") for name in CAMVID.names)
+    found = find_translation(Classes(names[::-1], CAMVID.colours), "camvid", CAMVID)
+    assert (found.label_of, found.labels, found.renamed()) == (tuple(range(11))[::-1], CAMVID, {})
+
+
+def test_the_column_of_the_data_set_comes_before_others_with_the_same_labels():
+    table = parse_class_table("class, colour, one, two\na, 000000, b, a\nb, 000000, a, b\n", "it")
+    assert find_translation(table.classes, "one", table.classes, table).label_of == (1, 0)
+    assert find_translation(table.classes, "two", table.classes, table).label_of == (0, 1)
+    with pytest.raises(ValueError, match="the label 'b' in column one, which is none of its labels"):
+        find_translation(table.classes, "one", Classes(("a", "c"), ((0, 0, 0),) * 2), table)
+
+
+def test_names_that_differ_in_case_only_stay_apart():
+    labels = Classes(("car", "Car"), ((0, 0, 0),) * 2)
+    assert find_translation(labels, "it", labels).label_of == (0, 1)
+
+
+def test_a_given_table_is_used_and_must_have_both_class_sets():
+    table = parse_class_table(TABLE, "it")
+    pq = Classes(("q", "p"), ((0, 0, 0), (1, 1, 1)))
+    assert find_translation(table.classes, "one", ABC, table).label_of == (0, 0, 1, 2)
+    assert find_translation(table.classes, "any name", ABC, table).label_of == (0, 0, 1, 2)
+    assert find_translation(pq, "one", ABC, table).labels.names == ("a + b", "c")
+    with pytest.raises(ValueError, match="neither as classes nor in a column those of the network, Sky, Building"):
+        find_translation(CAMVID, "one", ABC, table)
+    with pytest.raises(ValueError, match="no column camvid, only one, two"):
+        find_translation(pq, "camvid", CAMVID, table)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +165,7 @@ def test_tables_are_opened_by_name_or_read_from_a_file(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text(TABLE)
     assert open_class_table(str(path)) == read_class_table(path) == parse_class_table(TABLE, "it")
-    with pytest.raises(ValueError, match="No class table is called 'steet'"):
+    with pytest.raises(ValueError, match="No class table is called 'steet': did you mean street"):
         open_class_table("steet")
     with pytest.raises(FileNotFoundError, match="No class table at"):
         open_class_table(str(tmp_path / "none.csv"))

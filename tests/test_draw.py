@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from streamseg import CITYSCAPES, Classes, overlay
-from streamseg.draw import add_legend, side_by_side
+from streamseg.draw import add_legend, blended_classes, paint_labels, side_by_side
 
 RED_BLUE = Classes(("red", "blue"), ((255, 0, 0), (0, 0, 255)))
 
@@ -157,3 +157,44 @@ def test_a_legend_lies_in_the_lower_left_corner_and_its_ground_shines_through(fr
 @pytest.mark.parametrize("size", [(60, 300), (300, 90), (300, 300), (0, 0)])
 def test_a_legend_never_changes_the_size_of_a_picture(frame, size):
     assert add_legend(frame, torch.zeros(3, *size, dtype=torch.uint8)).shape == frame.shape
+
+
+def plain_borders(labels):
+    """Whether the label of each pixel differs from the one to its right or below, as a loop."""
+    height, width = labels.shape
+    line = torch.zeros(height, width, dtype=torch.bool)
+    for y in range(height):
+        for x in range(width):
+            others = [labels[v, u] for v, u in ((y, x + 1), (y + 1, x)) if v < height and u < width]
+            line[y, x] = any(labels[y, x] != other for other in others)
+    return line
+
+
+def test_a_border_is_one_light_pixel_between_two_classes_and_nothing_else(frame, labels):
+    for only in ((), (3, 5)):
+        shown = torch.where(torch.isin(labels, torch.tensor(only)), labels, 255) if only else labels
+        line = plain_borders(shown)
+        plain, drawn = (overlay(frame, labels, CITYSCAPES, 0.4, only, borders=on) for on in (False, True))
+        assert drawn[:, ~line].equal(plain[:, ~line])
+        assert drawn[:, line].equal(plain[:, line].clamp(min=216))
+        assert line.any()
+
+
+def test_one_class_has_no_borders_and_neither_has_a_transparent_overlay(grey, labels):
+    same = torch.full((4, 6), 1)
+    assert overlay(grey, same, RED_BLUE, borders=True).equal(overlay(grey, same, RED_BLUE))
+    assert overlay(grey, torch.arange(24).view(4, 6) % 2, RED_BLUE, 0, borders=True).equal(grey)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])
+def test_the_colours_of_a_legend_are_those_of_grey_things_in_the_overlay(alpha):
+    flat = torch.full((3, 1, len(CITYSCAPES)), 128, dtype=torch.uint8)
+    drawn = overlay(flat, torch.arange(len(CITYSCAPES))[None], CITYSCAPES, alpha)
+    blended = blended_classes(CITYSCAPES, alpha)
+    assert blended.names == CITYSCAPES.names
+    assert torch.tensor(blended.colours).equal(drawn[:, 0].t().long())
+
+
+def test_labels_are_painted_in_the_colours_of_their_classes_and_no_class_in_black():
+    painted = paint_labels(torch.tensor([[0, 1, 255]], dtype=torch.uint8), RED_BLUE)
+    assert painted[:, 0].t().tolist() == [[255, 0, 0], [0, 0, 255], [0, 0, 0]]

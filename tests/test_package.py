@@ -13,7 +13,7 @@ MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if 
 # a folder, or a module beside the folders, may import from itself and from the lines above it
 LAYERS = """
 checks classes machine
-class_table
+class_table palette
 io
 parallel data models
 draw engine

@@ -17,6 +17,7 @@ from pathlib import Path
 import streamseg
 from streamseg.cli.completion import completion
 from streamseg.cli.deploying import export, serve
+from streamseg.cli.listing import weights
 from streamseg.cli.measuring import benchmark, evaluate, reproduce
 from streamseg.cli.messages import ErrorHandler, debugging, has_colours, out_of_memory, print_error
 from streamseg.cli.pages import find_page, wants_help
@@ -40,6 +41,7 @@ __all__ = [
     "segment",
     "serve",
     "train",
+    "weights",
 ]
 
 

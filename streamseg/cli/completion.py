@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from streamseg.class_table import CLASS_TABLES
 from streamseg.cli.options import DATASET_NAMES, option
+from streamseg.models.bundled import BUNDLED_WEIGHTS
 from streamseg.train.config import RECIPES
 
 if TYPE_CHECKING:
@@ -37,8 +39,23 @@ autoload -Uz compinit bashcompinit
 (( $+functions[compdef] )) || compinit
 bashcompinit
 {bash}"""
-NAMES = {"train": tuple(RECIPES), "check": DATASET_NAMES, "pack": DATASET_NAMES, "completion": ("bash", "zsh", "fish")}
-"""The choices for the first name after a verb."""
+BUNDLED = tuple(BUNDLED_WEIGHTS)
+NAMES = {
+    "train": tuple(RECIPES),
+    "evaluate": BUNDLED,
+    "check": DATASET_NAMES,
+    "pack": DATASET_NAMES,
+    "export": BUNDLED,
+    "serve": BUNDLED,
+    "completion": ("bash", "zsh", "fish"),
+}
+"""The choices for the first name after a verb; bundled weights are completed where a file may be given too."""
+FILES_TOO = {
+    "segment": {"--weights": BUNDLED},
+    "train": {"--initial": ("imagenet", "nothing", *BUNDLED)},
+    "evaluate": {"--classes": tuple(CLASS_TABLES)},
+}
+"""Options of a verb that take a name or a file, with the names."""
 
 Options = Mapping[str, Mapping[str, tuple[str, ...]]]
 """The options of each verb, with the values of those that have choices."""
@@ -60,7 +77,10 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], option("SHELL")]
 
     recipe = "folder-18"  # all recipes have the same options
     app = make_app([recipe])
-    options = {verb: list_options(app["train"][recipe] if verb == "train" else app[verb]) for verb in VERBS}
+    options = {
+        verb: list_options(app["train"][recipe] if verb == "train" else app[verb]) | FILES_TOO.get(verb, {})
+        for verb in VERBS
+    }
     if shell == "fish":
         about = {row.names[0]: row.help for row in program_page().boxes["verbs"]}
         print(fish_script(options, about), end="")
@@ -112,6 +132,7 @@ def fish_script(options: Options, about: Mapping[str, str]) -> str:
         lines.append(f"complete -c streamseg -n __fish_use_subcommand -f -a {verb} -d {quote(about[verb])}")
         for name, choices in known.items():
             kind, word = ("-l", name.removeprefix("--")) if name.startswith("--") else ("-s", name.removeprefix("-"))
-            values = f" -x -a {quote(' '.join(choices))}" if choices else ""
+            kind_of_value = "-r" if name in FILES_TOO.get(verb, {}) else "-x"
+            values = f" {kind_of_value} -a {quote(' '.join(choices))}" if choices else ""
             lines.append(f"complete -c streamseg -n '__fish_seen_subcommand_from {verb}' {kind} {word}{values}")
     return "\n".join(lines) + "\n"

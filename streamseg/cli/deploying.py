@@ -11,16 +11,19 @@ from streamseg.cli.messages import check_figures, loading, open_messages, print_
 from streamseg.cli.options import (
     Device,
     Json,
+    Palette,
     Precision,
     Quiet,
     Weights,
     check_exported,
-    check_weights_path,
+    check_weights,
     option,
     parse_size,
     pick_device,
+    pick_palette,
 )
 from streamseg.io.files import check_writable
+from streamseg.models.bundled import find_weights
 
 if TYPE_CHECKING:
     from streamseg.serve import ServedModel
@@ -42,9 +45,10 @@ def export(
     """Write a network as a file for another runtime.
 
     Args:
-        names: A checkpoint, if not the bundled weights; and the file to write: .onnx, .xml (OpenVINO), .pt2
-            (torch.export, or with --to an AOTInductor package). A file that disagrees with the network is deleted.
-        out: The file to write; a name is then a checkpoint.
+        names: The weights, a checkpoint or a name that streamseg weights lists; and the file to write: .onnx, .xml
+            (OpenVINO), .pt2 (torch.export, or with --to an AOTInductor package). A file that disagrees with the network
+            is deleted.
+        out: The file to write; a name is then that of the weights.
         to: The format to write.
         size: A fixed size of the frames, which makes the file faster.
         confidence: Also give the confidence of each label.
@@ -67,7 +71,7 @@ def export(
     given, target = split_export_names(names, out)
     kind = pick_export_format(target, to)
     check_writable(target)
-    check_weights_path(given)
+    check_weights(given)
     check_figures(json)
     if int8 and pictures is None:
         raise ValueError("--int8 is calibrated on pictures like those to label: give them with --pictures DIR.")
@@ -75,7 +79,7 @@ def export(
         from streamseg.deploy import export as exporter
         from streamseg.models import checkpoint
 
-        weights = given or checkpoint.BUNDLED
+        weights = find_weights(given)
         network, classes = checkpoint.load(weights)
         model = checkpoint.require_fanet(network, "export")
         description = checkpoint.describe(weights)
@@ -107,7 +111,7 @@ def split_export_names(names: tuple[Path, ...], out: Path | None) -> tuple[Path 
     if not names:
         raise ValueError("There is nothing to write: give OUT, such as model.onnx.")
     if len(names) > 2:
-        raise ValueError(f"{len(names)} names are too many: give a checkpoint, if not the bundled weights, and OUT.")
+        raise ValueError(f"{len(names)} names are too many: give the weights, if not the default ones, and OUT.")
     return names[0] if len(names) == 2 else None, names[-1]
 
 
@@ -124,6 +128,7 @@ def serve(
     megabytes: float = 32.0,
     megapixels: float = 32.0,
     seconds: float = 30.0,
+    palette: Palette = "bright",
     device: Device = "",
     precision: Precision = "",
     trust: bool = False,
@@ -132,7 +137,7 @@ def serve(
     """Serve a network over HTTP, with a web page.
 
     Args:
-        weights: A checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
+        weights: A name that streamseg weights lists, a checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
         host: The address to listen on: 127.0.0.1 is reached only from this machine, 0.0.0.0 from everywhere.
         port: The port to listen on; 0 for any free one.
         token: The token that clients must send, as Authorization: Bearer TEXT.
@@ -142,6 +147,7 @@ def serve(
         megabytes: The largest picture, as a file.
         megapixels: The largest picture, in millions of pixels.
         seconds: Timeout for receiving a picture, and for labelling it.
+        palette: Colours of overlays and of the page: bright ones, or the data set's own. Label files keep its own.
         device: cuda or cpu.
         precision: Precision of the network; int8 is 1.2 to 1.8 times as fast as fp32 on a CPU.
         trust: Allow a .pt2 file, which is a program and can run any code.
@@ -162,7 +168,7 @@ def serve(
         check_count(name, number)
     for name, amount in (("megabytes", megabytes), ("megapixels", megapixels), ("seconds", seconds)):
         check_positive(name, amount)
-    check_weights_path(weights)
+    check_weights(weights)
     with loading(quiet):
         from streamseg import serve as server
         from streamseg.io.images import allow_large_pictures
@@ -171,7 +177,7 @@ def serve(
     if token and not server.TOKEN.fullmatch(token):
         raise ValueError("The token may hold only letters, digits and . _ ~ + -: choose another.")
     with server.listen(host, port) as listening:
-        model = open_served(weights, device, precision, window, trust)
+        model = open_served(weights, device, precision, window, trust, palette)
         allow_large_pictures()  # the server has limits of its own
         limits = server.Limits(round(megabytes * 2**20), round(megapixels * 1e6), seconds, queue)
         gate = server.RequestGate(model, limits, token, batch)
@@ -184,12 +190,13 @@ def serve(
     return 128 + caught if caught else 0
 
 
-def open_served(weights: Path | None, device: str, precision: str, window: int | None, trust: bool) -> "ServedModel":
+def open_served(
+    weights: Path | None, device: str, precision: str, window: int | None, trust: bool, palette: str
+) -> "ServedModel":
     """Open the network to serve."""
     from streamseg import serve as server
     from streamseg.engine import runtime
     from streamseg.engine.open import open_engine
-    from streamseg.models import checkpoint
     from streamseg.stream.label_frames import check_window
     from streamseg.stream.state import LastFrames
 
@@ -199,4 +206,5 @@ def open_served(weights: Path | None, device: str, precision: str, window: int |
         check_exported(engine, None if window is None else LastFrames(window), precision=precision)
     frames = trained if window is None else window
     check_window(engine, LastFrames(frames))
-    return server.ServedModel(engine, classes, frames, weights or checkpoint.BUNDLED)
+    drawn = pick_palette(classes, palette)
+    return server.ServedModel(engine, classes, frames, find_weights(weights), drawn)

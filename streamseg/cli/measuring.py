@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 from cyclopts import Parameter
 
 from streamseg.checks import check_count, check_positive
-from streamseg.cli.messages import check_figures, clear_line, loading, open_messages, pick_progress, write_figures
+from streamseg.class_table import Translation, open_class_table
+from streamseg.cli.messages import (
+    check_figures,
+    clear_line,
+    loading,
+    open_messages,
+    pick_progress,
+    print_error,
+    write_figures,
+)
 from streamseg.cli.options import (
     NETWORKS,
     PRECISION_NAMES,
@@ -22,14 +31,16 @@ from streamseg.cli.options import (
     check_data,
     check_exported,
     check_folder,
-    check_weights_path,
+    check_weights,
     option,
     parse_size,
     pick_device,
     pick_policy,
+    weights_on_cluster,
 )
 from streamseg.evaluate.paper import DOWNLOADS, TABLES
 from streamseg.io.files import check_writable
+from streamseg.models.bundled import BUNDLED_WEIGHTS
 
 if TYPE_CHECKING:
     import torch
@@ -47,11 +58,12 @@ class EvaluateOptions:
     data: DataFolder
     """The folder of the data set."""
     dataset: Dataset
-    """cityscapes, camvid, coco-stuff, ade20k, or folder for your own data."""
+    """cityscapes, camvid, comma10k, coco-stuff, ade20k, or folder for your own data."""
     split: str = "val"
     """The split to measure on."""
     only: Annotated[str, option("NAME", "all frames")] = ""
-    """Measure only frames whose file name starts with this, such as a recording that training left out."""
+    """Measure only frames whose file name starts with this, such as a recording that training left out, or devices of
+    comma10k; several with commas between them."""
     scales: Annotated[tuple[float, ...], Parameter(metavar="FLOAT ...", show_default="1.0", consume_multiple=True)] = (
         1.0,
     )
@@ -65,6 +77,9 @@ class EvaluateOptions:
     """Instead of a window, let the past decay by half in this time."""
     steady: Annotated[float, option("MARGIN", "0, off")] = 0.0
     """With one of the two, change the class of a pixel only if the new score is higher by this much."""
+    classes: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
+    """How the network's classes count as labels of the data set: street, or a file of "class, colour, DATA SET, ..."
+    lines."""
     json: Json = None
     """A file for the figures; - for standard output."""
     plots: Annotated[Path | None, option("DIR", "none are written")] = None
@@ -90,7 +105,7 @@ def evaluate(
     """Measure a network on a data set: mIoU and more.
 
     Args:
-        weights: A checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
+        weights: A name that streamseg weights lists, a checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
 
     Examples:
         streamseg evaluate --dataset camvid --data CamVid --split val
@@ -99,14 +114,16 @@ def evaluate(
         streamseg evaluate --dataset camvid --data CamVid --window 1 --plots plots
     """
     check_data(options.dataset, options.data)
-    check_weights_path(weights)
+    check_weights(weights)
     check_figures(options.json)
     check_folder(options.plots, "plots")
+    table = open_class_table(options.classes) if options.classes else None
     with loading(options.quiet):
         from streamseg.data.shards import open_dataset
         from streamseg.engine import runtime
         from streamseg.evaluate import plot
         from streamseg.evaluate.engines import open_evaluation_engine
+        from streamseg.evaluate.translate import describe_translation, translate_dataset
 
     policy = pick_policy(options.window, options.half_life, options.steady)
     check_combination(options, policy)
@@ -115,7 +132,7 @@ def evaluate(
     device = pick_device(options.device or runtime.default_device(weights))
     data = options.data.absolute() if options.ray and options.data.exists() else options.data
     frames = keep_frames(open_dataset(options.dataset, data, options.split), options.only)
-    engine = open_evaluation_engine(
+    engine, classes = open_evaluation_engine(
         weights,
         device,
         frames,
@@ -124,12 +141,15 @@ def evaluate(
         flip=options.flip,
         trust=options.trust,
     )
+    translation, frames = translate_dataset(classes, frames, table)
     if isinstance(engine, runtime.ExportedEngine):
         check_exported(engine, policy, precision=options.precision, steady=options.steady)
+    if not options.quiet and (sentence := describe_translation(translation, options.dataset)):
+        print_error(f"{sentence}.")
     if policy:
-        evaluate_sequences(engine, frames, policy, options)
+        evaluate_sequences(engine, frames, translation, policy, options)
     else:
-        evaluate_frames(engine, frames, weights, options)
+        evaluate_frames(engine, frames, translation, weights, options)
     return 0
 
 
@@ -143,16 +163,28 @@ def check_combination(options: EvaluateOptions, policy: "Policy | None") -> None
         raise ValueError("--window and --half-life run each frame once: leave out --scales and --flip.")
 
 
-def keep_frames(frames: "datasets.Dataset", prefix: str) -> "datasets.Dataset":
-    """Return a data set with only the frames whose file name starts with a prefix."""
-    pairs = tuple(pair for pair in frames.pairs if pair.image.name.startswith(prefix))
-    if prefix and not pairs:
-        raise ValueError(f"No frame of {frames.name} {frames.split} has a name that begins with --only {prefix!r:.80}.")
-    return replace(frames, pairs=pairs)
+def keep_frames(frames: "datasets.Dataset", only: str) -> "datasets.Dataset":
+    """Return a data set with only the frames of some names: starts of file names, or devices, separated by commas."""
+    from streamseg.data.datasets import pairs_by_name
+
+    if not only:
+        return frames
+    found = pairs_by_name(frames, only) or {only: set()}
+    for name, pairs in found.items():
+        if not pairs:
+            raise ValueError(
+                f"No frame of {frames.name} {frames.split} has a name that begins with --only {name!r:.80}."
+            )
+    kept = {pair for pairs in found.values() for pair in pairs}
+    return replace(frames, pairs=tuple(pair for pair in frames.pairs if pair in kept))
 
 
 def evaluate_sequences(
-    engine: "Engine", frames: "datasets.Dataset", policy: "Policy", options: EvaluateOptions
+    engine: "Engine",
+    frames: "datasets.Dataset",
+    translation: Translation,
+    policy: "Policy",
+    options: EvaluateOptions,
 ) -> None:
     """Run sequences in order, and print the accuracy, the temporal consistency and the latency."""
     import torch
@@ -160,16 +192,23 @@ def evaluate_sequences(
     from streamseg.evaluate import video
 
     messages, progress = open_messages(options.quiet, options.json), pick_progress(options.quiet)
-    found = video.evaluate_video(engine, frames, policy, threads=torch.get_num_threads(), progress=progress)
+    label_of = translation.label_of
+    found = video.evaluate_video(
+        engine, frames, policy, threads=torch.get_num_threads(), progress=progress, label_of=label_of
+    )
     print(video.format_video_evaluation(found), file=messages)
-    write_figures(options.json, video.video_evaluation_to_json(found), messages)
+    write_figures(options.json, video.video_evaluation_to_json(found) | translation_to_json(translation), messages)
     if options.plots:
-        video.write_video_plots(options.plots, found, engine, frames, policy)
+        video.write_video_plots(options.plots, found, engine, frames, policy, label_of)
         print_plots(options.plots, messages)
 
 
 def evaluate_frames(
-    engine: "Engine", frames: "datasets.Dataset", weights: Path | None, options: EvaluateOptions
+    engine: "Engine",
+    frames: "datasets.Dataset",
+    translation: Translation,
+    weights: Path | None,
+    options: EvaluateOptions,
 ) -> None:
     """Run single frames, here or on a cluster, and print the accuracy."""
     import torch
@@ -178,10 +217,11 @@ def evaluate_frames(
     from streamseg.evaluate import images
 
     messages, progress = open_messages(options.quiet, options.json), pick_progress(options.quiet)
+    label_of = translation.label_of
     if options.ray:
         found = images.evaluate_on_cluster(
             frames,
-            weights and weights.absolute(),
+            weights_on_cluster(weights),
             options.ray,
             precision=options.precision,
             scales=options.scales,
@@ -189,14 +229,22 @@ def evaluate_frames(
             trust=options.trust,
             gpus=(options.device or runtime.default_device(weights)) != "cpu",
             progress=progress,
+            label_of=label_of,
         )
     else:
-        found = images.evaluate(engine, frames, threads=torch.get_num_threads(), progress=progress)
+        threads = torch.get_num_threads()
+        found = images.evaluate(engine, frames, threads=threads, progress=progress, label_of=label_of)
     print(images.format_evaluation(found), file=messages)
-    write_figures(options.json, images.evaluation_to_json(found), messages)
+    write_figures(options.json, images.evaluation_to_json(found) | translation_to_json(translation), messages)
     if options.plots:
-        images.write_plots(options.plots, found, engine, frames)
+        images.write_plots(options.plots, found, engine, frames, label_of)
         print_plots(options.plots, messages)
+
+
+def translation_to_json(translation: Translation) -> dict:
+    """Return the classes that count as another label as JSON values; null for a class without a label."""
+    renamed = translation.renamed()
+    return {"translated": renamed} if renamed else {}
 
 
 def print_plots(folder: Path, messages: TextIO) -> None:
@@ -228,9 +276,10 @@ def reproduce(
             or all.
         runs: A folder of trained networks, RUN/weights.safetensors, to measure the accuracy of.
         data: The folder of the data set to measure them on.
-        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for your own data.
+        dataset: cityscapes, camvid, comma10k, coco-stuff, ade20k, or folder for your own data.
         split: The split to measure on.
-        only: Measure only frames whose file name starts with this, such as a recording that training left out.
+        only: Measure only frames whose file name starts with this, such as a recording that training left out, or
+            devices of comma10k; several with commas between them.
         speed: Whether to measure speed: the network alone as in the paper, and from frame to labels.
         compiled: Compile each network for the measurement from frame to labels, which takes minutes.
         out: A folder for each table as Markdown, JSON and a plot.
@@ -319,9 +368,9 @@ def benchmark(
 
     Args:
         models: What to measure, from a frame to its labels: names of networks, which get random weights and 19
-            classes, checkpoints, or files that export wrote (.onnx, .xml, .pt2). Networks are fanet18, fanet34,
-            fanetplus18, fanetplus34, and the baselines segnet, enet, icnet, erfnet, bisenet18, shelfnet18, swiftnet18,
-            fcn16s, fcn8s, deeplab.
+            classes, bundled weights, checkpoints, or files that export wrote (.onnx, .xml, .pt2). Networks are fanet18,
+            fanet34, fanetplus18, fanetplus34, and the baselines segnet, enet, icnet, erfnet, bisenet18, shelfnet18,
+            swiftnet18, fcn16s, fcn8s, deeplab.
         size: Height and width of the frames.
         batch: Frames per batch.
         compiled: Measure torch.compile too, which takes a minute for each network.
@@ -382,10 +431,13 @@ def benchmark(
 
 
 def check_models(models: Sequence[str]) -> None:
-    """Raise an error if a name is neither a network nor a file."""
+    """Raise an error if a name is neither a network nor bundled weights nor a file."""
     for name in models:
-        if name not in NETWORKS and not Path(name).is_file():
-            raise ValueError(f"{name!r:.80} is neither a file nor one of the networks {', '.join(NETWORKS)}.")
+        if name not in (*NETWORKS, *BUNDLED_WEIGHTS) and not Path(name).is_file():
+            raise ValueError(
+                f"{name!r:.80} is neither a file nor one of the networks {', '.join(NETWORKS)} "
+                f"or the bundled weights {', '.join(BUNDLED_WEIGHTS)}."
+            )
 
 
 def print_profiles(

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated, get_args
 from cyclopts import Parameter
 
 from streamseg.checks import check_readable, missing_data_error
+from streamseg.classes import Classes
 from streamseg.evaluate.paper import DOWNLOADS
 from streamseg.machine import available_cores
+from streamseg.models.bundled import DEFAULT, find_weights, is_bundled
+from streamseg.palette import bright_colours
 from streamseg.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -35,16 +38,27 @@ DatasetName = Annotated[str, option("DATASET", choices=DATASET_NAMES)]
 Dataset = Annotated[str, option("NAME", choices=DATASET_NAMES)]
 Device = Annotated[str, option("NAME", "a GPU if there is one")]
 Json = Annotated[Path | None, option("FILE", "none")]
+Palette = Annotated[str, option(choices=("bright", "own"))]
 Precision = Annotated[str, option(default="fp16 on a GPU, fp32 on the CPU", choices=PRECISION_NAMES)]
 Quiet = Annotated[bool, Parameter(negative=())]
 Ray = Annotated[str, option("[ADDRESS]", "off; without ADDRESS, this machine only")]
-Weights = Annotated[Path | None, option("[WEIGHTS]", "the bundled weights")]
+Weights = Annotated[Path | None, option("[WEIGHTS]", DEFAULT)]
 
 
-def check_weights_path(path: Path | None) -> None:
-    """Raise an error if a file of weights was given and cannot be read."""
-    if path is not None:
-        check_readable(path)
+def check_weights(given: Path | None) -> None:
+    """Raise an error if weights were given that are neither bundled nor a file that can be read."""
+    if given is not None:
+        check_readable(find_weights(given))
+
+
+def weights_on_cluster(given: Path | None) -> Path | None:
+    """Return weights as the machines of a cluster find them: each has the bundled ones, and a file at the same path."""
+    return given if given is None or is_bundled(given) else given.absolute()
+
+
+def pick_palette(classes: Classes, palette: str) -> Classes:
+    """Return a class set in the colours to draw."""
+    return classes if palette == "own" else bright_colours(classes)
 
 
 def check_data(dataset: str, data: Path | None) -> None:

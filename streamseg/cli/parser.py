@@ -20,6 +20,7 @@ from cyclopts.exceptions import (
 
 from streamseg.cli.completion import completion
 from streamseg.cli.deploying import export, serve
+from streamseg.cli.listing import weights
 from streamseg.cli.measuring import benchmark, evaluate, reproduce
 from streamseg.cli.messages import print_error
 from streamseg.cli.segmenting import segment
@@ -37,7 +38,7 @@ Examples:
 """What the help of the program itself says."""
 VERBS: dict[str, Callable[..., int]] = {
     verb.__name__: verb
-    for verb in (segment, train, evaluate, check, pack, reproduce, benchmark, export, serve, completion)
+    for verb in (segment, train, evaluate, check, pack, reproduce, benchmark, export, serve, weights, completion)
 }
 OLD_OPTIONS = {"train": {old.replace("_", "-"): new.replace("_", "-") for old, new in OLD_NAMES.items()}}
 """Former names of options, by verb: they still work, with a note."""

@@ -15,17 +15,21 @@ from streamseg.cli.messages import STANDARD_OUTPUT, clear_line, loading, open_me
 from streamseg.cli.options import (
     Device,
     Json,
+    Palette,
     Precision,
     Quiet,
     Ray,
     check_exported,
-    check_weights_path,
+    check_weights,
     option,
     parse_size,
     pick_device,
+    pick_palette,
     pick_policy,
+    weights_on_cluster,
 )
 from streamseg.io.files import written_whole
+from streamseg.models.bundled import DEFAULT
 
 if TYPE_CHECKING:
     from streamseg.io.display import DisplayWindow
@@ -44,20 +48,27 @@ class SegmentOptions:
 
     out: Annotated[str, Parameter(name=("--out", "-o"), metavar="OUT", show_default="the last name")] = ""
     """Where to write; all names are then sources, as in: segment *.jpg -o out."""
-    weights: Annotated[Path | None, option("FILE", "the bundled weights")] = None
-    """A checkpoint, or a file that export wrote (.onnx, .xml, .pt2)."""
+    weights: Annotated[Path | None, option("WEIGHTS", DEFAULT)] = None
+    """A name that streamseg weights lists, a checkpoint, or a file that export wrote (.onnx, .xml, .pt2)."""
     overlay: bool = True
     """Write the overlay: a picture or a video."""
     labels: bool = False
     """Also write the labels: NAME-labels.png, indexed, or NAME-labels.mkv, lossless; each pixel holds its class."""
     confidence: bool = False
     """Also write the confidence of each label, 0 to 255: NAME-confidence.png or .mkv, lossless."""
+    colours: bool = False
+    """Also write the labels in the colours of their classes, for people: NAME-colours.png or .mp4."""
     side_by_side: bool = False
     """Put the frame beside its overlay."""
     legend: bool = False
     """Draw a legend of the colours."""
     classes: Annotated[str, option("NAME,...", "all")] = ""
     """Colour only these classes, such as road,car."""
+    palette: Palette = "bright"
+    """Colours of the overlay: bright ones, which stay distinct for colour-blind people, or the data set's own. Classes
+    of other names than streets have keep their own."""
+    borders: bool = True
+    """Draw a line between the classes."""
     alpha: float = 0.5
     """Opacity of the colours in the overlay, 0 to 1."""
     json: Json = None
@@ -161,7 +172,7 @@ def check_options(options: SegmentOptions, out: str) -> None:
     for name, number in (("deadline", options.deadline), ("cut", options.cut)):
         if number is not None:
             check_positive(name, number)
-    check_weights_path(options.weights)
+    check_weights(options.weights)
 
 
 def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions) -> SegmentPlan:
@@ -180,10 +191,10 @@ def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions) -> Segm
         raise ValueError(f"OUT is given twice, as {names[-1]} and as --out {options.out}: leave out one.")
     if not sources:
         raise missing[0]
-    overlay, labels, confidence = options.overlay, options.labels, options.confidence
-    outputs = plan_outputs(sources, out, overlay=overlay, labels=labels, confidence=confidence, missing=len(missing))
+    wanted = {name: getattr(options, name) for name in ("overlay", "labels", "confidence", "colours")}
+    outputs = plan_outputs(sources, out, **wanted, missing=len(missing))
     raw = out == "-"
-    if not (overlay or labels or confidence or options.json or raw or options.show):
+    if not (any(wanted.values()) or options.json or raw or options.show):
         raise ValueError("There is nothing to write with --no-overlay alone: add --labels, --confidence or --json.")
     if options.show and len(sources) > 1:
         raise ValueError(f"--show has one window, and there are {len(sources)} sources: give one, or leave it out.")
@@ -226,7 +237,9 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     check_window(engine, policy)
     chosen = tuple(find_class(name, classes.names) for name in options.classes.split(",") if name.strip())
     settings = LabelSettings(engine, classes, policy, options.cut, size, options.tile, options.confidence)
-    return settings, DrawStyle(options.alpha, chosen, options.legend, options.side_by_side)
+    drawn = pick_palette(classes, options.palette)
+    style = DrawStyle(options.alpha, chosen, options.legend, options.side_by_side, options.borders, drawn)
+    return settings, style
 
 
 def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSettings", style: "DrawStyle") -> int:
@@ -352,7 +365,7 @@ def segment_on_cluster(names: Sequence[str], out: str, options: SegmentOptions) 
 
         settings, style = open_model(options)  # as each worker will do: errors show at once
     job = archive.ArchiveSettings(
-        options.weights and options.weights.absolute(),
+        weights_on_cluster(options.weights),
         settings.policy,
         options.precision,
         options.cut,
@@ -362,6 +375,7 @@ def segment_on_cluster(names: Sequence[str], out: str, options: SegmentOptions) 
         options.confidence,
         style,
         options.trust,
+        options.colours,
     )
     gpus = (options.device or runtime.default_device(options.weights)) != "cpu"
     progress = show_archive_progress(options.quiet)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from streamseg.checks import check_positive, check_suffix
+from streamseg.checks import check_positive, check_readable, check_suffix
+from streamseg.class_table import open_class_table
 from streamseg.cli.messages import (
     STANDARD_OUTPUT,
     check_figures,
@@ -26,13 +27,13 @@ from streamseg.cli.options import (
     Json,
     Quiet,
     check_data,
-    check_weights_path,
+    check_weights,
     option,
     pick_device,
 )
 from streamseg.io.files import check_writable
 from streamseg.machine import available_cores
-from streamseg.train.config import TrainConfig
+from streamseg.train.config import OPTION_NAMES, TrainConfig, check_second_folder
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,7 @@ def check(
     """Find errors in a data set before training.
 
     Args:
-        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for your own data.
+        dataset: cityscapes, camvid, comma10k, coco-stuff, ade20k, or folder for your own data.
         data: The folder of the data set.
         sheet: A PNG for some frames with their labels drawn over them.
         json: A file for the figures, the errors and the warnings; - for standard output.
@@ -93,7 +94,7 @@ def pack(
     """Pack a data set into a few large tar files.
 
     Args:
-        dataset: cityscapes, camvid, coco-stuff, ade20k, or folder for your own data.
+        dataset: cityscapes, camvid, comma10k, coco-stuff, ade20k, or folder for your own data.
         out: The folder to write to, on a disk or in an object store; train and evaluate take it as --data.
         data: The folder of the data set.
         splits: The splits to pack.
@@ -126,12 +127,14 @@ class TrainRun:
 
     data: DataFolder
     """The folder of the data set."""
+    with_data: Annotated[Path | None, option("DIR", "none")] = None
+    """The folder of the second data set, which --with names."""
     out: Annotated[Path, option("DIR")]
     """The folder for weights, log, curves and state; a stopped run continues from there."""
     resume: bool = False
     """Continue the run in the out folder."""
     initial: str = "imagenet"
-    """The initial weights: imagenet, nothing, or the path of a checkpoint."""
+    """The initial weights: imagenet, nothing, a checkpoint, or a name that streamseg weights lists."""
     encoder_weights: Annotated[Path | None, option("FILE", "downloaded once")] = None
     """A file of ImageNet weights for the encoder, safetensors or torch."""
     tensorboard: bool = False
@@ -156,8 +159,13 @@ def train(run: TrainRun) -> int:
     """
     run.config.check()
     check_data(run.config.dataset, run.data)
-    check_weights_path(run.encoder_weights)
-    check_weights_path(None if run.initial in ("imagenet", "nothing") else Path(run.initial))
+    check_second_folder(run.config, run.with_data)
+    check_data(run.config.with_dataset, run.with_data)
+    if run.config.classes:
+        open_class_table(run.config.classes)
+    if run.encoder_weights:
+        check_readable(run.encoder_weights)
+    check_weights(None if run.initial in ("imagenet", "nothing") else Path(run.initial))
     check_figures(run.json)
     with loading(run.quiet):
         import torch
@@ -171,6 +179,7 @@ def train(run: TrainRun) -> int:
             run.config,
             run.data,
             run.out,
+            with_data=run.with_data,
             device=device,
             initial=run.initial,
             encoder_weights=run.encoder_weights,
@@ -206,7 +215,13 @@ def suggest_less_memory(config: TrainConfig, device: "torch.device") -> str:
 def recipe_command(config: TrainConfig) -> Callable[..., int]:
     """Return train as a command whose options have the settings of a recipe as defaults."""
     # cyclopts takes defaults from a class, not from an instance of it
-    recipe = subclass(TrainConfig, {field.name: (field.type, getattr(config, field.name)) for field in fields(config)})
+    kinds = {
+        field.name: Annotated[field.type, Parameter(name=f"--{OPTION_NAMES[field.name]}")]
+        if field.name in OPTION_NAMES
+        else field.type
+        for field in fields(config)
+    }
+    recipe = subclass(TrainConfig, {name: (kind, getattr(config, name)) for name, kind in kinds.items()})
     run_type = subclass(TrainRun, {"config": (Annotated[recipe, Parameter(name="*")], recipe())})
 
     def command(*, run: Annotated[run_type, Parameter(name="*")]) -> int:  # type: ignore[valid-type] # made above

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.classes import IGNORE
+from streamseg.data.light import DRAWS
 
 ZOOM, SHIFT = 0.03, 0.04
 """Maximum camera motion from one frame to the next: zoom, and shifts in halves of a side."""
@@ -36,6 +37,8 @@ class AugmentParams:
     """Share of the window that a clip uses, from 0 to 1."""
     motion: Tensor
     """(B, 3): a small camera motion: zoom, and shifts to the right and down in halves of the crop's sides."""
+    light: Tensor
+    """(B, DRAWS): random numbers from 0 to 1 for change_light."""
 
     def __getitem__(self, part: slice | Tensor) -> "AugmentParams":
         return AugmentParams(**{name: value[part] for name, value in vars(self).items()})
@@ -60,6 +63,7 @@ def sample_params(batch: int, scale: tuple[float, float], jitter: float, classmi
     pasted[:, IGNORE] = False
     window_share = torch.rand(batch, generator=generator)
     shake = 2 * torch.rand(batch, 3, generator=generator) - 1
+    light = torch.rand(batch, DRAWS, generator=generator)
     return AugmentParams(
         scale=(low + (high - low) * uniform[0]).exp(),
         flip=torch.where(uniform[1] < 0.5, -1.0, 1.0),
@@ -70,6 +74,7 @@ def sample_params(batch: int, scale: tuple[float, float], jitter: float, classmi
         pasted=pasted,
         window_share=window_share,
         motion=torch.tensor([1.0, 0.0, 0.0]) + torch.tensor([ZOOM, SHIFT, SHIFT]) * shake,
+        light=light,
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from streamseg.checks import missing_data_error
 from streamseg.classes import IGNORE, Classes
-from streamseg.data.layouts import LAYOUTS, Pair as Pair, frame_before, recording_and_number
+from streamseg.data.layouts import LAYOUTS, Pair as Pair, device_of, frame_before, recording_and_number
 from streamseg.io import images
 
 Item = TypeVar("Item")
@@ -159,10 +159,15 @@ def cityscapes(data: str | Path, split: str) -> Dataset:
 
 def camvid(data: str | Path, split: str) -> Dataset:
     """Open CamVid with 11 classes, SegNet's copy or the original; the split trainval is train and val."""
-    splits = list_splits("camvid", data)
-    if "train" in splits and "val" in splits:
-        splits["trainval"] = join_splits("trainval", [splits["train"], splits["val"]])
-    return pick_split("camvid", data, split, splits)
+    return pick_split("camvid", data, split, with_trainval(list_splits("camvid", data)))
+
+
+def comma10k(data: str | Path, split: str) -> Dataset:
+    """Open comma10k with 5 classes, as downloaded or with label ids; the split trainval is train and val.
+
+    The splits are train and val, which never have frames of the same device.
+    """
+    return pick_split("comma10k", data, split, with_trainval(list_splits("comma10k", data)))
 
 
 def coco_stuff(data: str | Path, split: str) -> Dataset:
@@ -189,7 +194,14 @@ def folder(data: str | Path, split: str) -> Dataset:
     return pick_split("folder", data, split, splits | {"all": join_splits("all", list(splits.values()))})
 
 
-DATASETS = {"cityscapes": cityscapes, "camvid": camvid, "coco-stuff": coco_stuff, "ade20k": ade20k, "folder": folder}
+DATASETS = {
+    "cityscapes": cityscapes,
+    "camvid": camvid,
+    "comma10k": comma10k,
+    "coco-stuff": coco_stuff,
+    "ade20k": ade20k,
+    "folder": folder,
+}
 
 
 def read_pairs(dataset: Dataset, indices: Iterable[int], threads: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -218,8 +230,34 @@ def list_splits(name: str, data: str | Path) -> dict[str, Dataset]:
     list_files, _ = LAYOUTS[name]
     splits = {split: Dataset(name, split, *found) for split, found in list_files(Path(data)).items()}
     if not splits:
-        raise missing_data_error(name, data)
+        raise FileNotFoundError(f"{missing_data_error(name, data)}{suggest_dataset(name, Path(data))}")
     return splits
+
+
+def suggest_dataset(name: str, data: Path) -> str:
+    """Return a sentence about the data set, other than the named one, whose layout a folder has; empty if none."""
+    for other, (list_files, _) in LAYOUTS.items():
+        try:
+            pairs = [pair for split in list_files(data).values() for pair in split.pairs[:1]]
+        except (ValueError, OSError):
+            continue
+        if other != name and any(not describe_missing(pair) for pair in pairs):
+            return f" Its layout is that of {other}: give {other} as the data set."
+    return ""
+
+
+def pairs_by_name(dataset: Dataset, names: str) -> dict[str, set[Pair]]:
+    """Return the frames that each of several names stands for: the start of their file names, or their device.
+
+    Args:
+        names: Separated by commas.
+    """
+    device = {pair: device_of(pair.image) for pair in dataset.pairs}
+    return {
+        name: {pair for pair in dataset.pairs if pair.image.name.startswith(name) or device[pair] == name}
+        for name in map(str.strip, names.split(","))
+        if name
+    }
 
 
 def pick_split(name: str, data: str | Path, split: str, splits: dict[str, Dataset]) -> Dataset:
@@ -244,6 +282,13 @@ def describe_missing(pair: Pair) -> str:
     if not pair.labels.is_file():
         return f"{pair.image} has no labels: expected {pair.labels}; add them or remove the frame."
     return ""
+
+
+def with_trainval(splits: dict[str, Dataset]) -> dict[str, Dataset]:
+    """Add the split trainval to splits that have train and val."""
+    if not {"train", "val"} <= splits.keys():
+        return splits
+    return {**splits, "trainval": join_splits("trainval", [splits["train"], splits["val"]])}
 
 
 def join_splits(split: str, parts: list[Dataset]) -> Dataset:

@@ -45,7 +45,7 @@ def read_mat(path: Path, label_of: dict[int, int]) -> Tensor:
     return translate(ids, label_of, path)
 
 
-CAMVID_COLOURS = [
+CAMVID_COLOURS = (
     *[(0, "808080"), (1, "800000"), (1, "40c000")],  # Sky, Building, Wall
     *[(2, "c0c080"), (3, "804080"), (3, "8000c0")],  # Column_Pole, Road, LaneMkgsDriv
     *[(3, "c00040"), (3, "8080c0"), (4, "0000c0")],  # LaneMkgsNonDriv, RoadShoulder, Sidewalk
@@ -53,21 +53,68 @@ CAMVID_COLOURS = [
     *[(6, "c08080"), (6, "808040"), (6, "004040")],  # SignSymbol, Misc_Text, TrafficLight
     *[(7, "404080"), (8, "400080"), (8, "4080c0")],  # Fence, Car, SUVPickupTruck
     *[(8, "c080c0"), (9, "404000"), (10, "0080c0"), (10, "c000c0")],  # Truck_Bus, Pedestrian, Bicyclist, Motorcycle…
-]
+)
 """Label and colour of the classes in the original label files; all other colours are ignored."""
 
 
 def read_camvid_colours(path: Path) -> Tensor:
     """Read the labels of an original CamVid label file."""
-    labels, _ = lookup_labels(read_colour_codes(path), camvid_table())
+    labels, _ = lookup_labels(read_colour_codes(path), colour_table(CAMVID_COLOURS, IGNORE))
     return labels
 
 
+COMMA10K_COLOURS = (
+    *[(0, "402020"), (1, "ff0000"), (2, "808060")],  # road, lane markings, undrivable
+    *[(3, "00ff66"), (4, "cc00ff"), (4, "00ccff")],  # movable, my car, movable inside my car
+    *[(IGNORE, "000000"), (IGNORE, "ffffff")],  # empty
+)
+"""Label and colour of the classes in the masks of comma10k."""
+
+UNKNOWN = 254
+"""In a table of colours, the entry of those that are no class."""
+
+
+def read_comma10k_colours(path: Path) -> Tensor:
+    """Read the labels of a mask of comma10k; other colours than those of its classes are an error."""
+    codes = read_colour_codes(path)
+    labels, _ = lookup_labels(codes, colour_table(COMMA10K_COLOURS, UNKNOWN))
+    # in numpy: torch starts a pool of threads in each thread that decodes
+    wrong = labels.numpy() == UNKNOWN
+    if wrong.any():
+        raise ValueError(describe_colours(path, sorted({*codes.numpy()[wrong].tolist()})))
+    return labels
+
+
+def describe_colours(path: Path, unknown: list[int]) -> str:
+    """Return a sentence about the colours of a mask that are no class, with the likely cause."""
+    known = [int(code, 16) for _, code in COMMA10K_COLOURS]
+    # JPEG and smooth scaling give many colours, or some close to the right ones
+    blurred = (
+        path.suffix.lower() in (".jpg", ".jpeg")
+        or len(unknown) > 16
+        or all(min(colour_distance(a, b) for b in known) <= 16 for a in unknown)
+    )
+    cause = "JPEG or smooth scaling, which change colours: use PNG, and scale masks by the nearest neighbour"
+    names = ", ".join(f"#{code:06x}" for code in unknown[:4]) + (
+        f", … {len(unknown)} in all" if len(unknown) > 4 else ""
+    )
+    return (
+        f"{path} has colours that are no class of comma10k ({names}); expected "
+        f"{', '.join(f'#{code}' for _, code in COMMA10K_COLOURS)}; likely cause: "
+        f"{cause if blurred else 'masks of other classes'}."
+    )
+
+
+def colour_distance(a: int, b: int) -> int:
+    """Return the largest difference of two colours, 0xrrggbb, in red, green or blue."""
+    return max(abs((a >> shift & 255) - (b >> shift & 255)) for shift in (16, 8, 0))
+
+
 @cache
-def camvid_table() -> Tensor:
-    """Return the label of each of the 16.8 million colours."""
-    table = torch.full((0x1000000,), IGNORE, dtype=torch.uint8)
-    for label, code in CAMVID_COLOURS:
+def colour_table(labels: tuple[tuple[int, str], ...], others: int) -> Tensor:
+    """Return the label of each of the 16.8 million colours; `others` for those that are not listed."""
+    table = torch.full((0x1000000,), others, dtype=torch.uint8)
+    for label, code in labels:
         table[int(code, 16)] = label
     return table
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -14,8 +15,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from streamseg.checks import DATASET_LAYOUTS, PICTURE_SUFFIXES as SUFFIXES
-from streamseg.classes import ADE20K, CAMVID, CITYSCAPES, COCO_STUFF, COCO_STUFF_182, IGNORE, Classes, Colour
-from streamseg.data.labels import read_camvid_colours, read_mat, read_translated
+from streamseg.classes import ADE20K, CAMVID, CITYSCAPES, COCO_STUFF, COCO_STUFF_182, COMMA10K, IGNORE, Classes, Colour
+from streamseg.data.labels import read_camvid_colours, read_comma10k_colours, read_mat, read_translated
 
 HIDDEN = (".", "@")
 """Prefixes of folders that operating systems create, such as .thumbnails and @eaDir."""
@@ -99,6 +100,56 @@ def camvid_split(image: Path) -> str:
     if recording.startswith("Seq05VD"):
         return "test"
     raise ValueError(f"{image} is not a frame of CamVid: expected 0001TP_…, 0006R0_…, 0016E5_… or Seq05VD_….")
+
+
+def list_comma10k(data: Path) -> dict[str, Split]:
+    """List the splits of comma10k, in either layout; each device is in one split.
+
+    The frames of the driver camera, imgsd/, are left out: they show the cabin, and their names do not say the device.
+    """
+    if subfolders(data, ("imgs", "imgs2")):
+        # imgs2 is not finished: some of its frames have no mask yet
+        second = [pair for pair in pair_files(data / "imgs2", data / "masks2") if pair.labels.is_file()]
+        pairs, read = (*pair_files(data / "imgs", data / "masks"), *second), read_comma10k_colours
+    elif len(subfolders(data, ("images", "labels"))) == 2:
+        check_comma10k_classes(data / "classes.txt")
+        pairs = pair_files(data / "images", data / "labels")
+        read = partial(read_translated, label_of={id: id for id in range(len(COMMA10K))} | {IGNORE: IGNORE})
+    else:
+        return {}
+    split_of = {pair: comma10k_split(pair.image) for pair in sorted(pairs, key=lambda pair: pair.image.name)}
+    return {
+        split: Split(COMMA10K, tuple(pair for pair, its_split in split_of.items() if its_split == split), read)
+        for split in ("train", "val")
+    }
+
+
+def comma10k_split(image: Path) -> str:
+    """Return the split of a frame of comma10k: val for about 15 % of the devices, chosen by a checksum of their names.
+
+    So a device keeps its split when frames or devices are added.
+    """
+    device = device_of(image)
+    if not device:
+        raise ValueError(
+            f"{image} is not a frame of comma10k: expected the device in its name, 16 hexadecimal digits, such as "
+            "0000_0085e9e41513078a_…. For your own data, give folder as the data set."
+        )
+    return "val" if zlib.crc32(device.encode()) % 100 < 15 else "train"
+
+
+def device_of(image: Path) -> str:
+    """Return the device that a frame of comma10k is from, the part of its name of 16 hexadecimal digits; or ""."""
+    return next((part for part in image.stem.split("_") if re.fullmatch("[0-9a-f]{16}", part)), "")
+
+
+def check_comma10k_classes(path: Path) -> None:
+    """Raise a ValueError if a list of classes exists and does not have those of comma10k."""
+    if path.is_file() and (names := read_classes(path).names) != COMMA10K.names:
+        raise ValueError(
+            f"{path} lists {', '.join(names):.200}; comma10k has {', '.join(COMMA10K.names)}. For your own data, give "
+            "folder as the data set."
+        )
 
 
 def list_coco_stuff(data: Path) -> dict[str, Split]:
@@ -229,6 +280,7 @@ def distance(colour: Colour, other: Colour) -> int:
 LAYOUTS: dict[str, tuple[Callable[[Path], dict[str, Split]], str]] = {
     "cityscapes": (list_cityscapes, DATASET_LAYOUTS["cityscapes"]),
     "camvid": (list_camvid, DATASET_LAYOUTS["camvid"]),
+    "comma10k": (list_comma10k, DATASET_LAYOUTS["comma10k"]),
     "coco-stuff": (list_coco_stuff, DATASET_LAYOUTS["coco-stuff"]),
     "ade20k": (list_ade20k, DATASET_LAYOUTS["ade20k"]),
     "folder": (list_folder, DATASET_LAYOUTS["folder"]),

@@ -88,6 +88,14 @@ def open_dataset(name: str, data: Path, split: str) -> Dataset:
     )
 
 
+def has_split(name: str, data: Path, split: str) -> bool:
+    """Return whether a data set has a split of its own by this name, in its files or in shards."""
+    if read_text(f"{restore_address(data)}/{split}.json") is not None:
+        return True
+    # a folder of shards, with other splits, has no files to list
+    return not any(data.glob("*-00000.tar")) and bool(getattr(list_splits(name, data).get(split), "pairs", ()))
+
+
 def to_byte_range(numbers: list[int]) -> ByteRange:
     """Return a position in a shard from the numbers of an index."""
     span = ByteRange(*numbers)

@@ -38,7 +38,7 @@ from streamseg.io.stores import (
     write_text,
 )
 from streamseg.io.web import is_address, redact
-from streamseg.models import checkpoint
+from streamseg.models.bundled import find_weights
 from streamseg.parallel import cluster
 from streamseg.stream.latency import Meter
 from streamseg.stream.pipeline import Pipeline
@@ -54,7 +54,7 @@ class ArchiveSettings:
     """How to label each video, and what to write; plain values, which are sent to the workers."""
 
     weights: Path | None
-    """A file with the same path on every machine; None for the bundled weights."""
+    """A file with the same path on every machine, or the name of bundled weights; None for the default of these."""
     window: Policy
     precision: str = ""
     cut: float | None = None
@@ -64,6 +64,7 @@ class ArchiveSettings:
     confidence: bool = False
     style: DrawStyle = field(default_factory=DrawStyle)
     trust: bool = False
+    colours: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,7 @@ def segment_video(
             results / "overlay.mp4" if settings.overlay else None,
             results / "labels.mkv" if settings.labels else None,
             results / "confidence.mkv" if settings.confidence else None,
+            results / "colours.mp4" if settings.colours else None,
         )
         source = VideoFile(PurePosixPath(folder).stem, str(path))
         run = Pipeline([(source, outputs)], label_settings, settings.style, Meter(), records=records).run()
@@ -280,7 +282,7 @@ def list_entries(name: str) -> list[str]:
 
 def settings_as_json(settings: ArchiveSettings, root: str) -> dict[str, Any]:
     """Return the settings that must be the same whenever an archive is continued."""
-    weights = (settings.weights or checkpoint.BUNDLED).read_bytes()
+    weights = find_weights(settings.weights).read_bytes()
     values = {**asdict(settings), "window": repr(settings.window), "weights": hashlib.sha256(weights).hexdigest()}
     del values["trust"]
     return {"videos": root, **json.loads(json.dumps(values))}

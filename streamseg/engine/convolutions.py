@@ -175,14 +175,17 @@ class WinogradConv(FusedConv):
     transformed back to squares of 4x4 outputs.
     """
 
-    def __init__(self, original: FusedConv):
+    def __init__(self, original: FusedConv, scratch: Scratch):
+        """
+        Args:
+            scratch: May be shared with other convolutions of maps of the same size.
+        """
         super().__init__(original.weight, original.bias, 1, 1)
         weight = WEIGHT_TRANSFORM @ (self.weight.double().permute(1, 0, 2, 3) @ WEIGHT_TRANSFORM.T)
         self.transformed = weight.permute(2, 3, 0, 1).flatten(0, 1).float().contiguous()
-        self.scratch = Scratch()
+        self.scratch = scratch
 
-    def relu(self, x: Map) -> Map:
-        x = to_float(x)
+    def fused(self, x: Tensor, activation: str, shortcut: Tensor | None = None) -> Tensor:
         _, inputs, height, width = x.shape
         outputs, rows, columns = len(self.weight), -(-height // 4), -(-width // 4)  # of squares
         rows_at_once = min(rows, max(1, MAX_SQUARES // columns))
@@ -195,8 +198,9 @@ class WinogradConv(FusedConv):
 
         with self.scratch.borrow(x.shape, allocate) as buffers:  # allocation would take longer than the products
             y = self.convolve_map(x, rows_at_once, buffers)
-        y = y[:, :height, :width].contiguous()
-        return y.add_(self.bias).relu_().permute(0, 3, 1, 2)
+        y = y[:, :height, :width].contiguous().add_(self.bias).permute(0, 3, 1, 2)
+        y = y if shortcut is None else y.add_(shortcut)
+        return y.relu_() if activation == "relu" else y
 
     def convolve_map(self, x: Tensor, rows_at_once: int, buffers: list[Tensor]) -> Tensor:
         """Return the outputs (B, H, W, N) of a map, in whole squares, a few rows of squares at a time."""

@@ -1,10 +1,10 @@
-"""The fast engine: a FANet with folded convolutions, in fewer and larger steps.
+"""The fast engine: a FANet or FANet+ with folded convolutions, in fewer and larger steps.
 
 On a GPU the folded network runs in half precision, with the Triton kernels of engine/kernels between its convolutions,
 as one CUDA graph for each size of frames: nothing is allocated, and the host never waits. On the CPU it runs in fp32,
 or with most of its convolutions in int8.
 
-Shapes: B batch, H x W the frame, D key channels, C channels of Res-1 … Res-4 concatenated.
+Shapes: B batch, H x W the frame, D key channels, C channels of the stages with attention, concatenated.
 """
 
 import copy
@@ -33,7 +33,7 @@ from streamseg.engine.engine import (
     to_frames,
     to_uint8,
 )
-from streamseg.engine.folded import Folded, FoldedInt8
+from streamseg.engine.folded import fold_network, to_int8
 from streamseg.engine.inputs import check_model, to_checked_frame
 from streamseg.engine.scratch import DeviceLock
 from streamseg.engine.sizes import SizeCounter
@@ -42,6 +42,7 @@ from streamseg.models.attention import FastAttention
 from streamseg.models.checkpoint import Network
 from streamseg.models.encoder import ResNet
 from streamseg.models.fanet import FANet
+from streamseg.models.fanet_plus import FANetPlus
 
 LOG = logging.getLogger("streamseg")
 
@@ -87,7 +88,7 @@ class GraphBuffers:
 
 
 class FastEngine(Engine):
-    """The fast form of a FANet.
+    """The fast form of a FANet or FANet+.
 
     It has its own weights: later changes to the network do not affect it. Copies made with copy.deepcopy or pickle
     share nothing with it.
@@ -104,9 +105,9 @@ class FastEngine(Engine):
         is_int8 = precision == torch.uint8
         frames = [to_checked_frame(frame)[None] for frame in calibration] if is_int8 else []
         with torch.inference_mode(False):  # tensors made in inference mode could not be changed outside of it
-            self.folded = Folded(model, torch.float32 if is_int8 else precision)
+            self.folded = fold_network(model, torch.float32 if is_int8 else precision)
             if frames:
-                self.folded = FoldedInt8(self.folded, frames)
+                self.folded = to_int8(self.folded, frames)
         self.calibrating, self.calibration = is_int8 and not frames, list[Tensor]()
         self.lock = DeviceLock(model.mean.device)
 
@@ -154,7 +155,7 @@ class FastEngine(Engine):
                 return
             self.calibration.append(images.clone())  # the caller may overwrite the frame
             if sum(map(len, self.calibration)) >= CALIBRATION_FRAMES:
-                self.folded = FoldedInt8(self.folded, self.calibration)
+                self.folded = to_int8(self.folded, self.calibration)
                 self.calibrating, self.calibration = False, []
 
     def make_scale(self, weights: Sequence[float]) -> Tensor:
@@ -243,8 +244,8 @@ class FastEngine(Engine):
         """Allocate the buffers of a size of frames."""
         shape, with_confidence = key
         batch, height, width = (shape[0] if len(shape) == 4 else 1), *shape[-2:]
-        device, half = self.device, self.folded.stem.weight.dtype
-        rows, columns = (height + 1) // 2 + 3, (width + 1) // 2 + 3
+        device, half = self.device, self.folded.precision
+        rows, columns = ((side + 1) // 2 + 3 for side in self.folded.image_size(height, width))
         given = torch.empty(shape, dtype=torch.uint8, device=device)
         labels = torch.empty(batch, height, width, dtype=torch.uint8, device=device)
         return GraphBuffers(
@@ -344,7 +345,7 @@ def accelerate(
 
 def why_not_fast(model: nn.Module) -> str:
     """Return why a network has no fast form; empty if it has one."""
-    if type(model) is not FANet:
+    if not isinstance(model, FANet) or type(model) not in (FANet, FANetPlus):
         return "the network is " + type(model).__name__
     if type(model.encoder) is not ResNet:
         return "this one has the encoder " + type(model.encoder).__name__

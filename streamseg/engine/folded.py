@@ -1,56 +1,27 @@
-"""FANet with batch norm and pixel normalisation folded into its convolutions: the same scores in fewer steps.
+"""FANet and FANet+ with batch norm and pixel normalisation folded into the convolutions: the same in fewer steps.
 
-Shapes: B batch, K classes, H x W the frame, h x w the map of Res-1, D key channels, C channels of Res-1 … Res-4
-concatenated.
+Shapes: B batch, K classes, H x W the frame, h x w the map of Res-1, D key channels, C channels of the stages with
+attention, concatenated.
 """
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from streamseg.engine import kernels
-from streamseg.engine.convolutions import (
-    FusedConv,
-    GpuConv,
-    Int8Conv,
-    Int8Map,
-    Map,
-    RangeObserver,
-    WinogradConv,
-    to_float,
-)
-from streamseg.engine.scratch import Scratch
-from streamseg.models.attention import FastAttention
-from streamseg.models.encoder import Block, ResNet
+from streamseg.engine.convolutions import FusedConv, Int8Conv, Map, RangeObserver, to_float
+from streamseg.engine.folding import AttentionWeights, Folder, ResidualBlock, fuse, pair
+from streamseg.engine.stem import Int8Stem, Stem, stem_on_squares
+from streamseg.models.encoder import ResNet
 from streamseg.models.fanet import FANet
+from streamseg.models.fanet_plus import FANetPlus, shrunk_size
 
 T = TypeVar("T")
-
-STRIP = 32
-"""Number of rows of the first convolution's map that a CPU computes at a time."""
-
-
-class ResidualBlock(NamedTuple):
-    """A block of the encoder."""
-
-    first: FusedConv
-    second: FusedConv
-    shortcut: FusedConv | None
-
-
-class AttentionWeights(NamedTuple):
-    """The weights of a fast attention module, in the layout of kernels.attend."""
-
-    weight: Tensor
-    bias: Tensor
-    out_weight: Tensor
-    out_bias: Tensor
 
 
 class SideStream:
@@ -78,61 +49,35 @@ class SideStream:
 
 
 class Folded:
-    """The convolutions and attentions of a FANet, folded, in a given precision."""
+    """The stem, the encoder and the attentions of a network, folded, in a given precision."""
 
-    def __init__(self, model: FANet, precision: torch.dtype):
-        model = copy.deepcopy(model).double()
+    attentions: Sequence[AttentionWeights | None]
+    """The attention of each stage, if it has one."""
+    smooths: Sequence[FusedConv]
+    """The 3x3 convolutions of the decoder."""
+    classify: FusedConv
 
-        def convert(x: Tensor) -> Tensor:
-            layout = torch.channels_last if x.ndim == 4 else torch.contiguous_format
-            return x.detach().to(precision).contiguous(memory_format=layout)
-
-        conv = GpuConv if model.mean.is_cuda else FusedConv
-
-        def fold(convolution: nn.Module, norm: nn.Module) -> FusedConv:
-            fused, bias = fuse(convolution, norm)
-            return conv(convert(fused.weight), convert(bias), fused.stride[0], int(fused.padding[0]))
-
-        def fold_block(block: nn.Module) -> ResidualBlock:
-            assert isinstance(block, Block)
-            shortcut = fold(*block.downsample) if isinstance(block.downsample, nn.Sequential) else None
-            return ResidualBlock(fold(block.conv1, block.bn1), fold(block.conv2, block.bn2), shortcut)
-
-        def fold_attention(module: object) -> AttentionWeights:
-            assert isinstance(module, FastAttention)
-            parts = [fuse(*pair(part)) for part in (module.query, module.key, module.value)]
-            weight = torch.cat([part.weight.flatten(1) for part, _ in parts]).T
-            out, out_bias = fuse(*pair(module.out))
-            bias = torch.cat([bias for _, bias in parts])
-            return AttentionWeights(convert(weight), convert(bias), convert(out.weight.flatten(1).T), convert(out_bias))
-
-        encoder, (mix, classify) = model.encoder, model.classify
+    def __init__(self, model: FANet, folder: Folder):
+        """
+        Args:
+            model: In fp64.
+        """
+        encoder = model.encoder
         assert isinstance(encoder, ResNet)
-        assert isinstance(mix, nn.Sequential)
-        assert isinstance(classify, nn.Conv2d)
         stem, bias = fuse(encoder.conv1, encoder.bn1)
-        weight = stem.weight / model.std
-        self.key_channels = model.key_channels
-        self.channels = sum(encoder.channels)
-        self.mean = model.mean.flatten().float()
-        self.stem = conv(convert(weight), convert(bias), 2)
-        self.padded = Scratch()
-        self.square_stem = conv(convert(stem_on_squares(weight)), convert(bias))
-        self.pools = list(encoder.pool)[1:]
-        stages = (encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4)
-        self.stages = [[fold_block(block) for block in stage] for stage in stages]
-        self.attentions = [fold_attention(module) for module in model.attentions]
-        self.narrow4, self.narrow3 = fold(*pair(model.narrow4)), fold(*pair(model.narrow3))
-        self.narrow2 = fold(*pair(model.narrow2))
-        self.smooth3, self.smooth1 = fold(*pair(model.smooth3)), fold(*pair(model.smooth1))
-        self.mix = fold(*pair(mix))
-        if conv is FusedConv and precision == torch.float32:  # it has two fifths of all multiplications
-            self.mix = WinogradConv(self.mix)
-        # padded to a multiple of 8 channels for tensor cores; scores() drops the extra channels
-        weight = F.pad(classify.weight, (0, 0, 0, 0, 0, 0, 0, -model.classes % 8))
+        weight, bias = stem.weight / model.std, folder.convert(bias)
+        self.precision = folder.precision
         self.classes = model.classes
-        self.classify = conv(convert(weight), convert(weight.new_zeros(len(weight))))
-        self.side, self.attention_side = SideStream(model.mean.device), SideStream(model.mean.device)
+        self.key_channels = model.key_channels
+        self.channels = sum(attend.context_shape[1] for attend in model.attentions)
+        self.mean = model.mean.flatten().float()
+        self.stem = Stem(folder.conv(folder.convert(weight), bias, 2), self.mean)
+        self.square_stem = folder.conv(folder.convert(stem_on_squares(weight)), bias)
+        self.pools = list(encoder.pool)[1:]
+        self.stages = [
+            folder.fold_stage(stage) for stage in (encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4)
+        ]
+        self.side, self.branches = SideStream(model.mean.device), SideStream(model.mean.device)
 
     def scores(
         self, frame: Tensor, past: Tensor, scale: Tensor, context: Tensor, unfolded: Tensor | None = None
@@ -148,22 +93,17 @@ class Folded:
         maps = self.encode(self.run_stem(frame, unfolded))
         return self.decode(self.attend(maps, past, scale, context))
 
+    def image_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the height and width of the image that the encoder gets of a frame."""
+        return height, width
+
     def run_stem(self, frame: Tensor, unfolded: Tensor | None) -> Map:
         """Apply Conv-0 and the pooling after it."""
-        if unfolded is not None:
-            kernels.unfold_frame(frame, self.mean, unfolded)
-            return kernels.stem_convolution(unfolded, self.square_stem.weight, self.square_stem.bias)
-        batch, _, height, width = frame.shape
-
-        def allocate() -> list[Tensor]:
-            return [torch.zeros(batch, height + 6, width + 6, 3, device=frame.device)]
-
-        with self.padded.borrow(frame.shape, allocate) as (padded,):
-            x = padded.permute(0, 3, 1, 2)
-            torch.sub(frame, self.mean.view(1, 3, 1, 1), out=x[:, :, 3:-3, 3:-3])
-            return pool_in_strips(
-                (height + 1) // 2, lambda begin, end: self.stem.relu(x[:, :, 2 * begin : 2 * end + 5])
-            )
+        size = self.image_size(frame.shape[2], frame.shape[3])
+        if unfolded is None:
+            return self.stem.run(frame, size)
+        kernels.unfold_frame(frame, self.mean, unfolded, size)
+        return kernels.stem_convolution(unfolded, self.square_stem.weight, self.square_stem.bias)
 
     def encode(self, x: Map) -> Iterator[Tensor]:
         """Yield the encoder's maps of Res-1 … Res-4."""
@@ -178,95 +118,129 @@ class Folded:
             yield to_float(x)
 
     def attend(self, maps: Iterable[Tensor], past: Tensor, scale: Tensor, context: Tensor) -> list[Tensor]:
-        """Return the four maps after attention, which runs in parallel to the encoder's next stage."""
+        """Return the four maps for the decoder; each is computed in parallel to the encoder's next stage."""
         inputs, attended, start = list[Tensor](), list[Tensor](), 0
-        for x, weights in zip(maps, self.attentions, strict=True):
-            part = slice(start, start := start + x.shape[1])
-            work = partial(self.attend_stage, x, weights, past[..., part], scale, context[..., part])
+        for stage, x in enumerate(maps):
+            part = slice(start, start := start + (0 if self.attentions[stage] is None else x.shape[1]))
+            work = partial(self.run_branch, stage, x, past[..., part], scale, context[..., part])
             # nothing runs in parallel to the last one
-            attended.append(work() if len(attended) == 3 else self.attention_side.run(work))
+            attended.append(work() if stage == 3 else self.branches.run(work))
             inputs.append(x)  # keeps the memory while the side stream reads it
-        self.attention_side.join()
+        self.branches.join()
         return attended
 
-    def attend_stage(
-        self, x: Tensor, weights: AttentionWeights, past: Tensor, scale: Tensor, context: Tensor
-    ) -> Tensor:
-        """Return the map of one stage after attention."""
+    def run_branch(self, stage: int, x: Tensor, past: Tensor, scale: Tensor, context: Tensor) -> Tensor:
+        """Return the map of one stage after attention, if the stage has it."""
+        weights = self.attentions[stage]
+        if weights is None:
+            return x
         total = kernels.gather_context(x, weights.weight, weights.bias, past, scale, context, self.key_channels)
         return kernels.attend(x, total, *weights, self.key_channels)
 
+    @abstractmethod
     def decode(self, maps: Sequence[Tensor]) -> Tensor:
         """Merge the four maps from deep to shallow and return the scores."""
+
+
+class FoldedFANet(Folded):
+    """A FANet, folded."""
+
+    def __init__(self, model: FANet, folder: Folder):
+        super().__init__(model, folder)
+        self.attentions = [folder.fold_attention(module) for module in model.attentions]
+        self.narrow4, self.narrow3 = folder.fold(*pair(model.narrow4)), folder.fold(*pair(model.narrow3))
+        self.narrow2 = folder.fold(*pair(model.narrow2))
+        mix, classify = model.classify
+        self.smooths = [folder.fold(*pair(layers)) for layers in (model.smooth3, model.smooth1, mix)]
+        self.classify = folder.fold_classifier(classify)
+
+    def decode(self, maps: Sequence[Tensor]) -> Tensor:
+        smooth3, smooth1, mix = self.smooths
         x1, x2, x3, x4 = maps
         x3 = kernels.add_resized(x3, to_float(self.narrow4.relu(x4)))
-        smooth3 = self.side.run(partial(self.smooth3.relu, x3))
+        deep = self.side.run(partial(smooth3.relu, x3))
         x2 = kernels.add_resized(x2, to_float(self.narrow3.relu(x3)))
         x1 = kernels.add_resized(x1, to_float(self.narrow2.relu(x2)))
         batch, _, height, width = x1.shape
-        c1, c3 = len(self.smooth1.weight), len(self.smooth3.weight)
+        c1, c3 = len(smooth1.weight), len(smooth3.weight)
         x = torch.empty(batch, height, width, c3 + c1, dtype=x1.dtype, device=x1.device).permute(0, 3, 1, 2)
-        self.smooth1.relu_into(x1, x[:, c3:])
+        smooth1.relu_into(x1, x[:, c3:])
         self.side.join()
-        kernels.resize_into(x, to_float(smooth3))
-        return self.classify.linear(self.mix.relu(x))[:, : self.classes]
+        kernels.resize_into(x, to_float(deep))
+        return self.classify.linear(mix.relu(x))[:, : self.classes]
 
 
-class FoldedInt8(Folded):
-    """The same with most convolutions in int8.
+class FoldedPlus(Folded):
+    """A FANet+, folded. The maps for its decoder are already narrowed."""
+
+    def __init__(self, model: FANetPlus, folder: Folder):
+        super().__init__(model, folder)
+        self.attentions = [None, None, *(folder.fold_attention(module) for module in model.attentions)]
+        narrows = (model.narrow1, model.narrow2, model.narrow3, model.pool.narrow)
+        self.narrows = [folder.fold(*pair(layers)) for layers in narrows]
+        self.pyramid = folder.fold_pyramid(model.pool)
+        self.smooths = [folder.fold(*pair(layers)) for layers in (model.smooth3, model.smooth2, model.smooth1)]
+        self.blend1 = folder.fold(*pair(model.blend1))
+        self.classify = folder.fold_classifier(model.classify)
+
+    def image_size(self, height: int, width: int) -> tuple[int, int]:
+        return shrunk_size(height, width)
+
+    def run_branch(self, stage: int, x: Tensor, past: Tensor, scale: Tensor, context: Tensor) -> Tensor:
+        attended = super().run_branch(stage, x, past, scale, context)
+        return to_float(self.narrows[stage].relu(attended))
+
+    def decode(self, maps: Sequence[Tensor]) -> Tensor:
+        smooth3, smooth2, smooth1 = self.smooths
+        x1, x2, x3, x4 = maps
+        y3 = smooth3.relu(kernels.add_resized(x3, kernels.pool_pyramid(x4, *self.pyramid)))
+        y2 = smooth2.relu(kernels.add_resized(x2, to_float(y3)))
+        y1 = smooth1.relu(kernels.add_resized(x1, to_float(self.blend1.relu(y2))))
+        return self.classify.linear(y1)[:, : self.classes]
+
+
+def fold_network(model: FANet, precision: torch.dtype) -> Folded:
+    """Return the folded form of a network, which is not changed."""
+    folder = Folder(model.mean.device, precision)
+    model = copy.deepcopy(model).double()
+    return FoldedPlus(model, folder) if isinstance(model, FANetPlus) else FoldedFANet(model, folder)
+
+
+def to_int8(original: Folded, frames: Sequence[Tensor]) -> Folded:
+    """Return a copy of a folded network in fp32 with most convolutions in int8.
 
     The maps between blocks stay in fp32 and are quantised at the input of a convolution. The first block, where
-    rounding shows most on flat surfaces such as the sky, and the classifier stay in fp32: both are small.
+    rounding shows most on flat surfaces such as the sky, attention, and the decoder's 1x1 convolutions stay in fp32.
+
+    Args:
+        frames: Calibration frames, (B, 3, H, W) each.
     """
+    observed, quantised = observe_ranges(original, frames), copy.copy(original)
 
-    def __init__(self, original: Folded, frames: Sequence[Tensor]):
-        """
-        Args:
-            original: The network in fp32.
-            frames: Calibration frames, (B, 3, H, W) each.
-        """
-        vars(self).update(vars(original))
-        observed = observe_ranges(original, frames)
+    def convert(part: FusedConv, max_output: float | None = None) -> Int8Conv:
+        assert isinstance(part, RangeObserver)
+        return Int8Conv(part, part.max_input, max_output)
 
-        def convert(part: FusedConv, max_output: float | None = None) -> Int8Conv:
-            assert isinstance(part, RangeObserver)
-            return Int8Conv(part, part.max_input, max_output)
-
-        def convert_block(block: ResidualBlock) -> ResidualBlock:
-            first, second, shortcut = block
-            assert isinstance(second, RangeObserver)
-            return ResidualBlock(
-                convert(first, second.max_input), convert(second), None if shortcut is None else convert(shortcut)
-            )
-
-        self.stages = [[convert_block(block) for block in blocks] for blocks in observed.stages]
-        self.stages[0][0] = original.stages[0][0]
-        self.smooth3, self.smooth1, self.mix = map(convert, (observed.smooth3, observed.smooth1, observed.mix))
-        stem = convert(observed.stem)
-        # the input is the raw pixels: the bias subtracts their mean
-        weight = stem.weight * stem.scales.view(-1, 1, 1, 1)
-        stem.bias = stem.bias - weight.sum(dim=(2, 3)) @ self.mean
-        stem.weight, stem.stride = stem_on_squares(stem.weight)[:, :12], [1, 1]
-        self.square_stem = stem
-
-    def run_stem(self, frame: Tensor, unfolded: Tensor | None) -> Map:
-        batch, _, height, width = frame.shape
-        rows, columns = (height + 1) // 2, (width + 1) // 2
-        # padded with the mean, as zero padding is in fp32, where the mean has been subtracted
-        mean = self.mean.round().to(torch.uint8).view(1, 3, 1, 1)
-        padded = mean.repeat(batch, 1, 2 * (rows + 3), 2 * (columns + 3))
-        padded[:, :, 4 : 4 + height, 4 : 4 + width] = frame
-        squares = kernels.squares(padded).contiguous(memory_format=torch.channels_last)
-        return pool_in_strips(
-            rows, lambda begin, end: self.square_stem.relu(Int8Map(squares[:, :, begin : end + 3], 1.0))
+    def convert_block(block: ResidualBlock) -> ResidualBlock:
+        first, second, shortcut = block
+        assert isinstance(second, RangeObserver)
+        return ResidualBlock(
+            convert(first, second.max_input), convert(second), None if shortcut is None else convert(shortcut)
         )
+
+    quantised.stages = [[convert_block(block) for block in blocks] for blocks in observed.stages]
+    quantised.stages[0][0] = original.stages[0][0]
+    quantised.smooths = [convert(part) for part in observed.smooths]
+    assert isinstance(observed.stem.convolution, RangeObserver)
+    quantised.stem = Int8Stem(observed.stem.convolution, original.mean)
+    return quantised
 
 
 def observe_ranges(folded: Folded, frames: Sequence[Tensor]) -> Folded:
     """Return a copy whose convolutions have observed the ranges of their inputs on frames (B, 3, H, W)."""
     observed = copy.copy(folded)
-    observed.stem, observed.mix = RangeObserver(folded.stem), RangeObserver(folded.mix)
-    observed.smooth3, observed.smooth1 = RangeObserver(folded.smooth3), RangeObserver(folded.smooth1)
+    observed.stem = Stem(RangeObserver(folded.stem.convolution), folded.mean)
+    observed.smooths = [RangeObserver(part) for part in folded.smooths]
     observed.stages = [
         [
             ResidualBlock(
@@ -283,41 +257,3 @@ def observe_ranges(folded: Folded, frames: Sequence[Tensor]) -> Folded:
             past = torch.zeros(len(frame), folded.key_channels, folded.channels)
             observed.scores(frame, past, torch.ones(len(frame)), torch.empty_like(past))
     return observed
-
-
-def pair(layers: nn.Sequential) -> tuple[nn.Module, nn.Module]:
-    """Return the convolution and the batch norm at the start of layers."""
-    return layers[0], layers[1]
-
-
-def fuse(convolution: nn.Module, norm: nn.Module) -> tuple[nn.Conv2d, Tensor]:
-    """Fold batch norm into a convolution; return it and its bias."""
-    assert isinstance(convolution, nn.Conv2d)
-    assert isinstance(norm, nn.BatchNorm2d)
-    fused = fuse_conv_bn_eval(convolution, norm)
-    assert fused.bias is not None
-    return fused, fused.bias
-
-
-def stem_on_squares(weight: Tensor) -> Tensor:
-    """Rearrange the weights (N, 3, 7, 7) of a convolution of stride 2 for squares of 2x2 pixels, (N, 16, 4, 4)."""
-    weight = F.pad(weight, (1, 0, 1, 0)).unflatten(3, (4, 2)).unflatten(2, (4, 2))
-    return F.pad(weight.permute(0, 3, 5, 1, 2, 4).flatten(1, 3), (0, 0, 0, 0, 0, 4))
-
-
-def pool_in_strips(rows: int, compute_rows: Callable[[int, int], Map]) -> Tensor:
-    """Max-pool (3x3, stride 2) a map that is computed a few rows at a time, so that they stay in the CPU's cache.
-
-    Args:
-        rows: Number of rows of the map.
-        compute_rows: Computes the rows of a range.
-    """
-    parts = []
-    for top in range(0, rows, STRIP):
-        begin, end = max(0, top - 1), min(top + STRIP, rows)
-        strip = to_float(compute_rows(begin, end))
-        if top and (end - begin) % 2 == 0:  # the last strip lacks a row below
-            strip = F.pad(strip, (0, 0, 0, 1))
-        # the first strip lacks the row above
-        parts.append(F.max_pool2d(strip, 3, stride=2, padding=(0 if top else 1, 1)))
-    return torch.cat(parts, dim=2)

@@ -10,6 +10,7 @@ from streamseg.engine.engine import Engine
 from streamseg.engine.fast import pick_engine
 from streamseg.engine.runtime import OPENERS, ExportedEngine, open_exported
 from streamseg.models import checkpoint
+from streamseg.models.bundled import find_weights
 
 
 class OpenedEngine(NamedTuple):
@@ -27,7 +28,8 @@ def open_engine(
     """Open a checkpoint or an exported file as the fastest engine for a device.
 
     Args:
-        weights: A checkpoint, or an exported file (.onnx, .xml, .pt2); None for the bundled weights.
+        weights: A checkpoint, an exported file (.onnx, .xml, .pt2), or the name of bundled weights; None for the
+            default of these.
         precision: fp32, fp16, bf16 or int8; the default is fp16 on a GPU and fp32 on the CPU.
         eager: Keep the network itself, which tiles need, instead of its fast form.
         trust: Allow a .pt2 file, which is a program, to run.
@@ -44,12 +46,14 @@ def open_weights(
     """Return the network in a checkpoint, or an exported file; its classes; and the window that it was trained on.
 
     Args:
-        path: An exported file (.onnx, .xml, .pt2) or a checkpoint; None for the bundled weights.
+        path: A checkpoint, an exported file (.onnx, .xml, .pt2), or the name of bundled weights; None for the default
+            of these.
         device: Device on which an exported file runs.
         trust: Allow a .pt2 file, which is a program, to run.
     """
-    if path is None or path.suffix.lower() not in OPENERS:
-        model, description = checkpoint.read_checkpoint(path or checkpoint.BUNDLED)
+    path = find_weights(path)
+    if path.suffix.lower() not in OPENERS:
+        model, description = checkpoint.read_checkpoint(path)
         return model, description.classes, description.window
     file = open_exported(path, device, trust=trust)
     return file, file.manifest.classes, file.manifest.window

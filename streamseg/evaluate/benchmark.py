@@ -26,6 +26,7 @@ from streamseg.engine.runtime import OPENERS, ExportedEngine, open_exported
 from streamseg.evaluate import paper, plot
 from streamseg.models import checkpoint
 from streamseg.models.baselines import BASELINES
+from streamseg.models.bundled import BUNDLED_WEIGHTS
 from streamseg.models.checkpoint import FANETS, Network
 from streamseg.models.fanet import FANet
 
@@ -80,13 +81,16 @@ class Cost:
 
 
 def open_network(name: str) -> Network:
-    """Build a network by its name, with random weights, or load a checkpoint."""
+    """Build a network by its name, with random weights, or load a checkpoint or bundled weights."""
     if name in FANETS:
         return FANETS[name](CLASSES).eval()
     if name in BASELINES:
         return BASELINES[name](CLASSES).eval()
-    if not Path(name).is_file():
-        raise ValueError(f"{name!r:.80} is neither a file nor one of the networks {', '.join((*FANETS, *BASELINES))}.")
+    if name not in BUNDLED_WEIGHTS and not Path(name).is_file():
+        raise ValueError(
+            f"{name!r:.80} is neither a file nor one of the networks {', '.join((*FANETS, *BASELINES))} "
+            f"or the bundled weights {', '.join(BUNDLED_WEIGHTS)}."
+        )
     network, _ = checkpoint.load(name)
     return network
 
@@ -105,7 +109,7 @@ def measure_cost(
     """Measure the paths of a network from frames to labels in turn, so that any disturbance affects all of them.
 
     Args:
-        name: Name of a network, or path of a checkpoint or an exported file.
+        name: Name of a network or of bundled weights, or path of a checkpoint or an exported file.
         precision: fp16 or bf16 on a GPU, fp32 or int8 on the CPU; the default is fp16 and fp32. Not for exported files.
         compiled: Measure torch.compile too, which takes a minute to compile.
         seconds: Time to measure for.

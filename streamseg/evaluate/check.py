@@ -16,6 +16,7 @@ from streamseg.checks import check_suffix
 from streamseg.classes import IGNORE, Classes
 from streamseg.data.datasets import Dataset, describe_missing, in_parallel, list_splits
 from streamseg.data.labels import UnknownIdsError, format_ranges
+from streamseg.data.layouts import by_stem, device_of
 from streamseg.draw import overlay
 from streamseg.io import images
 from streamseg.io.files import written_whole
@@ -111,7 +112,7 @@ def check_dataset(name: str, data: Path) -> DatasetReport:
         {split: tuple(found[: len(classes)].tolist()) for split, found in pixels.items()},
         {split: int(found[IGNORE]) for split, found in pixels.items()},
         tuple(errors),
-        (*mask_warnings, *find_rarity_warnings(total, pixels, classes)),
+        (*mask_warnings, *find_device_warnings(splits, data), *find_rarity_warnings(total, pixels, classes)),
         tuple(usable[i * len(usable) // 12] for i in range(12)) if len(usable) > 12 else tuple(usable),
     )
 
@@ -208,6 +209,29 @@ def find_binary_masks(labels_in: dict[Path, tuple[int, ...]]) -> tuple[list[str]
         return [sentence], []
     # if other files have ignored pixels too, a frame of the first class only is possible, but rare
     return [], [sentence]
+
+
+def find_device_warnings(splits: dict[str, Dataset], data: Path) -> list[str]:
+    """Return warnings about frames of comma10k: devices in two splits, and frames that are left out."""
+    if next(iter(splits.values())).name == "comma10k":
+        cabin = by_stem(data / "imgsd")
+        unlabelled = by_stem(data / "imgs2").keys() - by_stem(data / "masks2").keys()
+        return [
+            *([f"Frames of the driver camera in imgsd, which are left out: {len(cabin)}."] if cabin else []),
+            *([f"Frames without a mask in imgs2, which are left out: {len(unlabelled)}."] if unlabelled else []),
+        ]
+    splits_of: dict[str, set[str]] = defaultdict(set)
+    for split, dataset in splits.items():
+        for pair in dataset.pairs:
+            splits_of[device_of(pair.image)].add(split)
+    shared = [device for device, names in splits_of.items() if device and len(names) > 1]
+    if not shared:
+        return []
+    return [
+        f"{len(shared)} devices of comma10k are in more than one split ({', '.join(shared[:3])}"
+        f"{', …' * (len(shared) > 3)}), which makes the accuracy too high: give comma10k as the data set, which is "
+        "split by device."
+    ]
 
 
 def find_unlabelled_splits(pixels: dict[str, Tensor], classes: Classes) -> list[str]:

@@ -6,7 +6,6 @@ Shapes: B batch, K classes, H height, W width.
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -31,11 +30,11 @@ def open_evaluation_engine(
     scales: Sequence[float] = (1.0,),
     flip: bool = False,
     trust: bool = False,
-) -> Engine:
-    """Open a checkpoint or an exported file as an engine to evaluate on a data set; both must have the same classes.
+) -> tuple[Engine, Classes]:
+    """Open a checkpoint or an exported file as an engine to evaluate on a data set; return it with its classes.
 
     Args:
-        weights: None for the bundled weights.
+        weights: A checkpoint, an exported file, or the name of bundled weights; None for the default of these.
         precision: Precision of the fast form; empty for the network itself, eager in fp32.
         scales: Sizes of the network input, relative to the frame; their probabilities are averaged.
         flip: Average with the mirrored frame as well.
@@ -45,25 +44,13 @@ def open_evaluation_engine(
     if precision and averaged:
         raise ValueError("--precision works with one scale and no flip: leave out --scales and --flip.")
     engine, classes, _ = open_engine(weights, device, "fp32", eager=True, trust=trust)
-    check_same_classes(classes, dataset)
     if not isinstance(engine, EagerEngine | ImageEngine):
         if averaged:
             raise ValueError(f"{weights} returns labels, not scores to average: leave out --scales and --flip.")
-        return engine
+        return engine, classes
     if averaged:
-        return averaging_engine(engine.model, scales, flip)
-    return accelerate_for(dataset, engine.model, precision) if precision else engine
-
-
-def check_same_classes(classes: Classes, dataset: Dataset) -> None:
-    """Raise a ValueError if weights were trained for other classes than those of a data set."""
-    for number, (ours, theirs) in enumerate(zip_longest(classes.names, dataset.classes.names, fillvalue="missing")):
-        if ours != theirs:
-            raise ValueError(
-                f"The network was trained for other classes than those of {dataset.name} {dataset.split}: class "
-                f"{number} is {ours} in the network and {theirs} in the data set; give the "
-                "--dataset that it was trained on."
-            )
+        return averaging_engine(engine.model, scales, flip), classes
+    return accelerate_for(dataset, engine.model, precision) if precision else engine, classes
 
 
 def accelerate_for(dataset: Dataset, network: Network, precision: str) -> FastEngine:

@@ -6,17 +6,19 @@ Shapes: K classes, H height, W width.
 import math
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from streamseg.classes import IGNORE
 from streamseg.data.datasets import Dataset, read_pairs
 from streamseg.engine.engine import Engine, to_engine
 from streamseg.evaluate import metrics, plot
 from streamseg.evaluate.engines import open_evaluation_engine
+from streamseg.evaluate.translate import to_lookup, translate_predicted
 from streamseg.models.checkpoint import Network
 from streamseg.parallel import cluster, distributed
 from streamseg.stream.label_frames import label_frame
@@ -49,6 +51,8 @@ class Evaluation(Score):
     images: int
     worst: tuple[tuple[int, float], ...]
     """Index and mIoU of the worst frames, worst first."""
+    without_label: Tensor | None = field(default=None, kw_only=True)
+    """Pixel counts (K,) by true class whose predicted class has no label in the data set; None if every class has."""
 
 
 class Tally:
@@ -56,13 +60,14 @@ class Tally:
 
     def __init__(self, classes: int, device: torch.device):
         self.classes = classes
-        self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)
+        # the last column counts predictions that are none of the classes
+        self.confusion = torch.zeros(classes, classes + 1, dtype=torch.int64, device=device)
         self.boundary = torch.zeros(4, classes, dtype=torch.int64, device=device)
         self.mious: dict[int, Tensor] = {}
 
     def add(self, index: int, labels: Tensor, predicted: Tensor) -> None:
         """Add the counts of one frame."""
-        of_frame = metrics.confusion_matrix(labels, predicted, self.classes)
+        of_frame = metrics.confusion_matrix(labels, predicted, self.classes, self.classes + 1)
         self.confusion += of_frame
         self.boundary += metrics.boundary_counts(labels, predicted, self.classes)
         # stays on the device: reading it here would make the host wait
@@ -74,8 +79,8 @@ class Tally:
         self.boundary += other.boundary.to(self.boundary.device)
         self.mious |= {index: miou.cpu() for index, miou in other.mious.items()}
 
-    def result(self, dataset: Dataset) -> Evaluation:
-        """Return the evaluation of all frames that were added."""
+    def result(self, dataset: Dataset, label_of: Sequence[int] | None) -> Evaluation:
+        """Return the evaluation of all frames that were added; label_of is that of the predictions."""
         confusion = self.confusion.cpu()
         shares = zip(torch.stack([*self.mious.values()]).tolist(), self.mious, strict=True)
         worst = sorted((share, index) for share, index in shares if not math.isnan(share))[:WORST]
@@ -83,9 +88,10 @@ class Tally:
             **vars(to_score(confusion, dataset)),
             pixel_accuracy=100 * metrics.pixel_accuracy(confusion),
             boundary_f1=100 * metrics.boundary_f1(self.boundary).nanmean().item(),
-            confusion=confusion,
+            confusion=confusion[:, : self.classes],
             images=len(self.mious),
             worst=tuple((index, 100 * share) for share, index in worst),
+            without_label=confusion[:, self.classes] if IGNORE in (label_of or ()) else None,
         )
 
 
@@ -95,16 +101,19 @@ def evaluate(
     *,
     threads: int = 2,
     progress: Callable[[int, int], None] | None = None,
+    label_of: Sequence[int] | None = None,
 ) -> Evaluation:
     """Evaluate a network or an engine on every frame of a data set, at full size.
 
     Args:
         threads: Number of threads that decode frames.
         progress: Called after each frame with the number of frames done and the total.
+        label_of: The number of the data set's label for each class of a network with other classes; IGNORE for a class
+            without one, which is wrong wherever it is predicted.
     """
     engine = to_engine(model)
-    check_engine_fits(engine, dataset)
-    return tally_frames(engine, dataset, range(len(dataset)), threads, progress).result(dataset)
+    check_engine_fits(engine, dataset, label_of)
+    return tally_frames(engine, dataset, range(len(dataset)), threads, progress, label_of).result(dataset, label_of)
 
 
 def tally_frames(
@@ -113,10 +122,12 @@ def tally_frames(
     indices: Sequence[int],
     threads: int,
     progress: Callable[[int, int], None] | None = None,
+    label_of: Sequence[int] | None = None,
 ) -> Tally:
     """Evaluate some frames of a data set, and return their counts."""
     tally = Tally(len(dataset.classes), engine.device)
-    for index, (labels, predicted) in zip(indices, predictions(engine, dataset, indices, threads), strict=True):
+    found = predictions(engine, dataset, indices, threads, label_of)
+    for index, (labels, predicted) in zip(indices, found, strict=True):
         tally.add(index, labels, predicted)
         if progress is not None:
             progress(len(tally.mious), len(indices))
@@ -134,10 +145,11 @@ class EvaluationWorker:
         scales: Sequence[float],
         flip: bool,
         trust: bool,
+        label_of: Sequence[int] | None,
         device: str,
     ):
-        self.dataset = dataset
-        self.engine = open_evaluation_engine(
+        self.dataset, self.label_of = dataset, label_of
+        self.engine, _ = open_evaluation_engine(
             weights, torch.device(device), dataset, precision=precision, scales=scales, flip=flip, trust=trust
         )
 
@@ -145,7 +157,7 @@ class EvaluationWorker:
         """Evaluate the frames of a row; returns pickled counts, or the error as text."""
         try:
             frames = range(row["first"], row["end"])
-            tally = tally_frames(self.engine, self.dataset, frames, torch.get_num_threads())
+            tally = tally_frames(self.engine, self.dataset, frames, torch.get_num_threads(), None, self.label_of)
         except (ValueError, OSError) as error:
             return {"tally": b"", "problem": str(error)}
         return {"tally": pickle.dumps(tally), "problem": ""}
@@ -162,6 +174,7 @@ def evaluate_on_cluster(
     trust: bool = False,
     gpus: bool = True,
     progress: Callable[[int, int], None] | None = None,
+    label_of: Sequence[int] | None = None,
 ) -> Evaluation:
     """Evaluate weights on a Ray cluster, whose machines must all have access to the data and the weights.
 
@@ -169,12 +182,13 @@ def evaluate_on_cluster(
         address: Address of the cluster; see cluster.ray_cluster.
         precision: As scales, flip and trust, see open_evaluation_engine.
         gpus: Use GPUs, if there are any.
+        label_of: As in evaluate.
     """
     total = Tally(len(dataset.classes), torch.device("cpu"))
     firsts = range(0, len(dataset), SHARD)
     rows = [{"first": first, "end": min(first + SHARD, len(dataset))} for first in firsts]
     with cluster.ray_cluster(address):
-        arguments = (dataset, weights, precision, scales, flip, trust)
+        arguments = (dataset, weights, precision, scales, flip, trust, label_of)
         for row in cluster.map_on_cluster(EvaluationWorker, arguments, rows, gpus=gpus):
             if row["problem"]:
                 raise ValueError(row["problem"])
@@ -184,46 +198,57 @@ def evaluate_on_cluster(
     if len(total.mious) < len(dataset):
         raise OSError(f"{len(dataset) - len(total.mious)} frames were not evaluated: their workers failed.")
     total.mious = dict(sorted(total.mious.items()))
-    return total.result(dataset)
+    return total.result(dataset, label_of)
 
 
-def validate(model: Network | Engine, dataset: Dataset, *, threads: int = 2, share: tuple[int, int] = (0, 1)) -> Score:
+def validate(
+    model: Network | Engine,
+    dataset: Dataset,
+    *,
+    threads: int = 2,
+    share: tuple[int, int] = (0, 1),
+    label_of: Sequence[int] | None = None,
+) -> Score:
     """Compute only the mIoU on every frame of a data set, which is far faster than evaluate.
 
     Args:
         share: Rank of this process, and number of processes; each evaluates its share of the frames.
+        label_of: As in evaluate.
     """
     engine, classes = to_engine(model), len(dataset.classes)
-    check_engine_fits(engine, dataset)
+    check_engine_fits(engine, dataset, label_of)
     mine = range(share[0], len(dataset), share[1])
-    confusion = torch.zeros(classes, classes, dtype=torch.int64, device=engine.device)
-    for labels, predicted in predictions(engine, dataset, mine, threads):
-        confusion += metrics.confusion_matrix(labels, predicted, classes)
+    confusion = torch.zeros(classes, classes + 1, dtype=torch.int64, device=engine.device)
+    for labels, predicted in predictions(engine, dataset, mine, threads, label_of):
+        confusion += metrics.confusion_matrix(labels, predicted, classes, classes + 1)
     return to_score(distributed.all_reduce_sum(confusion).cpu(), dataset)
 
 
 def predictions(
-    engine: Engine, dataset: Dataset, indices: Sequence[int], threads: int
+    engine: Engine, dataset: Dataset, indices: Sequence[int], threads: int, label_of: Sequence[int] | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield true and predicted labels (H, W) of frames of a data set, on the engine's device."""
+    lookup = None if label_of is None else to_lookup(label_of, len(dataset.classes), engine.device)
     for index, (frame, labels) in zip(indices, read_pairs(dataset, indices, threads), strict=True):
         try:
             predicted, _ = label_frame(engine, frame.to(engine.device), size=(frame.shape[1], frame.shape[2]))
         except ValueError as error:
             raise ValueError(f"{dataset.pairs[index].image}: {error}") from error
-        yield labels.to(engine.device), predicted
+        yield labels.to(engine.device), translate_predicted(predicted, lookup)
 
 
-def check_engine_fits(engine: Engine, dataset: Dataset) -> None:
-    """Raise a ValueError if a data set has no frames, or another number of classes than an engine."""
-    if engine.classes != len(dataset.classes):
+def check_engine_fits(engine: Engine, dataset: Dataset, label_of: Sequence[int] | None) -> None:
+    """Raise a ValueError if a data set has no frames, or neither it nor label_of has as many classes as an engine."""
+    if label_of is not None and engine.classes != len(label_of):
+        raise ValueError(f"The network has {engine.classes} classes, but label_of has labels for {len(label_of)}.")
+    if label_of is None and engine.classes != len(dataset.classes):
         raise ValueError(f"The network has {engine.classes} classes, but {dataset.name} has {len(dataset.classes)}.")
     if len(dataset) == 0:
         raise ValueError(f"{dataset.name} {dataset.split} has no frames to evaluate on.")
 
 
 def to_score(confusion: Tensor, dataset: Dataset) -> Score:
-    """Return the score of a confusion matrix (K, K) of all frames of a data set."""
+    """Return the score of a confusion matrix (K, K) or (K, K + 1) of all frames of a data set."""
     if confusion.sum() == 0:
         raise ValueError(f"No pixel of {dataset.name} {dataset.split} has a class: there is nothing to evaluate on.")
     shares = zip(dataset.classes.names, metrics.iou(confusion).tolist(), strict=True)
@@ -240,6 +265,7 @@ def evaluation_to_json(evaluation: Evaluation) -> dict:
         "boundary_f1": None if math.isnan(evaluation.boundary_f1) else evaluation.boundary_f1,
         "images": evaluation.images,
         "confusion": evaluation.confusion.tolist(),
+        **({} if evaluation.without_label is None else {"without_label": evaluation.without_label.tolist()}),
     }
 
 
@@ -272,13 +298,19 @@ def percent(share: float, digits: int = 1) -> str:
     return "-" if math.isnan(share) else f"{share:.{digits}f}"
 
 
-def write_plots(folder: Path, evaluation: Evaluation, model: Network | Engine, dataset: Dataset) -> None:
+def write_plots(
+    folder: Path,
+    evaluation: Evaluation,
+    model: Network | Engine,
+    dataset: Dataset,
+    label_of: Sequence[int] | None = None,
+) -> None:
     """Write confusion.png, and worst.png with the worst frames, which are predicted again."""
+    engine = to_engine(model)
 
     def predict_again(index: int) -> Tensor:
-        frame, _ = dataset[index]
-        labels, _ = label_frame(model, frame, size=(frame.shape[1], frame.shape[2]))
-        return labels
+        ((_, predicted),) = predictions(engine, dataset, [index], 1, label_of)
+        return predicted
 
     draw_plots(folder, evaluation, dataset, predict_again)
 
@@ -286,9 +318,15 @@ def write_plots(folder: Path, evaluation: Evaluation, model: Network | Engine, d
 def draw_plots(folder: Path, evaluation: Evaluation, dataset: Dataset, predict_again: Callable[[int], Tensor]) -> None:
     """Write the plots of an evaluation; predict_again returns the labels (H, W) of a frame by its index."""
     folder.mkdir(parents=True, exist_ok=True)
-    plot.confusion_plot(folder / "confusion.png", evaluation.confusion, dataset.classes.names)
+    confusion, names = evaluation.confusion, dataset.classes.names
+    if evaluation.without_label is not None:
+        confusion = torch.cat([confusion, evaluation.without_label[:, None]], dim=1)
+    plot.confusion_plot(folder / "confusion.png", confusion, names)
     rows = []
     for index, share in evaluation.worst:
         title = f"{dataset.pairs[index].image.name}  mean IoU {share:.1f} %"
-        rows.append((*dataset[index], predict_again(index).cpu(), title))
+        predicted = predict_again(index).cpu()
+        # none of the labels: the frame shows through
+        drawn = torch.where(predicted < len(names), predicted, IGNORE)
+        rows.append((*dataset[index], drawn, title))
     plot.write_worst(folder / "worst.png", rows, dataset.classes)

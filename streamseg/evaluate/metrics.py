@@ -14,24 +14,34 @@ from torch.nn import functional as F
 from streamseg.classes import IGNORE
 
 
-def confusion_matrix(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
-    """Count pixels by true class (row) and predicted class (column): (K, K) integers; ignored pixels are left out."""
-    pairs = 1 + labels.long() * classes + predicted.long()
+def confusion_matrix(labels: Tensor, predicted: Tensor, classes: int, columns: int = 0) -> Tensor:
+    """Count pixels by true class (row) and predicted class (column): (K, K) integers; ignored pixels are left out.
+
+    Args:
+        columns: Number of columns, if there are more than classes: K + 1 where a prediction may be none of them, K.
+    """
+    columns = columns or classes
+    pairs = 1 + labels.long() * columns + predicted.long()
     # bin 0 takes the ignored pixels: selecting the others would make the host wait for the device
-    counts = torch.where(labels == IGNORE, 0, pairs).flatten().bincount(minlength=1 + classes**2)
-    if len(counts) > 1 + classes**2:
+    counts = torch.where(labels == IGNORE, 0, pairs).flatten().bincount(minlength=1 + classes * columns)
+    if len(counts) > 1 + classes * columns:
         unknown = labels[(labels >= classes) & (labels != IGNORE)].unique().tolist()
         raise ValueError(
             f"The labels hold {', '.join(map(str, unknown))}; with {classes} classes, "
             f"expected 0–{classes - 1}, or {IGNORE} for no class."
         )
-    return counts[1:].view(classes, classes)
+    return counts[1:].view(classes, columns)
 
 
 def iou(confusion: Tensor) -> Tensor:
-    """Return the intersection over union of each class (K,), from 0 to 1; NaN if it neither occurs nor is predicted."""
+    """Return the intersection over union of each class (K,), from 0 to 1; NaN if it neither occurs nor is predicted.
+
+    Args:
+        confusion: (K, K), or (K, K + 1) with the predictions that are none of the classes in the last column: they are
+            in the union of the true class.
+    """
     right = confusion.diagonal()
-    return right.double() / (confusion.sum(dim=0) + confusion.sum(dim=1) - right)
+    return right.double() / (confusion.sum(dim=0)[: len(confusion)] + confusion.sum(dim=1) - right)
 
 
 def miou(confusion: Tensor) -> float:

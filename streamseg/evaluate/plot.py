@@ -12,28 +12,36 @@ import torch
 from torch import Tensor
 
 from streamseg.classes import IGNORE, Classes
-from streamseg.draw import overlay
+from streamseg.draw import blended_classes, overlay
 from streamseg.io.files import written_whole
+from streamseg.palette import bright_colours
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+PLOT_ALPHA = 0.65
+"""Opacity of the classes in plots, where frames are small."""
+
 
 def confusion_plot(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
-    """Plot a confusion matrix (K, K), each row in percent of its true class; with numbers for up to 20 classes."""
+    """Plot a confusion matrix, each row in percent of its true class; with numbers for up to 20 classes.
+
+    Args:
+        confusion: (K, K), or (K, K + 1) with the predictions that have no label in the last column.
+    """
     confusion = confusion.cpu().double()
     percent = 100 * confusion / confusion.sum(dim=1, keepdim=True)  # NaN, drawn grey, for a class that does not occur
     readable = len(names) <= 20
     # inches; a large matrix has no numbers in its cells
     cell = 0.46 if readable else 0.14
-    side = len(names) * cell
-    figure = new_figure(side + 2.6, side + 2.3)
+    columns = [*names, "no label"][: confusion.shape[1]]
+    figure = new_figure(len(columns) * cell + 2.6, len(names) * cell + 2.3)
     figure.set_layout_engine("constrained")
     axes = figure.add_subplot()
     axes.set_facecolor("0.9")
     heat = axes.imshow(percent.tolist(), cmap="Blues", vmin=0, vmax=100)
     size = 9 if readable else 6
-    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=size, parse_math=False)
+    axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=size, parse_math=False)
     axes.set_yticks(range(len(names)), names, fontsize=size, parse_math=False)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
@@ -188,6 +196,7 @@ def write_worst(path: Path, frames: Sequence[tuple[Tensor, Tensor, Tensor, str]]
         raise ValueError(f"There are no frames to plot in {path}.")
     maps = [labels.flatten().long().cpu() for _, true, predicted, _ in frames for labels in (true, predicted)]
     present = [label for label in torch.cat(maps).unique().tolist() if label != IGNORE]
+    drawn = bright_colours(classes)
     # inches: pictures below their captions, and a legend at the bottom
     panel, gap, caption = 4.2, 0.1, 0.3
     heights = [panel * frame.shape[1] / frame.shape[2] for frame, *_ in frames]
@@ -200,8 +209,8 @@ def write_worst(path: Path, frames: Sequence[tuple[Tensor, Tensor, Tensor, str]]
         top -= caption + picture_height
         pictures = [
             (title if len(title) <= 50 else f"…{title[-49:]}", frame),
-            ("true", overlay(frame, labels, classes, alpha=0.65)),
-            ("predicted", overlay(frame, predicted, classes, alpha=0.65)),
+            ("true", overlay(frame, labels, drawn, PLOT_ALPHA, borders=True)),
+            ("predicted", overlay(frame, predicted, drawn, PLOT_ALPHA, borders=True)),
         ]
         for column, (name, picture) in enumerate(pictures):
             left = gap + column * (panel + gap)
@@ -211,8 +220,9 @@ def write_worst(path: Path, frames: Sequence[tuple[Tensor, Tensor, Tensor, str]]
             axes.axis("off")
     axes = figure.add_axes((0, 0, 1, legend / height))
     axes.axis("off")
+    swatches = blended_classes(drawn, PLOT_ALPHA).colours
     for label in present:
-        red, green, blue = classes.colours[label]
+        red, green, blue = swatches[label]
         colour = (red / 255, green / 255, blue / 255)
         axes.plot([], [], "s", markersize=9, color=colour, label=classes.names[label])
     key = axes.legend(loc="center", ncols=columns, frameon=False, fontsize=10)

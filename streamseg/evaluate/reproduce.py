@@ -33,6 +33,7 @@ from streamseg.evaluate.benchmark import (
 from streamseg.evaluate.engines import open_evaluation_engine
 from streamseg.evaluate.images import validate
 from streamseg.evaluate.paper import NAMES, Row, Table
+from streamseg.evaluate.translate import check_same_classes
 from streamseg.evaluate.video import evaluate_video
 from streamseg.io.files import written_whole
 from streamseg.models import checkpoint
@@ -101,7 +102,8 @@ class RunEvaluator:
     def miou_of(self, run: TrainedRun, window: int) -> float:
         """Return the mIoU of a run: on single frames, or on sequences with a window."""
         if (run.weights, window) not in self.mious:
-            engine = open_evaluation_engine(run.weights, self.device, self.dataset)
+            engine, classes = open_evaluation_engine(run.weights, self.device, self.dataset)
+            check_same_classes(classes, self.dataset)
             if window == 1:
                 score = validate(engine, self.dataset, threads=self.threads)
             else:

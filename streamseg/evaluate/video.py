@@ -25,6 +25,7 @@ from streamseg.evaluate.images import (
     evaluation_to_json,
     format_shares,
 )
+from streamseg.evaluate.translate import to_lookup, translate_predicted
 from streamseg.models.checkpoint import Network
 from streamseg.stream.label_frames import check_window, label_frame
 from streamseg.stream.state import LastFrames, Policy, to_policy
@@ -75,6 +76,7 @@ def evaluate_video(
     *,
     threads: int = 2,
     progress: Callable[[int, int], None] | None = None,
+    label_of: Sequence[int] | None = None,
 ) -> VideoEvaluation:
     """Evaluate a network or an engine on every sequence of a data set, in order, at full size.
 
@@ -84,9 +86,10 @@ def evaluate_video(
         window: Number of frames, with the present one; or another policy, such as FadingInTime.
         threads: Number of threads that decode frames.
         progress: Called after each frame with the number of frames done and the total.
+        label_of: As in images.evaluate; consistency and flips are of the data set's labels too.
     """
     engine = to_engine(model)
-    check_engine_fits(engine, dataset)
+    check_engine_fits(engine, dataset, label_of)
     check_window(engine, window)
     device = engine.device
     sequences = list_sequences(dataset, window)
@@ -97,7 +100,7 @@ def evaluate_video(
     consistent: dict[int, list[list[Tensor]]] = {8: [], 16: []}
     times = []
     runs = None
-    for step in run_sequences(engine, dataset, sequences, window, threads):
+    for step in run_sequences(engine, dataset, sequences, window, threads, label_of):
         runs = metrics.extend_runs(None if step.first else runs, step.labels, step.predicted)
         for frames, videos in consistent.items():
             if step.first:
@@ -113,7 +116,7 @@ def evaluate_video(
     (mvc8, strict_mvc8), (mvc16, strict_mvc16) = (metrics.mvc(videos).tolist() for videos in consistent.values())
     flip_rate, flip_rate_still = metrics.flip_rates(flips).tolist()
     return VideoEvaluation(
-        **vars(tally.result(dataset)),
+        **vars(tally.result(dataset, label_of)),
         mvc8=100 * mvc8,
         mvc16=100 * mvc16,
         strict_mvc8=100 * strict_mvc8,
@@ -153,9 +156,11 @@ def run_sequences(
     sequences: Sequence[Sequence[SequenceFrame]],
     window: int | Policy,
     threads: int,
+    label_of: Sequence[int] | None,
 ) -> Iterator[LabelledFrame]:
     """Yield every frame of the sequences with its labels; each sequence starts without a past."""
     device = engine.device
+    lookup = None if label_of is None else to_lookup(label_of, len(dataset.classes), device)
     warm: set[tuple[int, int]] = set()
     frames = read_in_groups(dataset, chain.from_iterable(sequences), 4 * threads, threads)
     for sequence in sequences:
@@ -176,7 +181,8 @@ def run_sequences(
                 seconds = perf_counter() - start
             except ValueError as error:
                 raise ValueError(f"{entry.image}: {error}") from error
-            yield LabelledFrame(entry, first, labels.to(device), predicted, 1000 * seconds)
+            found = translate_predicted(predicted, lookup)
+            yield LabelledFrame(entry, first, labels.to(device), found, 1000 * seconds)
 
 
 def read_in_groups(
@@ -230,15 +236,19 @@ def format_video_evaluation(evaluation: VideoEvaluation) -> str:
 
 
 def write_video_plots(
-    folder: Path, evaluation: VideoEvaluation, model: Network | Engine, dataset: Dataset, window: int | Policy
+    folder: Path,
+    evaluation: VideoEvaluation,
+    model: Network | Engine,
+    dataset: Dataset,
+    window: int | Policy,
+    label_of: Sequence[int] | None = None,
 ) -> None:
     """Write the plots of an evaluation on sequences; the worst frames are predicted again, in their sequence."""
 
     def predict_again(index: int) -> Tensor:
         single = replace(dataset, pairs=(dataset.pairs[index],))
-        *_, last = run_sequences(
-            to_engine(model), single, single.labelled_sequences(frames_before(window)), window, threads=1
-        )
+        sequences = single.labelled_sequences(frames_before(window))
+        *_, last = run_sequences(to_engine(model), single, sequences, window, 1, label_of)
         return last.predicted
 
     draw_plots(folder, evaluation, dataset, predict_again)

@@ -31,11 +31,12 @@ class FrameOutput:
     overlay: "Tensor | None"
     labels: "Tensor"
     confidence: "Tensor | None"
+    colours: "Tensor | None" = None
 
 
 @dataclass(frozen=True)
 class OutputFiles:
-    """The files of a source: overlay, labels and confidence; None where one is not wanted.
+    """The files of a source: overlay, labels, confidence and colours; None where one is not wanted.
 
     Either videos or pictures. In the name of a picture, {name} stands for the picture that was read and %05d for the
     number of the frame.
@@ -44,10 +45,11 @@ class OutputFiles:
     overlay: Path | None = None
     labels: Path | None = None
     confidence: Path | None = None
+    colours: Path | None = None
 
     @property
     def paths(self) -> list[Path]:
-        return [path for path in (self.overlay, self.labels, self.confidence) if path]
+        return [path for path in (self.overlay, self.labels, self.confidence, self.colours) if path]
 
     @property
     def are_pictures(self) -> bool:
@@ -75,6 +77,7 @@ def plan_outputs(
     overlay: bool = True,
     labels: bool = False,
     confidence: bool = False,
+    colours: bool = False,
     missing: int = 0,
 ) -> list[OutputFiles]:
     """Return the output files of each source; raise an error if they cannot be written or would destroy something.
@@ -88,8 +91,8 @@ def plan_outputs(
     if out == "-":
         if wanted > 1:
             raise ValueError(f"The labels of {wanted} sources cannot share standard output: give a folder.")
-        if labels or confidence:
-            raise ValueError("Standard output takes raw labels only: leave out --labels and --confidence.")
+        if labels or confidence or colours:
+            raise ValueError("Standard output takes raw labels only: leave out --labels, --confidence and --colours.")
         return [OutputFiles()]
     several = wanted > 1 or any(isinstance(source, Pictures) and len(source.pictures) > 1 for source in sources)
     path = Path(out or (FOLDER if several else "."))
@@ -114,6 +117,7 @@ def plan_outputs(
             name if overlay else None,
             name.with_name(f"{stem}-labels{suffix}") if labels else None,
             name.with_name(f"{stem}-confidence{suffix}") if confidence else None,
+            name.with_name(f"{stem}-colours{'.png' if suffix == '.png' else name.suffix}") if colours else None,
         )
         if not new:
             check_output_files(files, source, sources)
@@ -213,6 +217,8 @@ def write_pictures(files: OutputFiles, classes: Classes, frame: FrameOutput) -> 
             images.write_labels(stack.enter_context(written_whole(files.labels)), frame.labels, classes)
         if files.confidence and frame.confidence is not None:
             images.write_grey(stack.enter_context(written_whole(files.confidence)), frame.confidence)
+        if files.colours and frame.colours is not None:
+            images.write_image(stack.enter_context(written_whole(files.colours)), frame.colours)
 
 
 def make_folders(files: OutputFiles) -> None:

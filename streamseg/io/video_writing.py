@@ -276,7 +276,7 @@ def write_frames(path: str | Path, frames: Iterable[Picture], rate: Fraction | f
 
 @contextmanager
 def open_videos(files: OutputFiles, source: Source) -> Iterator[Callable[[FrameOutput], None]]:
-    """Give a function that writes the frames of a source to its videos: overlay, labels and confidence.
+    """Give a function that writes the frames of a source to its videos: overlay, labels, confidence and colours.
 
     The videos appear together at the end, and not at all after an error.
     """
@@ -287,7 +287,12 @@ def open_videos(files: OutputFiles, source: Source) -> Iterator[Callable[[FrameO
 
         def write_frame(frame: FrameOutput) -> None:
             nonlocal start
-            parts = {"overlay": frame.overlay, "labels": frame.labels, "confidence": frame.confidence}
+            parts = {
+                "overlay": frame.overlay,
+                "labels": frame.labels,
+                "confidence": frame.confidence,
+                "colours": frame.colours,
+            }
             if not writers:  # the first frame has the size, and of a live source it may not be at 0
                 start, rate = frame.capture.seconds, source.rate or DEFAULT_RATE
                 make_folders(files)
@@ -298,6 +303,8 @@ def open_videos(files: OutputFiles, source: Source) -> Iterator[Callable[[FrameO
                     temporary, size = renames.enter_context(written_whole(path)), (*pixels.shape[-2:],)
                     if part == "overlay":
                         writer = open_video_writer(temporary, size, rate, audio_from=source.audio_from)
+                    elif part == "colours":
+                        writer = open_video_writer(temporary, size, rate)
                     else:
                         writer = open_label_writer(temporary, size, rate)
                     writers[part] = closes.enter_context(writer)

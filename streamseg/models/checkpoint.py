@@ -17,6 +17,7 @@ from streamseg.io.checksums import BLANK_CHECKSUM, check_pinned, pop_checksum
 from streamseg.io.tensors import check_state_dict, load_tensors, open_tensors, write_tensors
 from streamseg.models.attention import ATTENTIONS, Attention
 from streamseg.models.baselines import BASELINES, Baseline
+from streamseg.models.bundled import find_weights
 from streamseg.models.encoder import ReduceBy, Reduction, ResNet
 from streamseg.models.fanet import FANet, fanet18, fanet34
 from streamseg.models.fanet_plus import FANetPlus, fanetplus18, fanetplus34
@@ -28,10 +29,10 @@ PLUS_FANETS = {"fanetplus18": fanetplus18, "fanetplus34": fanetplus34}
 FANETS: dict[str, Callable[..., FANet]] = {**PAPER_FANETS, **PLUS_FANETS}
 """The functions that build FANets, by name."""
 
-BUNDLED = Path(__file__).parents[1] / "weights" / "camvid-18.safetensors"
-"""The bundled weights: FANet-18, trained on CamVid."""
+BUNDLED = find_weights()
+"""The file of the bundled weights that are used if none are given."""
 
-# that file has no checksum of its own; a copy of it is recognised by its source
+# the first bundled file has no checksum of its own; a copy of it is recognised by its source
 BUNDLED_SHA256 = "18baf69349f317e0451aef4a84ca47374a0d09fb8deefbe4a9c487eeb40e80a5"
 BUNDLED_SOURCE = "trained on camvid trainval, 10000 iterations on images and 1000 on clips, by streamseg"
 
@@ -144,8 +145,12 @@ def rebuild(model: Network, description: Description) -> Network:
 
 
 def describe(path: str | Path) -> Description:
-    """Return the metadata of a checkpoint without building its network."""
-    path = Path(path)
+    """Return the metadata of a checkpoint without building its network.
+
+    Args:
+        path: The checkpoint, or the name of bundled weights.
+    """
+    path = find_weights(path)
     with open_tensors(path) as file:
         return read_description(path, file.metadata())
 
@@ -162,10 +167,10 @@ def load(path: str | Path | None = None, *, attention: type[Attention] | None = 
     """Return the network in a checkpoint, in fp32 and evaluation mode, and its classes.
 
     Args:
-        path: The checkpoint; without one, the bundled weights.
+        path: The checkpoint, or the name of bundled weights; see streamseg weights. Without one, the default of these.
         attention: The attention class of the network, if it is not one of streamseg's.
     """
-    model, description = read_checkpoint(BUNDLED if path is None else Path(path), attention)
+    model, description = read_checkpoint(find_weights(path), attention)
     return model, description.classes
 
 

@@ -174,9 +174,14 @@ def averaging_matrix(inputs: int, cells: int, like: Tensor) -> Tensor:
 
 def shrink(image: Tensor) -> Tensor:
     """Return an image (B, 3, H, W) at 3/4 of its sides, rounded up."""
+    size = shrunk_size(image.shape[-2], image.shape[-1])
+    return F.interpolate(image, size=size, mode="bilinear", align_corners=False)
+
+
+def shrunk_size(height: int, width: int) -> tuple[int, int]:
+    """Return the height and width of the image that the encoder gets: 3/4 of its sides, rounded up."""
     # not -(-3 * side // 4), whose range torch.export cannot derive
-    height, width = ((3 * side + 3) // 4 for side in image.shape[-2:])
-    return F.interpolate(image, size=(height, width), mode="bilinear", align_corners=False)
+    return (3 * height + 3) // 4, (3 * width + 3) // 4
 
 
 def fanetplus18(

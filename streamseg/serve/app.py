@@ -111,6 +111,7 @@ async def info(gate: Gate) -> dict[str, object]:
         "weights": served.weights.name,
         "window": served.window,
         "classes": segment.classes_as_json(served.classes),
+        "drawn": [entry["colour"] for entry in segment.classes_as_json(served.drawn or served.classes)],
         "limits": {"bytes": limits.bytes, "pixels": limits.pixels, "seconds": limits.seconds},
         "samples": [*find_samples()],
     }
@@ -127,4 +128,5 @@ async def sample(name: str) -> Response:
 def find_samples() -> dict[str, Path]:
     """The sample pictures by name, in the order in which the page shows them."""
     folder = samples_folder()
-    return {path.name: path for path in sorted(folder.glob("*.jpg"), reverse=True)} if folder else {}
+    paths = [*sorted(folder.glob("*.jpg"), reverse=True), *sorted(folder.glob("dashcam/*.jpg"))] if folder else []
+    return {path.name: path for path in paths}

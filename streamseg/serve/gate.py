@@ -62,6 +62,8 @@ class ServedModel:
     """How many frames of a stream the network uses, including the current one."""
     weights: Path
     """The file that it was loaded from."""
+    drawn: Classes | None = None
+    """The classes in the colours of overlays and of the page; None for the colours that they have."""
 
 
 class RequestError(Exception):

@@ -13,7 +13,7 @@ from torch import Tensor
 from streamseg.classes import IGNORE, Classes
 from streamseg.draw import overlay
 from streamseg.io.images import MAX_SIDES, to_jpeg, write_labels
-from streamseg.serve.gate import Gate, RequestError, require_token
+from streamseg.serve.gate import Gate, RequestError, ServedModel, require_token
 
 ANSWERS = {
     "image/png": "labels as an indexed PNG: each pixel is the number of its class",
@@ -63,7 +63,7 @@ async def segment(request: Request, gate: Gate, alpha: Annotated[float, Query(ge
         if media_type == "image/jpeg" and max(frame.shape) > MAX_SIDES[".jpg"]:
             raise RequestError(406, f"A JPEG has at most {MAX_SIDES['.jpg']:,} pixels a side: accept image/png.")
         labels = await gate.label_while_connected(request, frame)
-        return await asyncio.to_thread(encode_answer, media_type, frame, labels, gate.served.classes, alpha)
+        return await asyncio.to_thread(encode_answer, media_type, frame, labels, gate.served, alpha)
 
 
 def choose_media_type(accept: str) -> str:
@@ -81,14 +81,15 @@ def choose_media_type(accept: str) -> str:
     return best
 
 
-def encode_answer(media_type: str, frame: Tensor, labels: Tensor, classes: Classes, alpha: float) -> Response:
+def encode_answer(media_type: str, frame: Tensor, labels: Tensor, served: ServedModel, alpha: float) -> Response:
     """Return the answer to a request in a media type of ANSWERS."""
     if media_type == "application/json":
-        return JSONResponse(shares_as_json(labels, classes))
+        return JSONResponse(shares_as_json(labels, served.classes))
     if media_type == "image/jpeg":
-        return Response(to_jpeg(overlay(frame, labels, classes, alpha)), media_type=media_type)
+        drawn = overlay(frame, labels, served.drawn or served.classes, alpha, borders=True)
+        return Response(to_jpeg(drawn), media_type=media_type)
     file = io.BytesIO()
-    write_labels(file, labels, classes)
+    write_labels(file, labels, served.classes)
     return Response(file.getvalue(), media_type=media_type)
 
 

@@ -19,6 +19,10 @@ class DrawStyle:
     """The classes to highlight; all if empty."""
     legend: bool = False
     side_by_side: bool = False
+    borders: bool = False
+    """Whether to draw a line between the classes."""
+    classes: Classes | None = None
+    """The classes in the colours to draw; None for the colours that they have."""
 
 
 @dataclass(frozen=True)

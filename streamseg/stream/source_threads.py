@@ -91,6 +91,8 @@ class FrameJob:
     shares: list[float] = field(default_factory=list)
     """The share of each class."""
     picture: Tensor | None = None
+    colours: Tensor | None = None
+    """The colours of the labels alone."""
 
 
 class SourceStream:
@@ -193,6 +195,9 @@ class SourceStream:
                     shared.class_pixels += counts
                 if self.results.overlay or shared.shows:
                     job.picture = self.paint(job).cpu()  # waits for the GPU: frame and labels may be freed now
+                if self.results.colours:
+                    classes = shared.style.classes or shared.settings.classes
+                    job.colours = draw.paint_labels(labels, classes)
                 job.labels = labels
                 shared.meter.stage("draw", time.perf_counter() - begin)
                 self.drawn.put(job)
@@ -222,13 +227,15 @@ class SourceStream:
 
     def paint(self, job: FrameJob) -> Tensor:
         """Return a frame with its labels, drawn on the frame's device."""
-        style, classes = self.shared.style, self.shared.settings.classes
-        picture = draw.overlay(job.frame, job.labels, classes, style.alpha, style.only)
+        style = self.shared.style
+        classes = style.classes or self.shared.settings.classes
+        picture = draw.overlay(job.frame, job.labels, classes, style.alpha, style.only, borders=style.borders)
         if style.legend:
             # all classes for a video, or the legend would flicker
             present = [i for i, share in enumerate(job.shares) if share or self.source.moving]
             numbers = tuple(i for i in present if not style.only or i in style.only)
-            picture = draw.add_legend(picture, self.legend.get(classes, numbers, picture).to(picture.device))
+            legend = self.legend.get(draw.blended_classes(classes, style.alpha), numbers, picture)
+            picture = draw.add_legend(picture, legend.to(picture.device))
         return draw.side_by_side(job.frame, picture) if style.side_by_side else picture
 
     def write(self) -> None:
@@ -237,7 +244,7 @@ class SourceStream:
         with open_writer(self.results, self.source, shared.settings.classes) as write_frame:
             for job in self.drawn:
                 begin = time.perf_counter()
-                write_frame(FrameOutput(job.capture, job.picture, job.labels, job.confidence))
+                write_frame(FrameOutput(job.capture, job.picture, job.labels, job.confidence, job.colours))
                 if shared.raw:
                     write_raw_labels(shared.raw, job.labels)
                 shared.meter.stage("encode", time.perf_counter() - begin)

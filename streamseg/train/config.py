@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 FANET_OPTIONS = ("window", "attention", "key_channels", "reduction", "reduce_by", "averages")
@@ -25,6 +26,10 @@ OLD_NAMES = {
 """Former names of settings: runs that were started before, and commands that were written before, use them."""
 
 
+OPTION_NAMES = {"with_dataset": "with"}
+"""Names of options that cannot be names in Python."""
+
+
 def rename_old_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a run, as its files hold them, under the present names."""
     return {OLD_NAMES.get(name, name): value for name, value in settings.items()}
@@ -34,7 +39,7 @@ def rename_old_settings(settings: dict[str, Any]) -> dict[str, Any]:
 class TrainConfig:
     """Settings of a training run. A run writes its settings beside its weights."""
 
-    dataset: Literal["cityscapes", "camvid", "coco-stuff", "ade20k", "folder"]
+    dataset: Literal["cityscapes", "camvid", "comma10k", "coco-stuff", "ade20k", "folder"]
     """Data set, which also sets the expected layout of the data folder."""
     network: Literal[
         "fanet18",
@@ -60,9 +65,21 @@ class TrainConfig:
     split: str = "train"
     """Split to train on."""
     leave_out: str = ""
-    """Leave out frames whose file name starts with this, such as a recording to evaluate on."""
+    """Leave out frames whose file name starts with this, such as a recording to evaluate on, or devices of comma10k;
+    several with commas between them."""
+    with_dataset: Literal["none", "cityscapes", "camvid", "comma10k", "coco-stuff", "ade20k", "folder"] = "none"
+    """Second data set to train on, in the folder --with-data."""
+    with_split: str = "train"
+    """Split of the second data set to train on."""
+    with_leave_out: str = ""
+    """Leave out frames of the second data set, in the same way."""
+    with_share: float = 0.5
+    """Share of the images of each batch that is taken from the second data set."""
+    classes: str = ""
+    """The class table, which has the data sets' labels for each class of the network: street, or a file; empty if
+    the labels are the classes."""
     validate: str = "val"
-    """Split to validate on; empty for none."""
+    """Split to validate on, also of the second data set if it has one; empty for none."""
     validate_every: int = 1000
     """Iterations between validations; there is one at the end too."""
     batch: int = 16
@@ -74,6 +91,8 @@ class TrainConfig:
     """Range of the random scale."""
     jitter: float = 0.5
     """Brightness, contrast and saturation are multiplied by 1 ± this."""
+    light: float = 0.0
+    """Strength of the changes of light, from 0 to 1: gamma, colour temperature, night, blur and noise."""
     classmix: float = 0.0
     """Share of the images that get half of the classes of another image in the batch (ClassMix); not with clips."""
     window: int = 1
@@ -113,6 +132,10 @@ class TrainConfig:
     """Weight of a soft IoU loss."""
     consistency_loss: float = 0.0
     """Weight of a loss on probabilities that change when the camera moves a little."""
+    loss_stride: int = 1
+    """Compute the loss at every n-th pixel of each row and column, from a random one on, to save time."""
+    auxiliary_stride: int = 1
+    """The same for the losses of the auxiliary heads."""
     ema_decay: float = 0.0
     """Decay of an exponential moving average (EMA) of the weights, which is then validated and saved; 0 for none."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
@@ -150,6 +173,8 @@ class TrainConfig:
             ),
             ("scale", 0 < self.scale[0] <= self.scale[1] < math.inf, "two numbers above 0, the lower first"),
             ("jitter", 0 <= self.jitter <= 1, "0 to 1"),
+            ("with_share", 0 < self.with_share < 1, "more than 0 and less than 1"),
+            ("light", 0 <= self.light <= 1, "0 to 1"),
             ("classmix", 0 <= self.classmix <= 1, "0 to 1"),
             ("window", 1 <= self.window <= 1024, "1 to 1024"),
             ("window", self.window == 1 or self.attention in ("fast", "dot"), "1: this attention has no past"),
@@ -166,9 +191,25 @@ class TrainConfig:
             ("iou_loss", 0 <= self.iou_loss < math.inf, "0 or more"),
             ("consistency_loss", 0 <= self.consistency_loss < math.inf, "0 or more"),
             ("ema_decay", 0 <= self.ema_decay < 1, "0 to less than 1"),
+            *(
+                (
+                    name,
+                    value >= 1 and not any(side % value for side in self.crop),
+                    "a divisor of both sides of the crop",
+                )
+                for name, value in (("loss_stride", self.loss_stride), ("auxiliary_stride", self.auxiliary_stride))
+            ),
         ):
             if not fine:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected {expected}.")
+
+
+def check_second_folder(config: TrainConfig, with_data: Path | None) -> None:
+    """Raise a ValueError if a second data set has no folder, or the folder no data set."""
+    if config.with_dataset != "none" and with_data is None:
+        raise ValueError(f"A run with {config.with_dataset} needs its folder: give --with-data DIR.")
+    if config.with_dataset == "none" and with_data is not None:
+        raise ValueError(f"{with_data} is the folder of no data set: name the data set with --with NAME.")
 
 
 class Recipe(NamedTuple):
@@ -202,9 +243,15 @@ def for_video(config: TrainConfig) -> TrainConfig:
     return replace(with_our_settings(config), classmix=0.0, window=4, averages=True, learning_rate=5e-4)
 
 
+def for_other_roads(config: TrainConfig) -> TrainConfig:
+    """Return a recipe with our settings for roads and light that the data do not show, and a loss that saves time."""
+    return replace(with_our_settings(config), light=1.0, loss_stride=2, auxiliary_stride=8)
+
+
 CAMVID_CONFIG = TrainConfig(dataset="camvid", network="fanet18", crop=(720, 960), iterations=6_000)
 CITYSCAPES_CONFIG = TrainConfig(dataset="cityscapes", network="fanet18", crop=(768, 1536), iterations=40_000)
 COCO_STUFF_CONFIG = TrainConfig(dataset="coco-stuff", network="fanet18", crop=(640, 640), iterations=40_000)
+COMMA10K_CONFIG = TrainConfig(dataset="comma10k", network="fanet18", crop=(512, 768), iterations=8_000)
 FOLDER_CONFIG = TrainConfig(dataset="folder", network="fanet18", crop=(512, 512), iterations=2_000)
 
 RECIPES = {
@@ -238,6 +285,13 @@ RECIPES = {
         "FANet-34 on clips of Cityscapes' leftImg8bit_sequence, from image weights: --initial FILE.",
         for_video(replace(CITYSCAPES_CONFIG, iterations=10_000, network="fanet34")),
     ),
+    "street-18": Recipe(
+        "FANet-18 on CamVid (--data) and comma10k (--with-data), the classes of both.",
+        for_other_roads(
+            replace(CAMVID_CONFIG, iterations=10_000, with_dataset="comma10k", with_share=0.4, classes="street")
+        ),
+    ),
+    "road-18": Recipe("FANet-18 on comma10k: 5 classes, day and night.", for_other_roads(COMMA10K_CONFIG)),
     "folder-18": Recipe(
         "FANet-18 on your own pictures.", replace(with_our_settings(FOLDER_CONFIG), identity_init=True)
     ),

@@ -1,4 +1,4 @@
-"""Batches for training: frames of a data set, augmented, on the device.
+"""Batches for training: frames of one or several data sets, augmented, on the device.
 
 The frames of a step and their augmentation depend only on the seed and the step: a resumed run, and processes that
 share a batch, train on the same batches as one uninterrupted run in one process.
@@ -6,10 +6,12 @@ share a batch, train on the same batches as one uninterrupted run in one process
 Shapes: N labelled frames, M frames in all, P frames before one, B batch, H x W the frames, h x w the crops.
 """
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,34 +21,69 @@ from torch import Tensor
 from streamseg import machine
 from streamseg.classes import IGNORE
 from streamseg.data.augment import AugmentParams, augment, augment_past, mix, sample_params
-from streamseg.data.datasets import Dataset, check_sizes, in_parallel, read_pairs
+from streamseg.data.datasets import Dataset, check_sizes, in_parallel, pairs_by_name, read_pairs
 from streamseg.data.layouts import VIDEOS
+from streamseg.data.light import change_light
 from streamseg.train.config import TrainConfig
 from streamseg.train.losses import class_weights
 
 
 def exclude_frames(dataset: Dataset, leave_out: str) -> Dataset:
-    """Return a data set without the frames whose file name starts with a prefix."""
+    """Return a data set without the frames of some names: starts of file names, or devices, separated by commas."""
     if not leave_out:
         return dataset
-    pairs = tuple(pair for pair in dataset.pairs if not pair.image.name.startswith(leave_out))
-    if not 0 < len(pairs) < len(dataset):
+    found = pairs_by_name(dataset, leave_out)
+    left_out = {pair for pairs in found.values() for pair in pairs}
+    pairs = tuple(pair for pair in dataset.pairs if pair not in left_out)
+    if not pairs or not left_out:
         raise ValueError(
-            f"Leaving out {leave_out!r} keeps {len(pairs)} of {len(dataset)} frames: give the start of some file names."
+            f"Leaving out {leave_out!r:.80} keeps {len(pairs)} of {len(dataset)} frames: give the start of some file "
+            "names, or devices of comma10k."
+        )
+    if wrong := [name for name, named in found.items() if not named]:
+        raise ValueError(
+            f"No frame of {dataset.name} {dataset.split} is of {wrong[0]!r:.80}, which --leave-out names: give the "
+            "start of some file names, or devices of comma10k."
         )
     return replace(dataset, pairs=pairs)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
     """Return the random order of the frames in an epoch."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch)).tolist()
 
 
-def batch_indices(step: int, count: int, config: TrainConfig) -> list[int]:
-    """Return the indices of the frames in a step's batch; each epoch has another random order."""
-    positions = range(step * config.batch, (step + 1) * config.batch)
-    return [epoch_order(count, config.seed, position // count)[position % count] for position in positions]
+def batch_indices(step: int, counts: Sequence[int], config: TrainConfig) -> list[tuple[int, int]]:
+    """Return the data set and the index of each frame in a step's batch; each epoch has another random order.
+
+    Args:
+        counts: Number of frames of each data set.
+    """
+    ends = zip(frames_before(step, len(counts), config), frames_before(step + 1, len(counts), config), strict=True)
+    frames = [
+        (number, epoch_order(count, config.seed, position // count)[position % count])
+        for number, (count, (start, end)) in enumerate(zip(counts, ends, strict=True))
+        for position in range(start, end)
+    ]
+    if len(counts) == 1:
+        return frames
+    # in a random order, so that ClassMix pairs, processes and parts of a batch get frames of both
+    order = torch.randperm(config.batch, generator=torch.Generator().manual_seed(~step_seed(config, step)))
+    return [frames[i] for i in order.tolist()]
+
+
+def frames_before(step: int, datasets: int, config: TrainConfig) -> list[int]:
+    """Return the number of frames that each data set has given before a step; over the steps, shares are exact."""
+    shares = [1.0] if datasets == 1 else [1 - config.with_share, config.with_share]
+    total = step * config.batch
+    ends = [math.floor(total * share + 0.5) for share in accumulate(shares[:-1])]
+    return [end - start for start, end in pairwise([0, *ends, total])]
+
+
+def step_seed(config: TrainConfig, step: int) -> int:
+    """Return the seed of a step's random numbers."""
+    return config.seed * 1_000_003 + step
 
 
 @dataclass(frozen=True)
@@ -108,16 +145,32 @@ def free_memory(device: torch.device) -> float:
     return machine.free_memory() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def weight_classes(dataset: Dataset, cached: tuple[Tensor, Tensor] | None, config: TrainConfig, threads: int) -> Tensor:
-    """Return class weights (K,) from the pixel counts of the classes; all 1 unless the config weights classes."""
+def weight_classes(
+    dataset: Dataset, cached: tuple[Tensor, Tensor] | None, config: TrainConfig, threads: int, first: int = 0
+) -> Tensor:
+    """Return weights of a data set's labels from their pixel counts; all 1 unless the config weights classes.
+
+    Args:
+        first: Number of the data set's first label.
+    """
     count = len(dataset.classes)
     if not config.class_weighting:
         return torch.ones(count)
     labels = cached[1] if cached else (label for _, label in read_pairs(dataset, range(len(dataset)), threads))
-    pixels = sum(label.flatten().bincount(minlength=IGNORE + 1)[:count].double().cpu() for label in labels)
+    own = slice(first, first + count)
+    pixels = sum(label.flatten().bincount(minlength=IGNORE + 1)[own].double().cpu() for label in labels)
     if not torch.as_tensor(pixels).any():
         raise ValueError(f"No pixel of {dataset.name} {dataset.split} has a class: run streamseg check for details.")
     return class_weights(torch.as_tensor(pixels), config.class_weighting).float()
+
+
+class Source(NamedTuple):
+    """A data set that batches are taken from."""
+
+    dataset: Dataset
+    clip_index: ClipIndex
+    cached: tuple[Tensor, Tensor] | None
+    """All images and labels on the device; None to read them from disk."""
 
 
 class Batch(NamedTuple):
@@ -133,17 +186,18 @@ class Batch(NamedTuple):
     """(B, P): 1 for the past frames that the clip uses, 0 for the others."""
     motion: Tensor | None
     """(B, 3): camera motion for the consistency loss; None without it."""
+    place: Tensor | None
+    """(2,): row and column of the first pixel that the loss is computed at; None if it is computed at all pixels."""
 
     def parts(self, count: int) -> "Iterator[Batch]":
         """Split the batch into parts of the same size."""
-        pieces = ([None] * count if part is None else part.chunk(count) for part in self)
+        parts = ([None] * count if part is None else part.chunk(count) for part in self[:-1])
+        pieces = [*parts, [self.place] * count]
         return (Batch(*piece) for piece in zip(*pieces, strict=True))
 
 
 def batches(
-    dataset: Dataset,
-    clip_index: ClipIndex,
-    cached: tuple[Tensor, Tensor] | None,
+    sources: Sequence[Source],
     config: TrainConfig,
     first: int,
     share: tuple[int, int],
@@ -153,40 +207,104 @@ def batches(
     """Yield this process's share of each batch, augmented, on the device.
 
     Args:
-        cached: All images and labels on the device; None to read them from disk.
         first: Step to start from.
         share: Rank of this process, and number of processes.
     """
     rank, processes = share
     mine = slice(rank * config.batch // processes, (rank + 1) * config.batch // processes)
     steps = range(first, config.iterations)
-    indices_to_read = (i for step in steps for i in batch_indices(step, len(dataset), config)[mine])
-    read = partial(read_with_past, dataset, clip_index, config.window)
-    clips = iter(()) if cached else in_parallel(read, indices_to_read, threads)
+    counts = [len(source.dataset) for source in sources]
+    chosen = partial(batch_indices, counts=counts, config=config)
+
+    def read_frames(number: int, source: Source) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        indices = (i for step in steps for of, i in chosen(step)[mine] if of == number)
+        return in_parallel(partial(read_with_past, source.dataset, source.clip_index, config.window), indices, threads)
+
+    clips = [iter(()) if source.cached else read_frames(number, source) for number, source in enumerate(sources)]
     for step in steps:
-        indices = batch_indices(step, len(dataset), config)[mine]
-        seed = config.seed * 1_000_003 + step
+        frames = chosen(step)[mine]
+        seed = step_seed(config, step)
         drawn = sample_params(config.batch, config.scale, config.jitter, config.classmix, seed)[mine]
         params = drawn.to(device)
-        motion = params.motion if config.consistency_loss else None
-        if cached:
-            chosen = on_device(torch.tensor(indices), device)
-            images, labels = augment(cached[0][chosen], cached[1][chosen], params, config.crop)
-            if config.window > 1:
-                earlier = torch.tensor([indices_before(i, clip_index, config.window) for i in indices])
-                past = augment_past(cached[0][on_device(earlier, device)], params, config.crop)
-        else:
-            views = [augment_clip(next(clips), params[i : i + 1], config.crop) for i in range(len(indices))]
-            images, labels, past = (torch.cat(part) for part in zip(*views, strict=True))
+        images, labels, past = augment_frames(frames, sources, clips, params, config)
         if config.classmix:
             images, labels = mix(images, labels, params)
-        if config.window == 1:
-            yield Batch(images, labels, None, None, motion)
-            continue
-        available = torch.tensor([len(clip_index.before[i]) for i in indices])
-        count = (drawn.window_share * config.window).long().minimum(available)
-        used = (torch.arange(config.window - 1) < count[:, None]).float()
-        yield Batch(images, labels, past, on_device(used, device), motion)
+        if config.light:
+            numbers = range(config.batch)[mine]
+            images = change_light(images, params.light, config.light, [(seed, number, 0) for number in numbers])
+            if past is not None:
+                seeds = [(seed, number, 1 + earlier) for number in numbers for earlier in range(config.window - 1)]
+                repeated = params.light.repeat_interleave(config.window - 1, dim=0)
+                past = change_light(past.flatten(0, 1), repeated, config.light, seeds).view_as(past)
+        used = None
+        if past is not None:
+            available = torch.tensor([len(sources[of].clip_index.before[i]) for of, i in frames])
+            count = (drawn.window_share * config.window).long().minimum(available)
+            used = on_device((torch.arange(config.window - 1) < count[:, None]).float(), device)
+        motion = params.motion if config.consistency_loss else None
+        yield Batch(images, labels, past, used, motion, draw_place(config, seed, device))
+
+
+def draw_place(config: TrainConfig, seed: int, device: torch.device) -> Tensor | None:
+    """Return where the grids of pixels start that the losses of a step are computed at; None without strides."""
+    places = config.loss_stride * config.auxiliary_stride
+    if places == 1:
+        return None
+    return on_device(torch.randint(places, (2,), generator=torch.Generator().manual_seed(~seed)), device)
+
+
+def augment_frames(
+    frames: Sequence[tuple[int, int]],
+    sources: Sequence[Source],
+    clips: Sequence[Iterator[tuple[Tensor, Tensor, Tensor]]],
+    params: AugmentParams,
+    config: TrainConfig,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the images, labels and past frames of a batch, augmented; no past frames for single images.
+
+    Args:
+        frames: Number of the data set and index of each frame.
+        clips: For each data set that is not cached, its frames of this and later batches.
+    """
+    device = params.scale.device
+    # by data set, whose frames have one size, and then back into the order of the batch
+    order = sorted(range(len(frames)), key=lambda place: frames[place][0])
+    grouped = params if len(sources) == 1 else params[on_device(torch.tensor(order), device)]
+    groups, start = [], 0
+    for number, (source, files) in enumerate(zip(sources, clips, strict=True)):
+        indices = [frames[place][1] for place in order if frames[place][0] == number]
+        if indices:
+            part = grouped[start : start + len(indices)]
+            groups.append(augment_source(indices, source, files, part, config))
+            start += len(indices)
+    joined = [groups[0][i] if len(groups) == 1 else torch.cat([group[i] for group in groups]) for i in range(3)]
+    if len(sources) > 1:
+        back = on_device(torch.tensor(order).argsort(), device)
+        joined = [part[back] for part in joined]
+    images, labels, past = joined
+    return images, labels, past if config.window > 1 else None
+
+
+def augment_source(
+    indices: list[int],
+    source: Source,
+    clips: Iterator[tuple[Tensor, Tensor, Tensor]],
+    params: AugmentParams,
+    config: TrainConfig,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return images, labels and past frames of one data set, augmented; (B, 0, …) past frames for single images."""
+    if source.cached is None:
+        views = [augment_clip(next(clips), params[i : i + 1], config.crop) for i in range(len(indices))]
+        images, labels, past = (torch.cat(part) for part in zip(*views, strict=True))
+        return images, labels, past
+    all_images, all_labels = source.cached
+    chosen = on_device(torch.tensor(indices), all_images.device)
+    images, labels = augment(all_images[chosen], all_labels[chosen], params, config.crop)
+    if config.window == 1:
+        return images, labels, images[:, None][:, :0]
+    earlier = torch.tensor([indices_before(i, source.clip_index, config.window) for i in indices])
+    past = augment_past(all_images[on_device(earlier, all_images.device)], params, config.crop)
+    return images, labels, past
 
 
 def indices_before(i: int, clip_index: ClipIndex, window: int) -> list[int]:

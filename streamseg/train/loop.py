@@ -37,6 +37,7 @@ def train(
     data: Path,
     out: Path,
     *,
+    with_data: Path | None = None,
     device: torch.device,
     initial: str = "imagenet",
     encoder_weights: Path | None = None,
@@ -53,20 +54,21 @@ def train(
     state.pt, from which a stopped run can be resumed.
 
     Args:
+        with_data: Folder of the second data set, if the config has one.
         initial: What the weights start from: imagenet (the encoder), nothing, or the path of a checkpoint.
         encoder_weights: File of ImageNet weights, instead of a download.
         compiled: Compile the network with torch.compile.
         save_seconds: Time between saves of the state.
         messages: Where to print progress; the default is standard error.
     """
-    setup = set_up(config, data, out, device, initial, encoder_weights, resume, threads)
+    setup = set_up(config, data, with_data, out, device, initial, encoder_weights, resume, threads)
     state, first, (rank, processes) = setup.state, setup.first, setup.share
     save = partial(save_training_state, out, settings=setup.settings, parts=state.parts())
     log = runlog.RunLog(out, first, tensorboard, messages) if rank == 0 else None
     if log and setup.initial != initial:
         log.say(f"There are no ImageNet weights for {config.network}: it starts from random weights.")
     if log:
-        log.describe_run(config, setup.dataset, device, data, setup.initial, processes)
+        log.describe_run(config, setup.data, device, setup.initial, processes)
     if first and first % config.validate_every == 0:
         log_accuracy(setup, log, first, threads)  # a killed run may not have reached it
 
@@ -75,7 +77,7 @@ def train(
     ema, current = float_tensors(state.ema), float_tensors(state.loss_module.network)
     last_save = time.monotonic()
     with StopSignals() as stop:
-        feed = batches(setup.dataset, setup.clip_index, setup.cached, config, first, setup.share, device, threads)
+        feed = batches(setup.sources, config, first, setup.share, device, threads)
         for step in range(first, config.iterations):
             try:
                 batch = next(feed)
@@ -200,11 +202,14 @@ def log_accuracy(setup: TrainingSetup, log: runlog.RunLog | None, done: int, thr
     """Validate the EMA and log its accuracy, unless the log has it; all processes share the work."""
     needed = log is not None and not log.has_validation(done)
     device = setup.state.loss_module.losses.device
-    if setup.validation and distributed.all_reduce_sum(torch.tensor(int(needed), device=device)):
+    if setup.data.validations and distributed.all_reduce_sum(torch.tensor(int(needed), device=device)):
         with autocast(setup.state):
-            score = validate(setup.state.ema, setup.validation, threads=threads, share=setup.share)
+            scores = [
+                validate(setup.state.ema, dataset, threads=threads, share=setup.share, label_of=label_of)
+                for dataset, label_of in setup.data.validations
+            ]
         if log:
-            log.validated(done, score.miou, score.iou)
+            log.validated(done, scores)
 
 
 def save_weights(setup: TrainingSetup, path: Path) -> None:

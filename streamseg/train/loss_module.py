@@ -1,6 +1,6 @@
 """A network together with its losses.
 
-Shapes: B batch, K classes, h x w the crops, P frames before each.
+Shapes: B batch, K classes, L labels of all data sets, h x w the crops, P frames before each.
 """
 
 from collections.abc import Callable
@@ -14,22 +14,35 @@ from streamseg.models.baselines import Baseline
 from streamseg.models.fanet import FANet
 from streamseg.models.layers import conv, resize
 from streamseg.parallel import distributed
-from streamseg.train.losses import cross_entropy, hard_cross_entropy, iou_loss, kl_divergence, soft_iou_counts
+from streamseg.train.label_sets import LabelSets, label_probabilities, overlap_in_own_pixels, set_cross_entropy
+from streamseg.train.losses import (
+    cross_entropy,
+    hard_cross_entropy,
+    iou_loss,
+    kl_divergence,
+    soft_iou_counts,
+    take_grid,
+)
 
 
 class LossModule(nn.Module):
     """A network with its losses and, for training only, auxiliary heads on its deep feature maps.
 
     Args:
-        class_weights: (K,).
+        class_weights: (K,), or (L,) with label sets.
+        label_sets: The classes that each label means; None if the labels are the classes.
         auxiliary_loss: Weight of the losses of the auxiliary heads; 0 for no such heads.
         ohem_threshold: Count only pixels whose true class has a lower probability than this; 0 counts all.
         iou_loss: Weight of the soft IoU loss.
         consistency_loss: Weight of the loss on probabilities that change when the camera moves a little.
+        loss_stride: Compute the loss at every n-th pixel of each row and column.
+        auxiliary_stride: The same for the losses of the auxiliary heads.
         processes: Number of processes that share each batch.
     """
 
     class_weights: Tensor
+    members: Tensor | None
+    owners: Tensor | None
     losses: Tensor
     """Sum of the losses since the last log entry. A buffer, so that a resumed run continues it."""
 
@@ -38,10 +51,13 @@ class LossModule(nn.Module):
         network: FANet | Baseline,
         class_weights: Tensor,
         *,
+        label_sets: LabelSets | None = None,
         auxiliary_loss: float = 0.0,
         ohem_threshold: float = 0.0,
         iou_loss: float = 0.0,
         consistency_loss: float = 0.0,
+        loss_stride: int = 1,
+        auxiliary_stride: int = 1,
         processes: int = 1,
     ):
         super().__init__()
@@ -52,8 +68,12 @@ class LossModule(nn.Module):
         self.ohem_threshold = ohem_threshold
         self.iou_loss = iou_loss
         self.consistency_loss = consistency_loss
+        self.loss_stride = loss_stride
+        self.auxiliary_stride = auxiliary_stride
         self.processes = processes
         self.register_buffer("class_weights", class_weights, persistent=False)
+        self.register_buffer("members", label_sets and label_sets.members, persistent=False)
+        self.register_buffer("owners", label_sets and label_sets.owners, persistent=False)
         self.register_buffer("losses", torch.zeros(()))
 
     def forward(
@@ -63,6 +83,7 @@ class LossModule(nn.Module):
         past: Tensor | None = None,
         used: Tensor | None = None,
         motion: Tensor | None = None,
+        place: Tensor | None = None,
     ) -> Tensor:
         """Return the loss of images (B, 3, h, w) with labels (B, h, w).
 
@@ -70,15 +91,17 @@ class LossModule(nn.Module):
             past: Frames (B, P, 3, h, w) before each image, for clips; only for a FANet.
             used: (B, P): 1 for the past frames that the clip uses, 0 for the others.
             motion: (B, 3): camera motion for the consistency loss; see AugmentParams.
+            place: (2,): where the grids of the strides start; needed with a stride.
         """
         predict: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]] = self.network.outputs
         if isinstance(self.network, FANet) and past is not None and used is not None:
             context, weight = sum_contexts(self.network, past, used), used.sum(dim=1).view(-1, 1, 1)
             predict = partial(self.network.outputs, past=context, weight=weight)
         logits, feature_maps = predict(images)
-        loss = self.label_loss(logits, labels)
+        loss = self.label_loss(logits, labels, self.loss_stride, place)
         for head, feature_map in zip(self.heads, feature_maps, strict=False):
-            loss = loss + self.auxiliary_loss * self.label_loss(head(feature_map), labels)
+            auxiliary = self.label_loss(head(feature_map), labels, self.auxiliary_stride, place)
+            loss = loss + self.auxiliary_loss * auxiliary
         if self.consistency_loss and motion is not None:
             with torch.no_grad():  # the prediction for the moved camera is the target, and gets no gradient
                 moved = shift_camera(images, motion).contiguous(memory_format=torch.channels_last)
@@ -86,22 +109,31 @@ class LossModule(nn.Module):
             loss = loss + self.consistency_loss * kl_divergence(logits, target)
         return loss
 
-    def label_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of logits of any size with labels (B, h, w).
+    def label_loss(self, logits: Tensor, labels: Tensor, stride: int = 1, place: Tensor | None = None) -> Tensor:
+        """Return the loss of logits of any size with labels (B, h, w), at every stride-th pixel.
 
         Gradients are averaged over processes, so each process divides by the weight of the whole batch and multiplies
         by the number of processes.
         """
-        if logits.shape[-2:] != labels.shape[-2:]:
+        if stride > 1 and place is not None:
+            logits, labels = take_grid(logits, labels, place, stride)
+        elif logits.shape[-2:] != labels.shape[-2:]:
             logits = resize(logits, labels)
-        if self.ohem_threshold:
+        probabilities = None if self.members is None else label_probabilities(logits, self.members)
+        if probabilities is not None:
+            loss, weight = set_cross_entropy(probabilities, labels, self.class_weights, self.ohem_threshold)
+        elif self.ohem_threshold:
             loss, weight = hard_cross_entropy(logits, labels, self.class_weights, self.ohem_threshold)
         else:
             loss, weight = cross_entropy(logits, labels, self.class_weights)
         mean = loss * self.processes / distributed.all_reduce_sum(weight).clamp(min=1e-6)
         if not self.iou_loss:
             return mean
-        return mean + self.iou_loss * iou_loss(distributed.sum_with_gradient(soft_iou_counts(logits, labels)))
+        if probabilities is not None and self.owners is not None:
+            counts = overlap_in_own_pixels(probabilities, labels, self.owners)
+        else:
+            counts = soft_iou_counts(logits, labels)
+        return mean + self.iou_loss * iou_loss(distributed.sum_with_gradient(counts))
 
 
 @torch.no_grad()

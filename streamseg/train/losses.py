@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.classes import IGNORE
+from streamseg.models.layers import bilinear_matrix
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,7 +28,13 @@ def hard_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, threshol
 
     If fewer than a sixteenth of the pixels are hard, the hardest sixteenth counts, as in the authors' code.
     """
-    losses = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="none").flatten()
+    losses = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="none")
+    return sum_hard_pixels(losses, labels, weights, threshold)
+
+
+def sum_hard_pixels(losses: Tensor, labels: Tensor, weights: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Return the weighted sum of the losses (B, H, W) of hard pixels, and the sum of their weights."""
+    losses = losses.flatten()
     sixteenth = losses.topk(max(1, losses.numel() // 16), sorted=False).values.min()
     valid = labels != IGNORE
     hard = (losses >= sixteenth.clamp(max=-math.log(threshold))) & valid.flatten()
@@ -40,10 +47,18 @@ def soft_iou_counts(logits: Tensor, labels: Tensor) -> Tensor:
 
     The counts of the parts of a batch add up to those of the batch.
     """
-    valid = (labels != IGNORE)[:, None].float()
+    return count_overlap(logits.float().softmax(dim=1), labels, (labels != IGNORE)[:, None].float())
+
+
+def count_overlap(probabilities: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
+    """Return the same from probabilities (B, K, H, W).
+
+    Args:
+        counted: 1 for the pixels that count, else 0, for all classes (B, 1, H, W) or for each (B, K, H, W).
+    """
     # floats throughout: Triton 3.6 cannot compile a sum of truth values here
-    truth = (labels[:, None] == torch.arange(logits.shape[1], device=labels.device).view(1, -1, 1, 1)).float() * valid
-    probabilities = logits.float().softmax(dim=1) * valid
+    truth = one_hot(labels, probabilities.shape[1]) * counted
+    probabilities = probabilities * counted
     true_pixels = truth.sum(dim=(0, 2, 3))
     both = (probabilities * truth).sum(dim=(0, 2, 3))
     either = (probabilities + truth).sum(dim=(0, 2, 3)) - both
@@ -55,6 +70,31 @@ def iou_loss(counts: Tensor) -> Tensor:
     both, either, true_pixels = counts
     occurs = true_pixels > 0
     return 1 - (both / either.clamp(min=1) * occurs).sum() / occurs.sum().clamp(min=1)
+
+
+def one_hot(labels: Tensor, count: int) -> Tensor:
+    """Return 1 for the label of each pixel, else 0: floats (B, count, H, W); IGNORE gives zeros."""
+    return (labels[:, None] == torch.arange(count, device=labels.device).view(1, -1, 1, 1)).float()
+
+
+def take_grid(logits: Tensor, labels: Tensor, place: Tensor, stride: int) -> tuple[Tensor, Tensor]:
+    """Return logits and labels at every stride-th pixel of each row and column of the labels, which it must divide.
+
+    Over all places the losses of the pixels add up to those of all pixels, so a place that is drawn at random gives an
+    unbiased estimate of their sum, in a fraction of the time.
+
+    Args:
+        logits: (B, K, any height and width); resized bilinearly.
+        place: Row and column (2,) of the first pixel, integers; taken modulo the stride.
+    """
+    rows, columns = (
+        place[axis] % stride + torch.arange(0, length, stride, device=labels.device)
+        for axis, length in enumerate(labels.shape[-2:])
+    )
+    # only the rows of the two matrices that the grid needs: see resize_to
+    down = bilinear_matrix(logits.shape[-2], labels.shape[-2], logits)[rows]
+    across = bilinear_matrix(logits.shape[-1], labels.shape[-1], logits)[columns]
+    return down @ logits @ across.T, labels[:, rows][:, :, columns]
 
 
 def kl_divergence(logits: Tensor, target: Tensor) -> Tensor:

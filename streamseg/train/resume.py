@@ -11,7 +11,7 @@ import torch
 
 from streamseg.io.checksums import check_zip
 from streamseg.io.files import written_whole
-from streamseg.train.config import TrainConfig, rename_old_settings
+from streamseg.train.config import OPTION_NAMES, TrainConfig, rename_old_settings
 
 
 def check_out(out: Path, resume: bool) -> None:
@@ -58,7 +58,9 @@ def restore_training_state(out: Path, settings: dict[str, Any], parts: dict[str,
     except Exception as error:  # a damaged or hostile file can fail in any way
         raise ValueError(damaged) from error
     if changed == ["data"]:
-        raise ValueError(f"The run in {out} was started with other frames or classes: give the same --data to resume.")
+        alone = settings.get("with_dataset", "none") == "none" and not settings.get("classes")
+        same = "--data" if alone else "--data, --with-data and class table"
+        raise ValueError(f"The run in {out} was started with other frames or classes: give the same {same} to resume.")
     if "iterations" in changed and state.get("step") == theirs["iterations"]:
         raise ValueError(
             f"The run in {out} is finished, after {theirs['iterations']} iterations: to train on, start another run "
@@ -76,7 +78,7 @@ def restore_training_state(out: Path, settings: dict[str, Any], parts: dict[str,
 
 def format_option(name: str, value: Any) -> str:
     """Return a setting as a command-line option, quoted for a shell."""
-    name = name.replace("_", "-")
+    name = OPTION_NAMES.get(name, name).replace("_", "-")
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
     if str(value).startswith("-"):  # or it would be parsed as an option

@@ -6,7 +6,7 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -16,10 +16,13 @@ import torch
 
 import streamseg
 from streamseg import machine
+from streamseg.class_table import ClassTable
 from streamseg.data.datasets import Dataset
 from streamseg.evaluate import plot
+from streamseg.evaluate.images import Score
 from streamseg.io.files import UNFINISHED, written_whole
 from streamseg.train.config import TrainConfig
+from streamseg.train.unions import TrainingData
 
 EVERY = 50
 """Iterations between log entries: reading the loss back more often would stall a GPU."""
@@ -53,9 +56,8 @@ class RunLog:
     def describe_run(
         self,
         config: TrainConfig,
-        dataset: Dataset,
+        data: TrainingData,
         device: torch.device,
-        data: Path,
         initial: str,
         processes: int,
     ) -> None:
@@ -78,9 +80,7 @@ class RunLog:
         run = {
             "config": asdict(config),
             "initial": initial,
-            "data": str(data),
-            "frames": len(dataset),
-            "fingerprint": hash_files(dataset),
+            **describe_data(data),
             "sessions": [*earlier, session],
         }
         with written_whole(path) as temporary:
@@ -90,7 +90,7 @@ class RunLog:
             return
         height, width = config.crop
         self.say(
-            f"{config.network} from {initial}, {len(dataset)} frames of {config.dataset} {config.split}, "
+            f"{config.network} from {initial}, {data.summary()}, "
             f"iterations {self.first + 1} to {config.iterations}, batches of {config.batch} x {height} x {width}, "
             f"on {session['device'] if device.type == 'cuda' else 'the CPU'}"
         )
@@ -99,10 +99,14 @@ class RunLog:
         """Return whether the log has the accuracy at a step."""
         return any(entry["step"] == step and "val_miou" in entry for entry in self.entries)
 
-    def validated(self, step: int, miou: float, iou: dict[str, float | None]) -> None:
-        """Log the accuracy on the validation split."""
-        self.write({"step": step, "val_miou": miou, "val_iou": iou})
-        self.say(f"iteration {step}: mIoU {miou:.2f} on the validation split")
+    def validated(self, step: int, scores: Sequence[Score]) -> None:
+        """Log the accuracy on the validation split, and on that of a second data set."""
+        entry: dict[str, Any] = {"step": step}
+        for prefix, score in zip(("", "with_"), scores, strict=False):
+            entry |= {f"{prefix}val_miou": score.miou, f"{prefix}val_iou": score.iou}
+        self.write(entry)
+        second = "".join(f", {score.miou:.2f} on that of the second data set" for score in scores[1:])
+        self.say(f"iteration {step}: mIoU {scores[0].miou:.2f} on the validation split{second}")
         self.timer = (time.monotonic(), step)
 
     def write(self, entry: dict[str, Any]) -> None:
@@ -151,7 +155,12 @@ class RunLog:
         """Draw the curves, if matplotlib is installed."""
         if self.board:
             self.board.close()
-        titles = {"loss": "training loss", "val_miou": "validation mIoU (%)", "rate": "learning rate"}
+        titles = {
+            "loss": "training loss",
+            "val_miou": "validation mIoU (%)",
+            "with_val_miou": "the same, second data set",
+            "rate": "learning rate",
+        }
         series = {
             title: [(entry["step"], entry[name]) for entry in self.entries if name in entry]
             for name, title in titles.items()
@@ -198,9 +207,27 @@ def peak_memory(device: torch.device) -> float:
     return machine.peak_memory()
 
 
-def hash_names(dataset: Dataset) -> str:
-    """Return a hash of the classes and the file names of a data set; its folder does not matter."""
-    names = [*dataset.classes.names, *(pair.image.name for pair in dataset.pairs)]
+def describe_data(data: TrainingData) -> dict[str, Any]:
+    """Return the data of a run as JSON values: the first data set, the one with it, and the class table."""
+    first, *more = (
+        {"data": str(folder), "frames": len(dataset), "fingerprint": hash_files(dataset)}
+        for folder, dataset in zip(data.folders, data.datasets, strict=True)
+    )
+    described: dict[str, Any] = dict(first)
+    if more:
+        described["with"] = more[0]
+    if data.table:
+        described["class_table"] = {"class": data.table.classes.names, **data.table.columns}
+    return described
+
+
+def hash_names(datasets: Sequence[Dataset], table: ClassTable | None = None) -> str:
+    """Return a hash of the classes and the file names of data sets; their folders do not matter."""
+    names = [
+        name for dataset in datasets for name in (*dataset.classes.names, *(pair.image.name for pair in dataset.pairs))
+    ]
+    if table:
+        names += [*table.classes.names, *(name for column in table.columns.items() for name in (column[0], *column[1]))]
     return hashlib.sha256("\n".join(names).encode()).hexdigest()
 
 

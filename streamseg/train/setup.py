@@ -1,7 +1,9 @@
 """Set up a training run: the data, the network with its initial weights, the losses and the optimiser."""
 
 import copy
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from streamseg.classes import Classes
-from streamseg.data.datasets import Dataset
-from streamseg.data.shards import open_dataset
 from streamseg.models import checkpoint
 from streamseg.models.encoder import ResNet, load_imagenet
 from streamseg.models.fanet import FANet, init_as_identity
 from streamseg.parallel import distributed
 from streamseg.train.config import TrainConfig
-from streamseg.train.feed import ClipIndex, build_clip_index, cache_on_device, exclude_frames, weight_classes
+from streamseg.train.feed import Source, build_clip_index, cache_on_device, weight_classes
+from streamseg.train.label_sets import LabelSets
 from streamseg.train.loss_module import LossModule
 from streamseg.train.resume import check_out, is_restarted, restore_training_state
 from streamseg.train.runlog import hash_names
+from streamseg.train.unions import TrainingData, open_training_data
 
 ATTENTION_OPTIONS = {
     "fast": "FastAttention",
@@ -60,11 +62,9 @@ class TrainingSetup:
 
     share: tuple[int, int]
     """Rank of this process, and number of processes."""
-    dataset: Dataset
-    validation: Dataset | None
-    clip_index: ClipIndex
-    cached: tuple[Tensor, Tensor] | None
-    """All images and labels on the device; None if they do not fit and are read from disk."""
+    data: TrainingData
+    sources: tuple[Source, ...]
+    """The data sets to train on, with their frames on the device where they fit."""
     description: checkpoint.Description
     """Of the checkpoint that will be written."""
     initial: str
@@ -79,6 +79,7 @@ class TrainingSetup:
 def set_up(
     config: TrainConfig,
     data: Path,
+    with_data: Path | None,
     out: Path,
     device: torch.device,
     initial: str,
@@ -93,23 +94,37 @@ def set_up(
     resume = resume or bool(restarted)
     check_out(out, resume)
     check_batch(config, processes)
-    dataset = exclude_frames(open_dataset(config.dataset, data, config.split), config.leave_out)
-    validation = open_dataset(config.dataset, data, config.validate) if config.validate else None
+    opened = open_training_data(config, data, with_data)
 
     torch.manual_seed(config.seed)
     torch.backends.cudnn.benchmark = True
-    description = describe_checkpoint(config, dataset.classes)
+    description = describe_checkpoint(config, opened.classes)
     network = checkpoint.build_network(description)
     if initial == "imagenet" and encoder_of(network) is None:
         initial = "nothing"
     if not resume:
         load_initial_weights(network, description, initial, encoder_weights, config.identity_init)
-    clip_index = build_clip_index(dataset, config.window)
-    cached = cache_on_device(dataset, clip_index, device, threads)
-    state = make_state(network, weight_classes(dataset, cached, config, threads), config, device, processes)
-    settings = {**asdict(config), "data": hash_names(dataset)}
+    sources = tuple(open_sources(opened, config, device, threads))
+    firsts = accumulate((len(dataset.classes) for dataset in opened.datasets), initial=0)
+    class_weights = torch.cat(
+        [
+            weight_classes(source.dataset, source.cached, config, threads, first)
+            for source, first in zip(sources, firsts, strict=False)
+        ]
+    )
+    state = make_state(network, class_weights, opened.label_sets(), config, device, processes)
+    settings = {**asdict(config), "data": hash_names(opened.datasets, opened.table)}
     first = restore_training_state(out, settings, state.parts()) if resume else 0
-    return TrainingSetup(share, dataset, validation, clip_index, cached, description, initial, state, settings, first)
+    return TrainingSetup(share, opened, sources, description, initial, state, settings, first)
+
+
+def open_sources(data: TrainingData, config: TrainConfig, device: torch.device, threads: int) -> Iterator[Source]:
+    """Yield the data sets of a run, each with its clips and, if they fit, its frames on the device."""
+    for number, dataset in enumerate(data.datasets):
+        # with clips of the first data set, a further one without recordings gives single frames
+        window = 1 if number and not dataset.sequences else config.window
+        clip_index = build_clip_index(dataset, window)
+        yield Source(dataset, clip_index, cache_on_device(dataset, clip_index, device, threads))
 
 
 def check_batch(config: TrainConfig, processes: int) -> None:
@@ -125,16 +140,24 @@ def check_batch(config: TrainConfig, processes: int) -> None:
 
 
 def make_state(
-    network: checkpoint.Network, class_weights: Tensor, config: TrainConfig, device: torch.device, processes: int
+    network: checkpoint.Network,
+    class_weights: Tensor,
+    label_sets: LabelSets | None,
+    config: TrainConfig,
+    device: torch.device,
+    processes: int,
 ) -> TrainState:
     """Return a network with its losses, EMA, optimiser and gradient scaler, on a device."""
     loss_module = LossModule(
         network,
         class_weights,
+        label_sets=label_sets,
         auxiliary_loss=config.auxiliary_loss,
         ohem_threshold=config.ohem_threshold,
         iou_loss=config.iou_loss,
         consistency_loss=config.consistency_loss,
+        loss_stride=config.loss_stride,
+        auxiliary_stride=config.auxiliary_stride,
         processes=processes,
     )
     loss_module = loss_module.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
@@ -180,8 +203,16 @@ def describe_checkpoint(config: TrainConfig, classes: Classes) -> checkpoint.Des
         variant=variant if config.network in checkpoint.FANETS else None,
         classes=classes,
         window=config.window,
-        source=f"trained on {config.dataset} {config.split}, {config.iterations} iterations, by streamseg",
+        source=f"trained on {name_data(config)}, {config.iterations} iterations, by streamseg",
     )
+
+
+def name_data(config: TrainConfig) -> str:
+    """Return the names of the data that a run trains on."""
+    first = f"{config.dataset} {config.split}"
+    if config.with_dataset == "none":
+        return first
+    return f"{first} and {config.with_dataset} {config.with_split} ({config.with_share:.0%} of each batch)"
 
 
 def encoder_of(network: checkpoint.Network) -> ResNet | None:

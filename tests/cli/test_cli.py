@@ -174,11 +174,12 @@ def test_a_left_out_recording_can_be_measured_alone(tmp_path, paint, monkeypatch
         "--json",
         "a.json",
     ]
-    for only, images in (([], 8), (["--only", "3"], 1)):
+    for only, images in (([], 8), (["--only", "3"], 1), (["--only", "3,5"], 2)):
         assert run(monkeypatch, *command, *only) == 0
         assert json.loads(Path("a.json").read_text())["images"] == images
-    assert run(monkeypatch, *command, "--only", "zebra") == 2
-    assert "No frame of folder all has a name that begins with --only" in capsys.readouterr().err
+    for only in ("zebra", "3,zebra"):
+        assert run(monkeypatch, *command, "--only", only) == 2
+        assert "No frame of folder all has a name that begins with --only 'zebra'" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from commands import complaint, run
 
 from streamseg import cli
 from streamseg.cli import pages, parser
+from streamseg.models.bundled import DEFAULT as BUNDLED
 from streamseg.train.config import RECIPES
 
 
@@ -277,6 +278,10 @@ def shell(tmp_path):
         (["train", "camvid-18", "--attention", "s"], ["self"]),
         (["segment", "pho"], []),  # which bash completes as a file
         (["completion", ""], ["bash", "zsh", "fish"]),
+        (["segment", "photo.jpg", "--weights", BUNDLED[:2]], [BUNDLED]),
+        (["evaluate", BUNDLED[:2]], [BUNDLED]),
+        (["evaluate", "--classes", "st"], ["street"]),
+        (["train", "folder-18", "--initial", BUNDLED[:2]], [BUNDLED]),
     ],
     ids=str,
 )

@@ -13,7 +13,7 @@ import pytest
 import torch
 from clips import TURNS, make_clip, picture, turn
 from PIL import Image
-from segment_run import made, overlay_of, paint, watch
+from segment_run import DRAWN, made, overlay_of, paint, watch
 
 import streamseg
 from streamseg import cli
@@ -150,6 +150,34 @@ def test_only_the_chosen_classes_are_coloured(here, segment, model):
     assert segment("a.png", "--classes", names, "--alpha", "0.8") == 0
     expected = overlay_of(model, picture(4), alpha=0.8, only=present[:2])
     assert streamseg.read_image("a-overlay.png").equal(expected)
+
+
+def test_overlays_have_the_data_sets_colours_or_no_borders_on_request(here, segment, model):
+    paint("a.png", 4)
+    for options, expected in (
+        (["--palette", "own"], overlay_of(model, picture(4), streamseg.CAMVID)),
+        (["--no-borders"], overlay_of(model, picture(4), borders=False)),
+        (["--palette", "own", "--no-borders"], overlay_of(model, picture(4), streamseg.CAMVID, borders=False)),
+    ):
+        assert segment("a.png", "--labels", *options) == 0
+        assert streamseg.read_image("a-overlay.png").equal(expected)
+        # the label file keeps the data set's own colours
+        assert Image.open("a-labels.png").getpalette()[:33] == [x for c in streamseg.CAMVID.colours for x in c]
+
+
+def test_the_colours_of_the_labels_are_written_for_pictures_and_videos(here, segment, model):
+    paint("a.png", 4)
+    make_clip(Path("v.mp4"), 3, size=(96, 128))
+    assert segment("a.png", "v.mp4", "out", "--no-overlay", "--labels", "--colours") == 0
+    assert made(here / "out") == ["a-colours.png", "a-labels.png", "v-colours.mp4", "v-labels.mkv"]
+    drawn = torch.tensor(DRAWN.colours, dtype=torch.uint8)
+    labels = streamseg.segment(picture(4), model).long()
+    assert streamseg.read_image("out/a-colours.png").equal(drawn[labels].permute(2, 0, 1))
+    shown = [frame for frame, _ in watch("out/v-colours.mp4")]
+    exact = [drawn[labels.long()].permute(2, 0, 1) for labels, _ in read_label_video("out/v-labels.mkv")]
+    assert len(shown) == 3
+    # H.264 changes the colours a little, most of all at edges
+    assert all((x.float() - y.float()).abs().mean() < 20 for x, y in zip(shown, exact, strict=True))
 
 
 def test_only_what_was_asked_for_is_written(here, segment):

@@ -3,6 +3,7 @@ import torch
 from torch.nn import functional as F
 
 from streamseg.data.augment import SHIFT, ZOOM, AugmentParams, augment, augment_past, mix, sample_params, shift_camera
+from streamseg.data.light import DRAWS
 
 
 def make_params(batch=1, scale=1.0, flip=1.0, position=(0.0, 0.0), brightness=1.0, contrast=1.0, saturation=1.0):
@@ -16,6 +17,7 @@ def make_params(batch=1, scale=1.0, flip=1.0, position=(0.0, 0.0), brightness=1.
         pasted=torch.zeros(batch, 256, dtype=torch.bool),
         window_share=torch.zeros(batch),
         motion=torch.tensor([1.0, 0.0, 0.0]).expand(batch, 3),
+        light=torch.zeros(batch, DRAWS),
     )
 
 

@@ -2,10 +2,19 @@ import threading
 
 import pytest
 import torch
-from make_datasets import make_camvid, make_cityscapes, make_folder, make_snippets, save_frame, save_ids
+from make_datasets import (
+    comma10k_names,
+    make_camvid,
+    make_cityscapes,
+    make_comma10k,
+    make_folder,
+    make_snippets,
+    save_frame,
+    save_ids,
+)
 
 from streamseg.classes import CAMVID
-from streamseg.data.datasets import DATASETS, Dataset, camvid, cityscapes, folder, in_parallel, read_pairs
+from streamseg.data.datasets import DATASETS, Dataset, camvid, cityscapes, comma10k, folder, in_parallel, read_pairs
 from streamseg.data.layouts import recording_and_number
 from streamseg.io.images import read_label_ids
 
@@ -24,6 +33,18 @@ def test_a_wrong_folder_says_what_was_expected(tmp_path, name):
     for data in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError, match=f"No data set of kind {name} in .*: expected .*/"):
             DATASETS[name](data, "train")
+
+
+def test_the_folder_of_another_data_set_is_recognised(tmp_path):
+    make_comma10k(tmp_path / "comma", comma10k_names(devices=2))
+    make_camvid(tmp_path / "camvid", "train", ["0001TP_006690"])
+    with pytest.raises(FileNotFoundError, match=r" Its layout is that of comma10k: give comma10k as the data set\.$"):
+        folder(tmp_path / "comma", "train")
+    with pytest.raises(FileNotFoundError, match=r" Its layout is that of camvid: give camvid as the data set\.$"):
+        comma10k(tmp_path / "camvid", "train")
+    (tmp_path / "empty" / "imgs").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match=r"images/ and labels/\.$"):
+        folder(tmp_path / "empty", "train")
 
 
 def test_a_wrong_split_says_which_there_are(tmp_path):

@@ -9,7 +9,7 @@ from PIL import Image
 
 from streamseg.classes import CAMVID, IGNORE
 from streamseg.data.datasets import camvid, cityscapes, coco_stuff, folder
-from streamseg.data.labels import CAMVID_COLOURS, UnknownIdsError, camvid_table, format_ranges, translate
+from streamseg.data.labels import CAMVID_COLOURS, UnknownIdsError, colour_table, format_ranges, translate
 
 
 def test_ids_become_labels():
@@ -60,7 +60,7 @@ def test_the_32_classes_of_the_original_camvid_become_the_11_of_the_benchmark():
         0 0 Void -, 64 192 0 Wall Building"""
     entries = [entry.split() for entry in published.split(",")]
     assert len({tuple(entry[:3]) for entry in entries}) == 32
-    table = camvid_table()
+    table = colour_table(CAMVID_COLOURS, IGNORE)
     for red, green, blue, name, group in entries:
         label = table[int(red) << 16 | int(green) << 8 | int(blue)].item()
         assert label == (IGNORE if group == "-" else CAMVID.names.index(group)), name

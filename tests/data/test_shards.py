@@ -10,7 +10,7 @@ from streamseg.data import shards
 from streamseg.data.datasets import camvid, folder
 from streamseg.data.shards import open_dataset, pack
 from streamseg.io.stores import open_store
-from streamseg.train.feed import batches, build_clip_index
+from streamseg.train.feed import Source, batches, build_clip_index
 from streamseg.train.runlog import hash_files
 
 
@@ -56,7 +56,9 @@ def test_training_batches_are_the_same_from_shards_as_from_files(toy, packed):
     all_batches = []
     for data in (toy, packed):
         dataset = open_dataset("folder", data, "train")
-        all_batches.append(list(batches(dataset, build_clip_index(dataset, 1), None, config, 0, (0, 1), CPU, 2)))
+        all_batches.append(
+            list(batches([Source(dataset, build_clip_index(dataset, 1), None)], config, 0, (0, 1), CPU, 2))
+        )
     for ours, theirs in zip(*all_batches, strict=True):
         assert ours.images.equal(theirs.images)
         assert ours.labels.equal(theirs.labels)

@@ -4,6 +4,7 @@ from torch.nn import functional as F
 
 from streamseg.engine import convolutions
 from streamseg.engine.convolutions import FusedConv, Int8Conv, Int8Map, RangeObserver, WinogradConv, quantise, to_float
+from streamseg.engine.scratch import Scratch
 
 
 def noise(*shape, seed=0):
@@ -78,8 +79,13 @@ def test_winograd_equals_the_convolution(size, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 32, *size, generator=generator).contiguous(memory_format=torch.channels_last)
     plain = FusedConv(torch.randn(16, 32, 3, 3, generator=generator), torch.randn(16, generator=generator), 1, 1)
-    ours = WinogradConv(plain)
+    ours = WinogradConv(plain, Scratch())
     ours.relu(-x)
-    found, expected = ours.relu(x), plain.relu(x)
-    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
-    assert found.is_contiguous(memory_format=torch.channels_last)
+    shortcut = noise(2, 16, *size, seed=1)
+    for found, expected in (
+        (ours.relu(x), plain.relu(x)),
+        (ours.linear(x), plain.linear(x)),
+        (ours.add_relu(x, shortcut), plain.add_relu(x, shortcut)),
+    ):
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+        assert found.is_contiguous(memory_format=torch.channels_last)

@@ -16,6 +16,7 @@ from streamseg.engine import convolutions, fast
 from streamseg.engine.engine import EagerEngine, ImageEngine
 from streamseg.engine.fast import accelerate, pick_engine
 from streamseg.models import baselines
+from streamseg.models.fanet_plus import fanetplus18
 from streamseg.models.layers import check_image
 from streamseg.stream.label_frames import label_frame, label_frames, segment, step_batch
 
@@ -31,8 +32,13 @@ ATTENTIONS = [
 SIZES = [(40, 64), (64, 40), (48, 48), (33, 70)]
 
 
+@pytest.fixture(scope="module", params=[streamseg.fanet18, fanetplus18], ids=["FANet", "FANet+"])
+def network(request):
+    return plain.randomise(request.param(classes=7)).float()
+
+
 @pytest.fixture(scope="module")
-def network():
+def fanet():
     return plain.randomise(streamseg.fanet18(classes=7)).float()
 
 
@@ -285,8 +291,8 @@ def test_an_eager_engine_checks_its_network_at_every_call(network):
 
 
 @pytest.fixture(params=["fast", "eager"])
-def engine(request, network):
-    return accelerate(network) if request.param == "fast" else EagerEngine(network)
+def engine(request, fanet):
+    return accelerate(fanet) if request.param == "fast" else EagerEngine(fanet)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +345,7 @@ def test_frames_may_have_any_memory_layout(engine):
         assert engine(other).equal(expected)
 
 
-def test_arrays_are_accepted_wherever_frames_are(engine, network, tmp_path):
+def test_arrays_are_accepted_wherever_frames_are(engine, fanet, tmp_path):
     frame = noise(40, 64)
     array = frame.permute(1, 2, 0).numpy().copy()
     readonly = numpy.frombuffer(array.tobytes(), numpy.uint8).reshape(array.shape)
@@ -353,9 +359,9 @@ def test_arrays_are_accepted_wherever_frames_are(engine, network, tmp_path):
     for taken, labels in label_frames(engine, [array, readonly]):
         assert taken.equal(frame)
         assert labels.equal(expected)
-    tiled, _ = streamseg.label_tiled(network, array, tile=(64, 64), margin=0)
-    assert tiled.equal(streamseg.label_tiled(network, frame, tile=(64, 64), margin=0)[0])
-    quick = accelerate(network, "int8", [array]) if convolutions.has_int8() else engine
+    tiled, _ = streamseg.label_tiled(fanet, array, tile=(64, 64), margin=0)
+    assert tiled.equal(streamseg.label_tiled(fanet, frame, tile=(64, 64), margin=0)[0])
+    quick = accelerate(fanet, "int8", [array]) if convolutions.has_int8() else engine
     assert quick(array).shape == (40, 64)
 
 

@@ -14,10 +14,12 @@ import torch
 from torch.nn import functional as F
 
 from streamseg.engine import kernels
-from streamseg.engine.folded import stem_on_squares
+from streamseg.engine.folding import Folder
 from streamseg.engine.kernels import backend, convolution
 from streamseg.engine.labels import labels_and_confidence_from_scores
+from streamseg.engine.stem import stem_on_squares
 from streamseg.models.attention import fast_attention
+from streamseg.models.fanet_plus import PyramidPooling, shrunk_size
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.float16
@@ -32,11 +34,11 @@ def frames(batch, height, width):
     return torch.randint(0, 256, (batch, 3, height, width), generator=torch.Generator().manual_seed(1)).byte()
 
 
-def unfold(module, frame, precision=torch.float32):
-    batch, _, height, width = frame.shape
+def unfold(module, frame, precision=torch.float32, size=None):
+    batch, (height, width) = len(frame), size or frame.shape[2:]
     out = torch.zeros(batch, (height + 1) // 2 + 3, (width + 1) // 2 + 3, 16, dtype=precision, device=frame.device)
     out = out.permute(0, 3, 1, 2)
-    module.unfold_frame(frame, torch.tensor([123.7, 116.3, 103.5], device=frame.device), out)
+    module.unfold_frame(frame, torch.tensor([123.7, 116.3, 103.5], device=frame.device), out, (height, width))
     return out
 
 
@@ -99,6 +101,24 @@ def test_labels_and_confidence_are_those_of_the_resized_scores():
         assert (confidence[i].int() - sure.int()).abs().max() <= 1
 
 
+def pyramid_weights(channels):
+    """The weights of PyramidPooling after its first convolution."""
+    narrow = channels // 4
+    level_weight, fuse_weight = noise(3, channels, narrow), noise(3, narrow, channels, seed=1)
+    own_weight, bias = noise(channels, channels, seed=2), noise(channels, seed=3)
+    root = channels**0.5
+    return level_weight / root, noise(3, narrow, seed=4), fuse_weight / root, own_weight / root, bias
+
+
+@pytest.mark.parametrize("shape", [(1, 128, 6, 12), (2, 128, 5, 17), (1, 128, 1, 1)])
+def test_the_pyramid_is_the_network_s(shape):
+    x, layers = noise(*shape), PyramidPooling(128, 128).eval()
+    layers.narrow = torch.nn.Identity()
+    with torch.no_grad():
+        found = kernels.pool_pyramid(x, *Folder(torch.device("cpu"), torch.float32).fold_pyramid(layers))
+        torch.testing.assert_close(found, layers(x), atol=1e-4, rtol=1e-4)
+
+
 # the Triton kernels
 
 
@@ -137,6 +157,25 @@ def test_triton_unfolds_frames(triton, plain, size):
     assert unfold(triton, frame, HALF).equal(unfold(plain, frame, HALF))
     turned = frame.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # as cameras deliver it
     assert unfold(triton, turned, HALF).equal(unfold(plain, frame, HALF))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [(32, 64), (33, 47), (66, 301), (100, 35)])
+def test_triton_shrinks_and_unfolds_frames(triton, plain, size):
+    frame, small = frames(2, *size).to(DEVICE), shrunk_size(*size)
+    turned = frame.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    expected = unfold(plain, frame, HALF, small)
+    for given in (frame, turned):
+        torch.testing.assert_close(unfold(triton, given, HALF, small), expected, atol=0.01, rtol=0.001)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1, 128, 12, 24), (2, 128, 5, 17), (1, 64, 1, 1), (2, 64, 30, 7)])
+def test_triton_pools_pyramids(triton, plain, shape):
+    x, weights = noise(*shape).relu().to(DEVICE, HALF), [y.to(DEVICE, HALF) for y in pyramid_weights(shape[1])]
+    found, expected = triton.pool_pyramid(x, *weights), plain.pool_pyramid(x, *weights)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=1e-2)
 
 
 @pytest.mark.gpu
@@ -195,7 +234,15 @@ def test_triton_resizes(triton, plain, shape):
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("classes", "h", "w", "size"),
-    [(11, 5, 40, (33, 300)), (19, 4, 9, (32, 72)), (3, 3, 7, (17, 50)), (5, 9, 9, (9, 9)), (150, 2, 3, (9, 20))],
+    [
+        (11, 5, 40, (33, 300)),
+        (13, 6, 9, (32, 47)),
+        (5, 19, 4, (101, 21)),
+        (19, 4, 9, (32, 72)),
+        (3, 3, 7, (17, 50)),
+        (5, 9, 9, (9, 9)),
+        (150, 2, 3, (9, 20)),
+    ],
 )
 def test_triton_labels(triton, plain, classes, h, w, size):
     scores = noise(2, classes, h, w).to(DEVICE, HALF)
@@ -217,4 +264,4 @@ def test_triton_compiles_for_two_generations_of_gpus():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    assert ended.stdout.count("KiB") == 16
+    assert ended.stdout.count("KiB") == 22

@@ -46,7 +46,7 @@ def test_such_a_processor_saturates_with_8_bit_weights():
 
 @pytest.mark.skipif(LIMIT in os.environ, reason="this run is already limited")
 def test_the_int8_tests_pass_on_such_a_processor():
-    files = [FOLDER / f"test_{name}.py" for name in ("convolutions", "folded", "fast")]
+    files = [FOLDER / f"test_{name}.py" for name in ("convolutions", "stem", "folded", "fast")]
     found = run("-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", "int8", *map(str, files))
     assert found.returncode == 0, found.stdout + found.stderr
     passed = re.search(r"(\d+) passed", found.stdout)

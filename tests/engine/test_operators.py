@@ -7,11 +7,12 @@ import torch
 import streamseg
 from streamseg.engine import convolutions, fast
 from streamseg.engine.fast import accelerate
+from streamseg.models.fanet_plus import fanetplus18
 
 
-@pytest.fixture(scope="module")
-def network():
-    return plain.randomise(streamseg.fanet18(classes=7)).float()
+@pytest.fixture(scope="module", params=[streamseg.fanet18, fanetplus18], ids=["FANet", "FANet+"])
+def network(request):
+    return plain.randomise(request.param(classes=7)).float()
 
 
 def noise(height, width):

@@ -32,6 +32,7 @@ def test_the_paper_s_speed_is_given_for_its_networks_and_sizes():
     [
         ("fanet18", "", ["fast, fp32", "fast, fp32, video", "plain", "network alone, fp32"]),
         ("fanet18", "int8", ["fast, int8", "fast, int8, video", "plain", "network alone, fp32"]),
+        ("fanetplus18", "", ["fast, fp32", "fast, fp32, video", "plain", "network alone, fp32"]),
         ("enet", "", ["plain", "network alone, fp32"]),
     ],
 )
@@ -42,7 +43,7 @@ def test_every_path_is_timed(name, precision, ways):
         assert 0 < timing.median <= timing.p95 <= timing.p99
         assert timing.fps == pytest.approx(2000 / timing.median)
         assert timing.rounds >= 5
-    assert bool(cost.stages) == (name == "fanet18")
+    assert bool(cost.stages) == (name != "enet")
     assert not cost.stages or sum(cost.stages.values()) == pytest.approx(1)
 
 
@@ -125,8 +126,9 @@ def test_errors_of_the_verb_are_one_sentence(monkeypatch, capsys, arguments, sen
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_the_paths_on_a_gpu_are_timed_with_their_memory():
-    cost = benchmark.measure_cost("fanet18", (128, 256), 1, torch.device("cuda"), compiled=True, seconds=0.2)
+@pytest.mark.parametrize("name", ["fanet18", "fanetplus18"])
+def test_the_paths_on_a_gpu_are_timed_with_their_memory(name):
+    cost = benchmark.measure_cost(name, (128, 256), 1, torch.device("cuda"), compiled=True, seconds=0.2)
     ways = ["fast, fp16", "fast, fp16, video", "torch.compile", "plain", "network alone, fp32"]
     assert [timing.way for timing in cost.timings] == ways
     assert all(timing.memory_mb > 1 for timing in cost.timings)

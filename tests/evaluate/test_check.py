@@ -1,6 +1,7 @@
 import numpy
 import pytest
 import torch
+from make_datasets import comma10k_names, make_comma10k, save_colours
 from PIL import Image
 
 from streamseg.data.datasets import folder
@@ -176,6 +177,41 @@ def test_the_wrong_camvid_and_ade20k_labels_are_recognised(tmp_path):
     assert "ids of the 32 original classes" in the_error(tmp_path, "camvid")
     save_ids(tmp_path / "annotations/training/a.png", 0, 1, 149, 255)
     assert "ids shifted down by one" in the_error(tmp_path, "ade20k")
+
+
+def test_comma10k_is_checked_by_its_colours(tmp_path):
+    names = comma10k_names(devices=20)
+    report = check_dataset("comma10k", make_comma10k(tmp_path, names, size=(32, 48)))
+    assert report.errors == report.warnings == ()
+    assert report.counts == {"train": 17, "val": 3}
+    assert report.pixels == {"train": (4352,) * 5, "val": (768,) * 5}
+    for name, code in ((names[1], 0x412020), (names[2], 0x3F2021)):
+        save_colours(tmp_path / "masks" / f"{name}.png", [0x402020, code], size=(32, 48))
+    error = the_error(tmp_path, "comma10k")
+    assert f"{names[1]}.png has colours that are no class of comma10k (#412020)" in error
+    assert "likely cause: JPEG or smooth scaling" in error
+    assert f"(and 1 more: {names[2]}.png)" in error
+
+
+def test_frames_of_comma10k_that_are_left_out_are_counted(tmp_path):
+    make_comma10k(tmp_path, comma10k_names(devices=20), size=(32, 48))
+    make_comma10k(tmp_path, ["00000", "00001"], "d")
+    save(tmp_path / "imgs2/00001_e_20f59690c1da9379_2021-02-08--17-31-49_10_255.png", noise(0))
+    report = check_dataset("comma10k", tmp_path)
+    assert report.errors == ()
+    assert report.warnings == (
+        "Frames of the driver camera in imgsd, which are left out: 2.",
+        "Frames without a mask in imgs2, which are left out: 1.",
+    )
+
+
+def test_comma10k_as_a_folder_has_devices_in_two_splits(data):
+    for i, name in enumerate(comma10k_names(devices=5, frames=2)):
+        for kind in ("images", "labels"):
+            (data / kind / f"{i}.png").rename(data / kind / f"{name}.png")
+    (warning,) = check_dataset("folder", data).warnings
+    assert warning.startswith("2 devices of comma10k are in more than one split (")
+    assert "give comma10k as the data set, which is split by device." in warning
 
 
 def test_a_frame_in_two_splits_is_an_error(data):

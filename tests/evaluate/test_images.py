@@ -83,6 +83,40 @@ def test_a_network_for_other_classes_is_refused():
         evaluate(painter(5), InMemory((painted(halves(0, 1), halves(0, 1)),)))
 
 
+def test_classes_that_are_merged_count_as_one_label():
+    labels, predicted = halves(0, 1), halves(0, 1)
+    predicted[:16, :24] = 3
+    maps = (painted(labels, predicted),)
+    found = evaluate(painter(5), InMemory(maps), label_of=(0, 1, 2, 0, 2))
+    assert (found.miou, found.pixel_accuracy, found.boundary_f1, found.without_label) == (100, 100, 100, None)
+    assert found.confusion.tolist() == [[32 * 24, 0, 0], [0, 32 * 24, 0], [0, 0, 0]]
+    assert validate(painter(5), InMemory(maps), label_of=(0, 1, 2, 0, 2)) == Score(100, found.iou)
+
+
+def test_a_class_without_a_label_is_wrong_wherever_it_is_predicted():
+    labels, predicted = halves(0, 1), halves(0, 1)
+    labels[:8] = 255
+    predicted[:16, :24] = 3
+    maps = (painted(labels, predicted),)
+    found = evaluate(painter(4), InMemory(maps), label_of=(0, 1, 2, 255))
+    assert found.iou == {"Road": pytest.approx(100 * 16 / 24), "Sky": 100, "Car": None}
+    assert found.confusion.tolist() == [[16 * 24, 0, 0], [0, 24 * 24, 0], [0, 0, 0]]
+    assert found.without_label.tolist() == [8 * 24, 0, 0]
+    assert found.pixel_accuracy == pytest.approx(100 * (16 + 24) / 48)
+    assert evaluation_to_json(found)["without_label"] == [8 * 24, 0, 0]
+    # as if another of the labels had been predicted, which does not occur
+    other = evaluate(painter(4), InMemory(maps), label_of=(0, 1, 2, 2))
+    assert found.boundary_f1 == pytest.approx(1.5 * other.boundary_f1)
+    assert found.worst == ((0, pytest.approx(100 * (16 / 24 + 1) / 2)),)
+    assert validate(painter(4), InMemory(maps), label_of=(0, 1, 2, 255)) == Score(found.miou, found.iou)
+
+
+@pytest.mark.parametrize("function", [evaluate, validate])
+def test_label_of_must_have_a_label_for_each_class(function):
+    with pytest.raises(ValueError, match=r"^The network has 5 classes, but label_of has labels for 3\.$"):
+        function(painter(5), InMemory((painted(halves(0, 1), halves(0, 1)),)), label_of=(0, 1, 2))
+
+
 @pytest.mark.parametrize("function", [evaluate, validate])
 def test_an_empty_data_set_is_refused(function):
     with pytest.raises(ValueError, match="^toy val has no frames to evaluate on.$"):
@@ -172,3 +206,13 @@ def test_plots_show_the_confusion_matrix_and_the_worst_frames(tmp_path):
         assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == ["confusion.png", "worst.png"]
         heights.append(read_image(tmp_path / "plots" / "worst.png").shape[1])
     assert heights[1] > 1.7 * heights[0]
+
+
+def test_plots_have_a_column_for_predictions_without_a_label(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    network, widths = painter(4), []
+    dataset = InMemory((painted(halves(0, 1), halves(3, 1)),))
+    for label_of in ((0, 1, 2, 2), (0, 1, 2, 255)):
+        write_plots(tmp_path, evaluate(network, dataset, label_of=label_of), network, dataset, label_of)
+        widths.append(read_image(tmp_path / "confusion.png").shape[2])
+    assert widths[1] > widths[0]

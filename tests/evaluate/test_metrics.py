@@ -44,6 +44,14 @@ def test_a_class_that_is_only_predicted_has_an_iou_of_zero():
     assert iou(torch.tensor([[2, 1], [0, 0]])).tolist() == [2 / 3, 0]
 
 
+def test_a_prediction_of_none_of_the_classes_stays_in_the_union_of_the_true_class():
+    labels, predicted = torch.tensor([0, 0, 1, 1, 255, 0]), torch.tensor([0, 2, 1, 2, 2, 1])
+    confusion = confusion_matrix(labels, predicted, 2, 3)
+    assert confusion.tolist() == [[1, 1, 1], [0, 1, 1]]
+    assert iou(confusion).tolist() == [1 / 3, 1 / 3]
+    assert pixel_accuracy(confusion) == 2 / 5
+
+
 def test_a_confusion_matrix_has_true_classes_in_rows_and_leaves_ignored_pixels_out():
     labels = torch.tensor([[0, 0, 1], [255, 2, 255]], dtype=torch.uint8)
     predicted = torch.tensor([[0, 1, 1], [2, 0, 1]])

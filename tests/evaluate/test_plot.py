@@ -15,6 +15,7 @@ from streamseg.evaluate.plot import (
     write_worst,
 )
 from streamseg.io.images import read_image
+from streamseg.palette import bright_colours
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_the_worst_frames_are_drawn_with_their_true_and_predicted_labels(tmp_pat
 
     def colour(label):
         # 65 % of the class's colour on white
-        return torch.tensor(CAMVID.colours[label[0, 0]]).mul(0.65).add(0.35 * 255).round().long()
+        return torch.tensor(bright_colours(CAMVID).colours[label[0, 0]]).mul(0.65).add(0.35 * 255).round().long()
 
     for row, (left, right) in ((0.25, (road, car)), (0.7, (car, road))):
         y = int(row * height)

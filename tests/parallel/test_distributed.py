@@ -16,6 +16,7 @@ CPU = torch.device("cpu")
 # told to die once, within the second iteration
 PROGRAM = """
 import os, signal, sys
+from dataclasses import replace
 from pathlib import Path
 import torch
 
@@ -33,6 +34,9 @@ config = TrainConfig(
     dataset="folder", network="fanet18", crop=(64, 64), iterations=2, batch=4, learning_rate=0.002, auxiliary_loss=0.4,
     class_weighting=0.3, iou_loss=1.0, classmix=0.5, precision="fp32", validate_every=1,
 )
+second = Path(sys.argv[3]) if sys.argv[3] else None
+if second:
+    config = replace(config, with_dataset="folder", with_share=0.4, light=1.0, loss_stride=2, auxiliary_stride=4)
 update_ema = loop.update_ema
 
 def die(ema, current, decay, step):
@@ -40,10 +44,11 @@ def die(ema, current, decay, step):
     if step == 1 and (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
         os.kill(os.getpid(), signal.SIGKILL)
 
-if sys.argv[3:]:
+if sys.argv[4:]:
     loop.update_ema = die
 loop.train(
-    config, Path(sys.argv[1]), Path(sys.argv[2]), device=torch.device("cpu"), initial="nothing", save_seconds=0,
+    config, Path(sys.argv[1]), Path(sys.argv[2]), with_data=second, device=torch.device("cpu"), initial="nothing",
+    save_seconds=0,
 )
 """
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
@@ -53,7 +58,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 def test_two_processes_train_and_measure_as_one_even_if_one_dies_and_all_start_again(toy, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     for name, how, more in (("one", [], []), ("two", TORCHRUN, []), ("again", TORCHRUN, ["die"])):
-        command = [sys.executable, *how, tmp_path / "program.py", toy, tmp_path / name, *more]
+        command = [sys.executable, *how, tmp_path / "program.py", toy, tmp_path / name, "", *more]
         done = subprocess.run(command, capture_output=True, text=True, timeout=10 * PATIENCE)
         assert done.returncode == 0, done.stderr
     for name in ("loss", "val_miou"):
@@ -68,6 +73,21 @@ def test_two_processes_train_and_measure_as_one_even_if_one_dies_and_all_start_a
     torch.testing.assert_close(again, two, rtol=0, atol=0)
     sessions = json.loads((tmp_path / "again" / "run.json").read_text())["sessions"]
     assert [session["from_iteration"] for session in sessions] == [0, 1]
+
+
+@pytest.mark.slow
+def test_two_processes_train_on_two_data_sets_as_one(toy, paint, tmp_path):
+    other = paint(tmp_path / "other", [(72, 80)] * 5)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    for name, how in (("one", []), ("two", TORCHRUN)):
+        command = [sys.executable, *how, tmp_path / "program.py", toy, tmp_path / name, other]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10 * PATIENCE)
+        assert done.returncode == 0, done.stderr
+    for name in ("loss", "val_miou", "with_val_miou"):
+        assert entries(tmp_path / "two", name) == pytest.approx(entries(tmp_path / "one", name), rel=1e-9)
+        assert len(entries(tmp_path / "one", name)) == 2
+    one, two = (torch.load(tmp_path / run / "state.pt", weights_only=True) for run in ("one", "two"))
+    torch.testing.assert_close(two["average"], one["average"], rtol=1e-6, atol=1e-9)
 
 
 def entries(out, name):

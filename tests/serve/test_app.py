@@ -46,6 +46,7 @@ def test_openapi_lists_the_addresses_for_programs(running):
 def test_info_names_the_classes_and_the_samples(running):
     info = running.ask("/info").json
     assert info["classes"][1] == {"name": "Building", "colour": "#800000"}
+    assert info["drawn"][1] == "#800000"
     assert running.ask(f"/samples/{info['samples'][0]}").headers["content-type"] == "image/jpeg"
 
 

@@ -14,7 +14,7 @@ import streamseg
 from streamseg import NoAttention
 from streamseg.engine.labels import labels_from_scores
 from streamseg.io.images import write_image
-from streamseg.models import checkpoint
+from streamseg.models import bundled, checkpoint
 from streamseg.models.baselines import BASELINES
 from streamseg.stream.label_frames import (
     bundled_model,
@@ -53,7 +53,8 @@ def test_an_image_is_a_stream_of_one_frame(model, frames, tmp_path):
 
 def test_without_a_model_the_bundled_weights_are_loaded_once(model, frames, tmp_path, monkeypatch):
     checkpoint.save(model, streamseg.CAMVID, tmp_path / "a.safetensors")
-    monkeypatch.setattr(checkpoint, "BUNDLED", tmp_path / "a.safetensors")
+    about = replace(bundled.BUNDLED_WEIGHTS[bundled.DEFAULT], file=tmp_path / "a.safetensors")
+    monkeypatch.setitem(bundled.BUNDLED_WEIGHTS, bundled.DEFAULT, about)
     bundled_model.cache_clear()
     try:
         assert segment(frames[0]).equal(segment(frames[0], model))

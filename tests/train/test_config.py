@@ -29,7 +29,10 @@ def test_a_recipe_can_be_run(name):
 def test_a_recipe_is_named_after_its_data_set_and_network(name):
     config = RECIPES[name].config
     clips = "video-" if config.window > 1 else ""
-    assert name.removeprefix("paper-") == f"{config.dataset}-{clips}{config.network.removeprefix('fanet')}"
+    data = {"street": ("camvid", "comma10k"), "road": ("comma10k", "none")}
+    named = data.get(name.partition("-")[0], (name.removeprefix("paper-").removesuffix(f"-{name[-2:]}"), "none"))
+    assert (config.dataset + ("-video" if clips else ""), config.with_dataset) == named
+    assert name.endswith(f"-{clips}{config.network[-2:]}")
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("paper-")])
@@ -52,6 +55,8 @@ def test_a_recipe_of_the_paper_has_the_papers_settings(name):
     assert all(getattr(config, name) == 0 for name in ours)
     assert (config.encoder_rate_factor, config.jitter, config.split) == (1, 0.5, "train")
     assert (config.window, config.averages) == (1, False)
+    assert (config.with_dataset, config.classes, config.light) == ("none", "", 0)
+    assert (config.loss_stride, config.auxiliary_stride) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +85,12 @@ def test_a_recipe_of_the_paper_has_the_papers_settings(name):
         ("auxiliary_loss", float("nan"), "0 or more"),
         ("learning_rate", float("inf"), "more than 0"),
         ("key_channels", 0, "1 to 1024"),
+        ("light", 1.5, "0 to 1"),
+        ("with_share", 0.0, "more than 0 and less than 1"),
+        ("with_share", 1.0, "more than 0 and less than 1"),
+        ("loss_stride", 0, "a divisor of both sides of the crop"),
+        ("loss_stride", 3, "a divisor of both sides of the crop"),
+        ("auxiliary_stride", 1024, "a divisor of both sides of the crop"),
     ],
 )
 def test_an_impossible_setting_is_refused_by_name(setting, value, expected):
@@ -96,6 +107,7 @@ def test_the_choices_of_a_config_are_all_that_can_be_built():
     assert choices["reduction"] == get_args(Reduction)
     assert choices["reduce_by"] == get_args(ReduceBy)
     assert choices["dataset"] == tuple(DATASETS)
+    assert choices["with_dataset"] == ("none", *DATASETS)
     assert choices["precision"] == tuple(AUTOCAST_DTYPES)
 
 

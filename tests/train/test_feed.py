@@ -2,11 +2,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from make_datasets import comma10k_names, make_comma10k, names_of
 
-from streamseg.data.datasets import camvid, folder
+from streamseg.data.datasets import camvid, comma10k, folder
 from streamseg.train import feed
 from streamseg.train.config import TrainConfig
 from streamseg.train.feed import (
+    Source,
     batch_indices,
     batches,
     build_clip_index,
@@ -20,20 +22,16 @@ CPU = torch.device("cpu")
 TINY = TrainConfig(dataset="folder", network="fanet18", crop=(64, 64), iterations=6, batch=2, class_weighting=0.3)
 
 
+def sources(dataset, window=1):
+    """Return a data set with its frames in memory, and on disk."""
+    clips = build_clip_index(dataset, window)
+    return Source(dataset, clips, cache_on_device(dataset, clips, CPU, 2)), Source(dataset, clips, None)
+
+
 @pytest.mark.parametrize("classmix", [0.0, 1.0])
 def test_cached_and_streamed_data_give_the_same_batches(toy, classmix):
     config, dataset = replace(TINY, batch=4, iterations=5, classmix=classmix), folder(toy, "train")
-    cached = batches(
-        dataset,
-        build_clip_index(dataset, 1),
-        cache_on_device(dataset, build_clip_index(dataset, 1), CPU, 2),
-        config,
-        0,
-        (0, 1),
-        CPU,
-        2,
-    )
-    streamed = batches(dataset, build_clip_index(dataset, 1), None, config, 0, (0, 1), CPU, 2)
+    cached, streamed = (batches([source], config, 0, (0, 1), CPU, 2) for source in sources(dataset))
     for one, other in zip(cached, streamed, strict=True):
         assert one.images.equal(other.images)
         assert one.labels.equal(other.labels)
@@ -42,11 +40,9 @@ def test_cached_and_streamed_data_give_the_same_batches(toy, classmix):
 
 def test_batches_from_the_middle_and_in_shares_are_those_of_the_whole_run(toy):
     config, dataset = replace(TINY, batch=4, iterations=5, classmix=0.5, consistency_loss=1.0), folder(toy, "train")
-    cached = cache_on_device(dataset, build_clip_index(dataset, 1), CPU, 2)
-    whole = list(batches(dataset, build_clip_index(dataset, 1), cached, config, 0, (0, 1), CPU, 2))
-    shares = [
-        list(batches(dataset, build_clip_index(dataset, 1), cached, config, 3, (rank, 2), CPU, 2)) for rank in (0, 1)
-    ]
+    cached, _ = sources(dataset)
+    whole = list(batches([cached], config, 0, (0, 1), CPU, 2))
+    shares = [list(batches([cached], config, 3, (rank, 2), CPU, 2)) for rank in (0, 1)]
     assert len(shares[0]) == 2
     for batch, first, second in zip(whole[3:], *shares, strict=True):
         assert torch.cat([first.images, second.images]).equal(batch.images)
@@ -75,12 +71,8 @@ def test_processes_on_one_machine_share_its_memory(monkeypatch):
 
 def test_classmix_changes_the_batches(toy):
     config, dataset = replace(TINY, batch=4, iterations=1), folder(toy, "train")
-    clips = build_clip_index(dataset, 1)
-    cached = cache_on_device(dataset, clips, CPU, 2)
-    plain, mixed = (
-        next(batches(dataset, clips, cached, replace(config, classmix=share), 0, (0, 1), CPU, 2))
-        for share in (0.0, 1.0)
-    )
+    cached, _ = sources(dataset)
+    plain, mixed = (next(batches([cached], replace(config, classmix=share), 0, (0, 1), CPU, 2)) for share in (0.0, 1.0))
     assert not mixed.images.equal(plain.images)
     assert not mixed.labels.equal(plain.labels)
 
@@ -88,11 +80,11 @@ def test_classmix_changes_the_batches(toy):
 @pytest.mark.parametrize(("count", "batch"), [(7, 2), (7, 7), (5, 16), (1, 3)])
 def test_every_epoch_has_every_frame_once_in_another_order(count, batch):
     config = replace(TINY, batch=batch)
-    indices = [i for step in range(3 * count) for i in batch_indices(step, count, config)]
+    indices = [i for step in range(3 * count) for _, i in batch_indices(step, [count], config)]
     epochs = [indices[start : start + count] for start in range(0, len(indices), count)]
     assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
     assert count == 1 or epochs[0] != epochs[1]
-    other = [i for step in range(3 * count) for i in batch_indices(step, count, replace(config, seed=1))]
+    other = [i for step in range(3 * count) for _, i in batch_indices(step, [count], replace(config, seed=1))]
     assert count == 1 or other != indices
 
 
@@ -117,10 +109,10 @@ def test_cached_streamed_and_shared_clips_are_the_same(drive):
     dataset = camvid(drive, "train")
     config = replace(TINY, dataset="camvid", batch=4, iterations=8, window=3, jitter=0.0, scale=(1.0, 1.0))
     clips = build_clip_index(dataset, 3)
-    cached = cache_on_device(dataset, clips, CPU, 2)
-    whole = list(batches(dataset, clips, cached, config, 0, (0, 1), CPU, 2))
-    streamed = batches(dataset, clips, None, config, 0, (0, 1), CPU, 2)
-    halves = [batches(dataset, clips, cached, config, 0, (rank, 2), CPU, 2) for rank in (0, 1)]
+    cached, streamed = sources(dataset, 3)
+    whole = list(batches([cached], config, 0, (0, 1), CPU, 2))
+    streamed = batches([streamed], config, 0, (0, 1), CPU, 2)
+    halves = [batches([cached], config, 0, (rank, 2), CPU, 2) for rank in (0, 1)]
     for batch, other, *parts in zip(whole, streamed, *halves, strict=True):
         for name in ("images", "labels", "past", "used"):
             assert getattr(batch, name).equal(getattr(other, name))
@@ -128,8 +120,8 @@ def test_cached_streamed_and_shared_clips_are_the_same(drive):
     counts = set()
     for step, batch in enumerate(whole):
         assert batch.used.shape == batch.past.shape[:2] == (4, 2)
-        for i, image, past, used in zip(
-            batch_indices(step, 7, config), batch.images, batch.past, batch.used, strict=True
+        for (_, i), image, past, used in zip(
+            batch_indices(step, [7], config), batch.images, batch.past, batch.used, strict=True
         ):
             greys = [image.mean().item(), *past.mean(dim=(1, 2, 3)).tolist()]
             known = [i, *clips.before[i]]
@@ -145,10 +137,33 @@ def test_frames_can_be_left_out_by_the_start_of_their_name(toy):
     assert [pair.image.name for pair in kept.pairs] == ["0.png", "1.png", "2.png", "5.png", "6.png", "7.png"]
 
 
+def test_frames_can_be_left_out_by_several_names_and_by_device(toy, tmp_path):
+    kept = exclude_frames(folder(toy, "train"), "3, 5,")
+    assert [pair.image.name for pair in kept.pairs] == ["0.png", "1.png", "2.png", "6.png", "7.png"]
+    names = comma10k_names(devices=4, frames=2)
+    dataset = comma10k(make_comma10k(tmp_path, names), "trainval")
+    devices = [name.split("_")[1] for name in names[::2]]
+    assert names_of(exclude_frames(dataset, ",".join(devices[:2]))) == names[4:]
+    assert names_of(exclude_frames(dataset, f"0000_,{devices[3]}")) == names[1:6]
+
+
+@pytest.mark.parametrize(
+    ("leave_out", "sentence"),
+    [
+        (",", "^Leaving out ',' keeps 7 of 7 frames: give the start of some file names, or devices of comma10k.$"),
+        ("0,1,2,3,5,6,7", "^Leaving out '0,1,2,3,5,6,7' keeps 0 of 7 frames: "),
+        ("0,zebra", "^No frame of folder train is of 'zebra', which --leave-out names: give the start of "),
+    ],
+)
+def test_a_name_that_no_frame_has_cannot_be_left_out(toy, leave_out, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        exclude_frames(folder(toy, "train"), leave_out)
+
+
 def test_the_parts_of_a_batch_add_up_to_the_batch(toy):
     dataset = folder(toy, "train")
     config = replace(TINY, batch=4, consistency_loss=1.0)
-    batch = next(batches(dataset, build_clip_index(dataset, 1), None, config, 0, (0, 1), CPU, 2))
+    batch = next(batches([sources(dataset)[1]], config, 0, (0, 1), CPU, 2))
     parts = list(batch.parts(2))
     assert [len(part.images) for part in parts] == [2, 2]
     assert torch.cat([part.images for part in parts]).equal(batch.images)

@@ -7,6 +7,7 @@ from streamseg.classes import IGNORE
 from streamseg.data.augment import augment, sample_params
 from streamseg.data.datasets import folder
 from streamseg.models.baselines import BASELINES
+from streamseg.train.label_sets import make_label_sets
 from streamseg.train.loss_module import LossModule
 from streamseg.train.losses import iou_loss, soft_iou_counts
 
@@ -43,6 +44,30 @@ def test_each_part_of_the_loss_counts_by_its_weight(crops):
         soft_iou = iou_loss(soft_iou_counts(network(crops[0]), crops[1])).item()
     assert loss(iou_loss=1.0) == pytest.approx(plain + soft_iou, rel=1e-4)
     assert loss(ohem_threshold=0.3) > plain
+
+
+@pytest.mark.parametrize("ohem_threshold", [0.0, 0.7])
+def test_label_sets_of_one_class_each_give_the_loss_of_the_classes(crops, ohem_threshold):
+    network = streamseg.fanet18(classes=3).eval()
+    losses = []
+    for label_sets in (None, make_label_sets([(0, 1, 2)])):
+        torch.manual_seed(0)  # of the auxiliary heads
+        options = {"auxiliary_loss": 0.4, "iou_loss": 1.0, "ohem_threshold": ohem_threshold}
+        module = LossModule(network, torch.tensor([0.5, 1.0, 2.0]), label_sets=label_sets, **options).eval()
+        losses.append(module(*crops))
+    torch.testing.assert_close(*losses)
+
+
+def test_the_loss_on_a_grid_is_that_of_its_pixels(crops):
+    images, labels = crops
+    network = streamseg.fanet18(classes=3).eval()
+    for place in ([0, 0], [1, 6]):
+        kept = torch.full_like(labels, IGNORE)
+        row, column = (number % 4 for number in place)
+        kept[:, row::4, column::4] = labels[:, row::4, column::4]
+        expected = LossModule(network, torch.ones(3), iou_loss=1.0).eval()(images, kept)
+        module = LossModule(network, torch.ones(3), iou_loss=1.0, loss_stride=4).eval()
+        torch.testing.assert_close(module(images, labels, place=torch.tensor(place)), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_auxiliary_heads_exist_only_where_they_are_used():

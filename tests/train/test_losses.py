@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from streamseg.models.layers import resize_to
 from streamseg.train.losses import (
     class_weights,
     cross_entropy,
@@ -11,6 +12,7 @@ from streamseg.train.losses import (
     iou_loss,
     kl_divergence,
     soft_iou_counts,
+    take_grid,
 )
 
 ONES = torch.ones(4)
@@ -89,6 +91,25 @@ def test_the_iou_counts_of_parts_of_a_batch_add_up(pair):
     logits, labels = pair
     parts = sum(soft_iou_counts(logits[i : i + 1], labels[i : i + 1]) for i in range(2))
     torch.testing.assert_close(parts, soft_iou_counts(logits, labels))
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4])
+def test_the_losses_at_all_places_of_a_grid_add_up_to_the_loss_of_all_pixels(pair, stride):
+    logits, labels = pair[0][:, :, :3, :4], pair[1]  # as small as a quarter of the labels
+    whole = cross_entropy(resize_to(logits.clone().requires_grad_(), 12, 16), labels, ONES)
+    places = [torch.tensor([row, column]) for row in range(stride) for column in range(stride)]
+    grids = [take_grid(logits, labels, place, stride) for place in places]
+    assert all(labels.shape == (2, 12 // stride, 16 // stride) for _, labels in grids)
+    parts = [cross_entropy(*grid, ONES) for grid in grids]
+    torch.testing.assert_close(sum(loss for loss, _ in parts), whole[0])
+    torch.testing.assert_close(sum(weight for _, weight in parts), whole[1])
+
+
+def test_a_grid_has_the_pixels_from_its_place_on(pair):
+    logits, labels = pair
+    taken, truth = take_grid(logits, labels, torch.tensor([5, 2]), 4)
+    torch.testing.assert_close(taken, logits[:, :, 1::4, 2::4])
+    assert truth.equal(labels[:, 1::4, 2::4])
 
 
 def test_class_weights_are_larger_for_rare_classes_and_1_for_the_mean_pixel():

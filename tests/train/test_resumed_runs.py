@@ -116,7 +116,7 @@ def test_a_run_that_met_a_damaged_picture_can_be_resumed(paint, tmp_path):
     data = paint(tmp_path / "data", [(64, 96), (80, 72), (40, 120), (64, 64), (96, 96)])  # streamed
     broken, whole = data / "images" / "1.png", (data / "images" / "1.png").read_bytes()
     config = replace(TINY, iterations=8, class_weighting=0.0, validate="")
-    first = next(step for step in range(8) if 1 in batch_indices(step, 4, config))
+    first = next(step for step in range(8) if (0, 1) in batch_indices(step, [4], config))
     broken.write_bytes(whole[:200])
     with pytest.raises(ValueError, match="1.png is damaged or cut short"):
         run(data, tmp_path / "out", config, threads=1)

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import sys
 from dataclasses import replace
@@ -6,13 +7,20 @@ from itertools import pairwise
 import pytest
 import torch
 
+from streamseg.class_table import ClassTable
 from streamseg.classes import Classes
 from streamseg.data.datasets import folder
+from streamseg.evaluate.images import Score
 from streamseg.train.config import TrainConfig
 from streamseg.train.runlog import EVERY, MAX_SILENCE, RunLog, hash_files, hash_names, summarise
+from streamseg.train.unions import TrainingData
 
 CPU = torch.device("cpu")
 CONFIG = TrainConfig(dataset="folder", network="fanet18", crop=(64, 64), iterations=2000, batch=4)
+
+
+def data_of(toy):
+    return TrainingData((toy,), (folder(toy, "train"),), (), None)
 
 
 def steps(out):
@@ -26,7 +34,7 @@ def test_a_resumed_run_refuses_a_damaged_run_json_and_keeps_it(tmp_path, toy, te
     (tmp_path / "run.json").write_text(text)
     log = RunLog(tmp_path, 100, False)
     with pytest.raises(ValueError, match="run.json is damaged: move it away, and resume the run without it.$"):
-        log.describe_run(CONFIG, folder(toy, "train"), CPU, toy, "nothing", 1)
+        log.describe_run(CONFIG, data_of(toy), CPU, "nothing", 1)
     assert (tmp_path / "run.json").read_text() == text
 
 
@@ -84,13 +92,13 @@ def test_unfinished_files_of_a_killed_run_are_deleted(tmp_path):
 def test_run_json_has_every_command_of_a_run(toy, tmp_path, monkeypatch):
     for first, command in ((0, ["a"]), (50, ["b"])):
         monkeypatch.setattr(sys, "argv", command)
-        RunLog(tmp_path, first, False).describe_run(CONFIG, folder(toy, "train"), CPU, toy, "nothing", 1)
+        RunLog(tmp_path, first, False).describe_run(CONFIG, data_of(toy), CPU, "nothing", 1)
     assert [run["command"] for run in json.loads((tmp_path / "run.json").read_text())["sessions"]] == [["a"], ["b"]]
 
 
 def test_a_resumed_run_keeps_what_it_started_from_and_a_finished_one_says_so(toy, tmp_path, capsys):
     for first, initial in ((0, "nothing"), (50, "imagenet"), (CONFIG.iterations, "imagenet")):
-        RunLog(tmp_path, first, False).describe_run(CONFIG, folder(toy, "train"), CPU, toy, initial, 1)
+        RunLog(tmp_path, first, False).describe_run(CONFIG, data_of(toy), CPU, initial, 1)
         assert json.loads((tmp_path / "run.json").read_text())["initial"] == "nothing"
     printed = capsys.readouterr().err
     assert printed.count("fanet18 from nothing") == 2
@@ -107,10 +115,31 @@ def test_the_hash_of_files_depends_on_files_but_not_on_their_folder(toy, paint, 
 def test_the_hash_of_names_depends_on_names_and_classes_but_not_on_contents(toy, paint, tmp_path):
     dataset = folder(toy, "train")
     changed = folder(paint(tmp_path / "changed", [(72, 96)] * 8), "train")
-    assert hash_names(changed) == hash_names(dataset)
-    assert hash_names(replace(dataset, pairs=dataset.pairs[1:])) != hash_names(dataset)
+    assert hash_names([changed]) == hash_names([dataset])
+    assert hash_names([replace(dataset, pairs=dataset.pairs[1:])]) != hash_names([dataset])
     classes = Classes(("a", "b", "c"), dataset.classes.colours)
-    assert hash_names(replace(dataset, classes=classes)) != hash_names(dataset)
+    assert hash_names([replace(dataset, classes=classes)]) != hash_names([dataset])
+    assert hash_names([dataset, changed]) != hash_names([dataset])
+    table = ClassTable(dataset.classes, {"folder": dataset.classes.names})
+    other = ClassTable(dataset.classes, {"folder": dataset.classes.names[::-1]})
+    assert len({hash_names([dataset], found) for found in (None, table, other)}) == 3
+
+
+def test_the_hash_of_one_data_set_is_that_of_runs_before_there_were_several(toy):
+    dataset = folder(toy, "train")
+    names = ["ground", "box", "disc", "0.png", "1.png", "2.png", "3.png", "5.png", "6.png", "7.png"]
+    assert hash_names([dataset]) == hashlib.sha256("\n".join(names).encode()).hexdigest()
+
+
+def test_the_accuracy_on_a_second_data_set_is_in_the_same_entry(tmp_path, capsys):
+    log = RunLog(tmp_path, 0, False)
+    log.validated(50, [Score(70.0, {"a": 70.0}), Score(80.5, {"b": 80.5})])
+    assert log.entries == [
+        {"step": 50, "val_miou": 70.0, "val_iou": {"a": 70.0}, "with_val_miou": 80.5, "with_val_iou": {"b": 80.5}}
+    ]
+    assert summarise(tmp_path / "log.jsonl")["val_miou"] == 70.0
+    told = "iteration 50: mIoU 70.00 on the validation split, 80.50 on that of the second data set"
+    assert capsys.readouterr().err.strip() == told
 
 
 def test_without_a_terminal_each_entry_is_a_line(tmp_path, capsys):
@@ -132,7 +161,7 @@ def test_the_speed_does_not_count_validation(tmp_path, monkeypatch):
         now[0] += seconds
         log.step(CONFIG, done, 0.5, 0.001, CPU)
     now[0] += 1000
-    log.validated(100, 50.0, {})
+    log.validated(100, [Score(50.0, {})])
     now[0] += 20
     log.step(CONFIG, 150, 0.5, 0.001, CPU)
     speeds = [entry["images_per_second"] for entry in log.entries if "loss" in entry]

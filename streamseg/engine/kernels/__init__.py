@@ -10,8 +10,9 @@ from streamseg.engine.kernels.attention import attend, gather_context
 from streamseg.engine.kernels.backend import VERSION, use_triton
 from streamseg.engine.kernels.convolution import MAX_TILES, convolve
 from streamseg.engine.kernels.labels import label
+from streamseg.engine.kernels.pyramid import pool_pyramid
 from streamseg.engine.kernels.resize import add_resized, resize_into
-from streamseg.engine.kernels.stem import squares, stem_convolution, unfold_frame
+from streamseg.engine.kernels.stem import resize_frame, squares, stem_convolution, unfold_frame
 
 __all__ = [
     "MAX_TILES",
@@ -21,6 +22,8 @@ __all__ = [
     "convolve",
     "gather_context",
     "label",
+    "pool_pyramid",
+    "resize_frame",
     "resize_into",
     "squares",
     "stem_convolution",

@@ -172,7 +172,9 @@ def plan_blocks(pixels: int, inputs: int, outputs: int, taps: int) -> Plan:
     """
     depth = min(128, inputs)
     if pixels >= 16384:
-        return Plan(128, min(128, outputs), min(64, depth), 1)
+        tiles = backend.cdiv(pixels, 128)
+        # with fewer than two programs per multiprocessor, half as wide ones share the work more evenly
+        return Plan(128, 128 if tiles * (outputs // 128) >= 256 else 64, min(64, depth), 1)
     tiles, steps = backend.cdiv(pixels, 64) * (outputs // 64), taps * inputs // depth
     if tiles >= 80 or steps < 9:
         return Plan(64, 64, depth, 1)

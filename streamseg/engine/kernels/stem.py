@@ -18,16 +18,17 @@ from streamseg.engine.kernels import backend
 from streamseg.engine.kernels.backend import jit, release, tl, wait
 
 
-def unfold_frame(frame: Tensor, mean: Tensor, out: Tensor) -> None:
-    """Subtract the mean (3,) from frames (B, 3, H, W), bytes, and write them as squares, the input of Conv-0.
+def unfold_frame(frame: Tensor, mean: Tensor, out: Tensor, size: tuple[int, int]) -> None:
+    """Resize frames (B, 3, …), bytes, to H x W, subtract the mean (3,), and write squares, the input of Conv-0.
 
     Args:
         out: (B, 16, H/2 + 3, W/2 + 3), zeros; sides are rounded up.
+        size: Height and width.
     """
     if not backend.use_triton(frame):
-        out[:, :12, 2:-1, 2:-1] = squares(frame.float() - mean.float().view(1, 3, 1, 1))
+        out[:, :12, 2:-1, 2:-1] = squares(resize_frame(frame.float(), size) - mean.float().view(1, 3, 1, 1))
         return
-    batch, _, height, width = frame.shape
+    batch, _, h, w = frame.shape
     _, _, rows, columns = out.shape
     block = 128
     grid = (rows - 3, backend.cdiv(columns - 3, block), batch)
@@ -35,15 +36,24 @@ def unfold_frame(frame: Tensor, mean: Tensor, out: Tensor) -> None:
         frame,
         mean,
         out,
-        height,
-        width,
+        h,
+        w,
+        *size,
         rows,
         columns,
         *frame.stride(),
         BLOCK=block,
+        RESIZE=(h, w) != size,
         num_warps=4,
         **backend.early(frame.device),
     )
+
+
+def resize_frame(frame: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize frames (B, 3, H, W), bytes or floats, bilinearly and without anti-aliasing; bytes are rounded."""
+    if frame.shape[2:] == size:
+        return frame
+    return F.interpolate(frame, size, mode="bilinear", align_corners=False)
 
 
 def squares(x: Tensor) -> Tensor:
@@ -58,6 +68,8 @@ def unfold_kernel(
     frame,
     mean,
     out,
+    h,
+    w,
     height,
     width,
     rows,
@@ -67,6 +79,7 @@ def unfold_kernel(
     stride_y,
     stride_x,
     BLOCK: tl.constexpr,
+    RESIZE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     wait(EARLY)
@@ -77,11 +90,31 @@ def unfold_kernel(
     x = 2 * column[:, None] + (part % 6 // 3)[None, :]
     channel = part % 3
     inside = (part < 12)[None, :] & (y < height)[None, :] & (x < width)
-    offset = image * stride_b + (channel * stride_c + y * stride_y)[None, :] + x * stride_x
-    pixels = tl.load(frame + offset, inside, 0).to(tl.float32) - tl.load(mean + channel).to(tl.float32)[None, :]
-    pixels = tl.where(inside, pixels, 0.0)
+    frame += image * stride_b
+    planes = (channel * stride_c)[None, :]
+    if RESIZE:
+        down = tl.minimum(tl.maximum((y + 0.5) * h / height - 0.5, 0.0), h - 1.0)
+        across = tl.minimum(tl.maximum((x + 0.5) * w / width - 0.5, 0.0), w - 1.0)
+        top, left = down.to(tl.int32), across.to(tl.int32)
+        above = planes + (top * stride_y)[None, :]
+        below = planes + (tl.minimum(top + 1, h - 1) * stride_y)[None, :]
+        near, far = left * stride_x, tl.minimum(left + 1, w - 1) * stride_x
+        down, across = (down - top)[None, :], across - left
+        a, b = read_bytes(frame + above + near, inside), read_bytes(frame + above + far, inside)
+        c, d = read_bytes(frame + below + near, inside), read_bytes(frame + below + far, inside)
+        upper, lower = a + (b - a) * across, c + (d - c) * across
+        pixels = upper + (lower - upper) * down
+    else:
+        pixels = read_bytes(frame + planes + (y * stride_y)[None, :] + x * stride_x, inside)
+    pixels = tl.where(inside, pixels - tl.load(mean + channel).to(tl.float32)[None, :], 0.0)
     target = ((image * rows + row + 2) * columns + column + 2)[:, None] * 16 + part[None, :]
     tl.store(out + target, pixels.to(out.dtype.element_ty), (column < columns - 3)[:, None])
+
+
+@jit
+def read_bytes(pointers, inside):
+    """Load bytes as floats."""
+    return tl.load(pointers, inside, 0).to(tl.float32)
 
 
 def stem_convolution(unfolded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

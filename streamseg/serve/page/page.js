@@ -13,6 +13,7 @@ const frameCanvases = [0, 1].map(() => document.createElement("canvas")); // one
 const MEGAPIXEL = 1e6;
 const PICTURE_MEGAPIXELS = 0.8, VIDEO_MEGAPIXELS = 0.25; // of the automatic resolution
 const NO_CLASS = 255; // label of pixels without a class
+const MID_GREY = 128; // what the colours of the legend are blended with
 
 let info, engine;
 let source = null; // { still, picture or video, width, height, name }
@@ -28,10 +29,16 @@ async function loadInfo() {
   info = await fetchJson("info");
   byId("about").textContent = `${info.weights.replace(/\.[^.]*$/, "")} · ${info.classes.length} classes`;
   byId("sample").hidden = !info.samples.length;
-  for (const entry of info.classes) {
-    entry.rgb = [1, 3, 5].map((i) => parseInt(entry.colour.slice(i, i + 2), 16));
-  }
+  info.classes.forEach((entry, i) => {
+    entry.rgb = parseColour(entry.colour);
+    entry.drawn = parseColour(info.drawn[i]);
+  });
   listClasses();
+  colourLegend();
+}
+
+function parseColour(code) {
+  return [1, 3, 5].map((i) => parseInt(code.slice(i, i + 2), 16));
 }
 
 // Returns the engine for the chosen place, opened once.
@@ -229,10 +236,19 @@ function drawMask() {
   const pixels = context.createImageData(maskCanvas.width, maskCanvas.height);
   const colours = new Uint32Array(256); // transparent for hidden classes and NO_CLASS
   const bytes = new Uint8Array(colours.buffer);
-  info.classes.forEach(({ rgb }, i) => { if (!hiddenClasses.has(i)) bytes.set([...rgb, 255], 4 * i); });
+  info.classes.forEach(({ drawn }, i) => { if (!hiddenClasses.has(i)) bytes.set([...drawn, 255], 4 * i); });
   const words = new Uint32Array(pixels.data.buffer);
   for (let i = 0; i < words.length; i++) words[i] = colours[labels[i]];
+  drawBorders(words, labels, canvas.width);
   context.putImageData(pixels, 0, 0);
+}
+
+// Draws a line of one pixel between the classes, as streamseg.overlay does.
+function drawBorders(words, labels, width) {
+  for (let i = 0; i < words.length; i++) {
+    const right = (i + 1) % width ? labels[i + 1] : labels[i], below = labels[i + width] ?? labels[i];
+    if (words[i] && (labels[i] !== right || labels[i] !== below)) words[i] = 0xffffffff;
+  }
 }
 
 function resizeView({ width, height }) {
@@ -300,13 +316,12 @@ function showFacts(latency, times) {
 function listClasses() {
   byId("classes").classList.toggle("many", info.classes.length > 24);
   byId("classes").replaceChildren(
-    ...info.classes.map(({ name, colour }, i) => {
+    ...info.classes.map(({ name }, i) => {
       const entry = document.createElement("li");
       const label = document.createElement("label");
       const box = document.createElement("input");
       box.type = "checkbox";
       box.checked = true;
-      box.style.setProperty("--colour", colour);
       box.addEventListener("change", () => { setVisible([i], box.checked); });
       const text = document.createElement("span");
       text.textContent = name;
@@ -318,6 +333,15 @@ function listClasses() {
       return entry;
     }),
   );
+}
+
+// Gives the legend the colours that the classes have in the picture: blended with grey.
+function colourLegend() {
+  const opacity = byId("opacity").value / 100;
+  document.querySelectorAll("#classes input").forEach((box, i) => {
+    const blended = info.classes[i].drawn.map((part) => Math.round(opacity * part + (1 - opacity) * MID_GREY));
+    box.style.setProperty("--colour", `rgb(${blended.join(" ")})`);
+  });
 }
 
 function setVisible(numbers, visible) {
@@ -393,6 +417,7 @@ byId("camera").addEventListener("click", reportErrors(openCamera));
 byId("sample").addEventListener("click", reportErrors(openSample));
 byId("opacity").addEventListener("input", () => {
   byId("opacity-value").textContent = `${byId("opacity").value} %`;
+  colourLegend();
   redraw();
 });
 byId("split").addEventListener("input", () => {

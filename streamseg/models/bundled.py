@@ -1,0 +1,62 @@
+"""The bundled weights, by name. Standard library only, so that help and completion can list them at once."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[1] / "weights"
+
+
+@dataclass(frozen=True)
+class BundledWeights:
+    """Weights that are installed with the package."""
+
+    file: Path
+    about: str
+    """What they are for, in one line."""
+    data: str
+    """What they were trained on."""
+    licence: str
+    """What they may be used for, and whose data they were trained on, in a sentence."""
+    card: str
+    """The document with their metrics and limits."""
+
+
+BUNDLED_WEIGHTS = {
+    "camvid": BundledWeights(
+        FOLDER / "camvid-18.safetensors",
+        about="Streets by day, seen from a car: the 11 classes of CamVid.",
+        data="CamVid, train and val: 468 frames of one town",
+        licence="For research: CamVid's pages grant no commercial use.",
+        card="docs/results.md",
+    ),
+}
+"""The weights that can be given by name."""
+
+DEFAULT = "camvid"
+"""The weights that are used if none are given."""
+
+
+def find_weights(given: str | Path | None = None) -> Path:
+    """Return the file of weights that were given by name, as a path, or not at all.
+
+    A file of that name comes before bundled weights; a path that does not exist is returned too, if it has a suffix or
+    a folder. Raises a FileNotFoundError for any other word.
+    """
+    if given is None:
+        return BUNDLED_WEIGHTS[DEFAULT].file
+    name, path = str(given), Path(given)
+    if name in BUNDLED_WEIGHTS and not path.is_file():
+        return BUNDLED_WEIGHTS[name].file
+    if path.suffix or path.name != name or path.exists():
+        return path
+    near = get_close_matches(name.lower(), BUNDLED_WEIGHTS, 1)
+    known = f"did you mean {near[0]!r}? Known:" if near else "known are"
+    raise FileNotFoundError(
+        f"No weights are called {name!r:.80}: {known} {', '.join(BUNDLED_WEIGHTS)}; or give a file."
+    )
+
+
+def is_bundled(given: str | Path | None) -> bool:
+    """Return whether weights are bundled ones, given by name or not at all."""
+    return given is None or find_weights(given) != Path(given)
