@@ -21,7 +21,20 @@ def small(seed=0):
     """Return a FANet for CamVid with one block per stage, which averages over its window."""
     torch.manual_seed(seed)
     encoder = ResNet((1, 1, 1, 1), "Res-1", "stride")
-    network = streamseg.FANet(encoder, 11, streamseg.FastAttention, key_channels=8, averages=True)
+    return warm_up(streamseg.FANet(encoder, 11, streamseg.FastAttention, key_channels=8, averages=True))
+
+
+def small_plus(seed=0):
+    """Return a FANet+ like small(); its attention has its usual share, so that the past shows."""
+    torch.manual_seed(seed)
+    encoder = ResNet((1, 1, 1, 1), "Res-4", "average")
+    network = streamseg.FANetPlus(encoder, 11, streamseg.FastAttention, key_channels=8, averages=True)
+    for attend in network.attentions:
+        torch.nn.init.constant_(attend.out[1].weight, 3.0)
+    return warm_up(network)
+
+
+def warm_up(network):
     with torch.no_grad():
         for _ in range(20):
             network(255 * torch.rand(2, 3, *SIZE))
@@ -46,20 +59,21 @@ def manifest(network, size, video):
         averages=network.averages,
         precision="fp32",
         source="a test",
+        min_side=network.min_free_side,
     )
 
 
 def make(folder, kind):
-    """Write the files of a kind (any, fixed or still, see exported) into a folder, unless they exist."""
+    """Write the files of a kind (any, fixed, still, plus, plus-any; see exported) into a folder, unless they exist."""
     with FileLock(folder / f"{kind}.lock"), quiet_exporters():
         if (folder / f"{kind}.done").exists():
             return
-        network = small()
-        about = manifest(network, None if kind == "any" else SIZE, video=kind != "still")
+        network = small_plus() if kind.startswith("plus") else small()
+        about = manifest(network, None if kind.endswith("any") else SIZE, video=kind != "still")
         program = export_program(network, about)
-        if kind == "fixed":
-            write_torch(program, about, folder / "fixed.pt2")
-            write_openvino(program, about, folder / "fixed.xml")
+        if kind in ("fixed", "plus"):
+            write_torch(program, about, folder / f"{kind}.pt2")
+            write_openvino(program, about, folder / f"{kind}.xml")
         else:
             write_onnx(program, about, folder / f"{kind}.onnx")
         (folder / f"{kind}.done").touch()
@@ -70,7 +84,7 @@ def exported(tmp_path_factory) -> Callable[[str], Path]:
     """Return a function that gives the path of an exported file of small(), written once for all test processes.
 
     any.onnx takes frames of any size and has the state of a stream; fixed.xml (with fixed.bin) and fixed.pt2 have it
-    for frames of SIZE; still.onnx, also for SIZE, does not.
+    for frames of SIZE; still.onnx, also for SIZE, does not. plus-any.onnx, plus.xml and plus.pt2 are of small_plus().
     """
     for library in ("onnx", "onnxscript", "onnxruntime", "openvino"):
         pytest.importorskip(library, reason=f"{library} is not installed: pip install 'streamseg[export]'")

@@ -52,6 +52,15 @@ def test_the_python_of_the_readme_runs(folder):
     assert names["picture"].shape == (3, 48, 64)
 
 
+def test_the_tables_of_fanet_plus_are_the_measured_ones():
+    page = (ROOT / "docs/how-it-works.md").read_text()
+    measured = json.loads((ROOT / "docs/measured/fanetplus.json").read_text())
+    for row in (row for rows in measured.values() for row in rows):
+        name, gmacs, *numbers = row.values()
+        cells = [name, f"{gmacs:.1f}", *(", ".join(f"{number:.1f}" for number in seeds) for seeds in numbers)]
+        assert f"\n| {' | '.join(cells)} |\n" in page
+
+
 def test_the_python_of_the_page_on_segmenting_runs(folder):
     names: dict = {}
     for block in blocks("docs/segment.md", "python"):

@@ -52,7 +52,7 @@ def export(
         to: The format to write.
         size: A fixed size of the frames, which makes the file faster.
         confidence: Also give the confidence of each label.
-        video: Carry the state of a stream: four matrices in, four out.
+        video: Carry the state of a stream: a matrix for each stage with attention in, and one out.
         int8: Quantise most layers to int8 (ONNX), calibrated on half of the pictures and compared on the others.
         pictures: A folder, a video or the like to compare on and, with --int8, to calibrate on: use frames like those
             that the file will label.

@@ -72,8 +72,7 @@ def calibration_inputs(exported: ExportedEngine, frames: Sequence[Tensor]) -> It
         if exported.manifest.state:
             outputs = exported.run(inputs)
             earlier = max(1, exported.manifest.window - 1)
-            context = torch.cat([outputs[f"context{stage}"] for stage in (1, 2, 3, 4)], dim=2)[0]
-            yield exported.name_inputs(frame, earlier * context, float(earlier))
+            yield exported.name_inputs(frame, earlier * exported.join_context(outputs)[0], float(earlier))
 
 
 def int8_convolutions(network: "ModelProto") -> "list[NodeProto]":

@@ -157,9 +157,12 @@ class ExportedEngine(Engine):
             outputs = self.run(self.name_inputs(frame, own_past, weight))
             confidence = resize_labels(outputs["confidence"][0], size) if with_confidence else None
             predictions.append(Prediction(resize_labels(outputs["labels"][0], size), confidence))
-            context = [outputs[f"context{stage}"] for stage in range(1, len(self.manifest.state) + 1)]
-            contexts.append(torch.cat(context, dim=2) if context else pasts.new_zeros(1, 0, 0))
+            contexts.append(self.join_context(outputs) if self.manifest.state else pasts.new_zeros(1, 0, 0))
         return predictions, torch.cat(contexts)
+
+    def join_context(self, outputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the context (1, D, C) among the outputs of a file with the state of a stream."""
+        return torch.cat([outputs[f"context{stage}"] for stage in range(1, len(self.manifest.state) + 1)], dim=2)
 
     def name_inputs(self, frame: Tensor, past: Tensor, weight: float) -> dict[str, Tensor]:
         """Return the inputs of the file for a frame (3, H, W) and its past (D, C)."""

@@ -61,7 +61,7 @@ from streamseg.train.config import RECIPES
             "train folder-18",
             "streamseg train folder-18 needs --data DIR and --out DIR: see streamseg train folder-18 --help",
         ),
-        ("train folder-18 --data x --out y --network z", "--network is 'z'; choose one of: 'fanet18', 'fanet34', 'se"),
+        ("train folder-18 --data x --out y --network z", "--network is 'z'; choose one of: 'fanet18', 'fanet34', 'fa"),
         ("check folder", "streamseg check needs --data DIR: see streamseg check --help."),
         ("pack camvid --data x", "streamseg pack needs OUT: see streamseg pack --help."),
         ("completion tcsh", "shell is 'tcsh'; choose one of: 'bash', 'zsh', 'fish'."),

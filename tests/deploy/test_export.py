@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import complaint, run
-from exports import SIZE, exported as exported, moving, small
+from exports import SIZE, exported as exported, moving, small, small_plus
 
 import streamseg
 from streamseg import Fading, LastFrames, NoAttention
@@ -23,14 +23,21 @@ SAMPLES = Path(__file__).parents[2] / "samples"
 # Axes of reductions must be constants, and resizes linear or nearest, without antialiasing.
 TENSORRT = (
     "Add ArgMax AveragePool BatchNormalization Cast Clip Concat Constant Conv Div Exp Expand Flatten Gather Gemm "
-    "Identity MatMul Max MaxPool Min Mul Neg Pad Pow Reciprocal ReduceL2 ReduceMax ReduceMean ReduceSum Relu Reshape "
-    "Resize Round Shape Slice Softmax Split Sqrt Squeeze Sub Sum Transpose Unsqueeze Where"
+    "Identity MatMul Max MaxPool Min Mul Neg Pad Pow Range Reciprocal ReduceL2 ReduceMax ReduceMean ReduceSum Relu "
+    "Reshape Resize Round Shape Slice Softmax Split Sqrt Squeeze Sub Sum Transpose Unsqueeze Where"
 )
 
 
 @pytest.fixture(scope="module")
 def network():
     return small()
+
+
+@pytest.fixture(scope="module")
+def network_of(network):
+    """Return a function that gives the network of an exported file."""
+    plus = small_plus()
+    return lambda name: plus if name.startswith("plus") else network
 
 
 def label_all(model, frames, window, **options):
@@ -49,9 +56,14 @@ def share_of_equal(one, other):
         ("any.onnx", (97, 131)),
         ("fixed.xml", SIZE),
         ("fixed.pt2", SIZE),
+        # of any shape: the grids of the pyramid pooling depend on it
+        *(("plus-any.onnx", size) for size in ((86, 86), (97, 131), (86, 500), (400, 90), (360, 480))),
+        ("plus.xml", SIZE),
+        ("plus.pt2", SIZE),
     ],
 )
-def test_a_file_gives_the_labels_of_the_network(exported, network, name, size):
+def test_a_file_gives_the_labels_of_the_network(exported, network_of, name, size):
+    network = network_of(name)
     file = open_exported(exported(name), trust=True)
     image = moving(1, *size)[0][None]
     ((expected, sure),), context = predict(network, image)
@@ -71,10 +83,11 @@ def predict(model, image):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["any.onnx", "fixed.xml", "fixed.pt2"])
-def test_over_50_frames_a_file_carries_the_state_of_the_network(exported, network, name):
+@pytest.mark.parametrize("name", ["any.onnx", "fixed.xml", "fixed.pt2", "plus-any.onnx", "plus.xml", "plus.pt2"])
+def test_over_50_frames_a_file_carries_the_state_of_the_network(exported, network_of, name):
+    network = network_of(name)
     file = open_exported(exported(name), trust=True)
-    frames = moving(50)
+    frames = moving(50, 96, 128) if name == "plus-any.onnx" else moving(50)
     expected = label_all(network, frames, LastFrames(3))
     assert share_of_equal(label_all(file, frames, LastFrames(3)), expected) > MIN_SAME_LABELS
     assert (
@@ -115,7 +128,16 @@ def test_inputs_and_outputs_have_the_documented_names_types_and_shapes(exported)
     ]
 
 
-@pytest.mark.parametrize("name", ["any.onnx", "still.onnx"])
+def test_small_frames_are_enlarged_to_the_least_size_of_a_file_for_any(exported):
+    (frame,) = moving(1, 32, 200)
+    file = open_exported(exported("plus-any.onnx"))
+    sizes = []
+    file.run, run = lambda inputs: (sizes.append(inputs["frame"].shape), run(inputs))[1], file.run
+    assert streamseg.label_frame(file, frame)[0].shape == (32, 200)
+    assert sizes == [(1, 86, 200, 3)]
+
+
+@pytest.mark.parametrize("name", ["any.onnx", "still.onnx", "plus-any.onnx"])
 def test_onnx_files_use_only_operators_that_tensorrt_supports(exported, name):
     onnx = pytest.importorskip("onnx")
     model = onnx.load(exported(name))

@@ -2,8 +2,15 @@ import pytest
 import torch
 from exports import exported as exported, moving
 
-from streamseg.deploy.onnx_int8 import MIN_WEIGHTS, int8_convolutions, int8_node_names, round_int8_weights
+from streamseg.deploy.onnx_int8 import (
+    MIN_WEIGHTS,
+    calibration_inputs,
+    int8_convolutions,
+    int8_node_names,
+    round_int8_weights,
+)
 from streamseg.engine.rounding import MAX_WEIGHT, round_weights
+from streamseg.engine.runtime import open_exported
 
 
 @pytest.fixture
@@ -31,6 +38,19 @@ def test_small_convolutions_and_those_of_the_first_blocks_stay_in_fp32(network):
     given = {node.output[0] for node in int8_convolutions(network)}
     assert others
     assert all(node.input[0] in given for node in others)
+
+
+@pytest.mark.parametrize(("name", "stages"), [("any.onnx", 4), ("plus-any.onnx", 2)])
+def test_calibration_gives_each_frame_alone_and_with_a_full_window_of_it(exported, name, stages):
+    file = open_exported(exported(name))
+    alone, streamed = calibration_inputs(file, moving(1, 96, 128))
+    pasts = [f"past{stage}" for stage in range(1, stages + 1)]
+    assert [*alone] == [*streamed] == ["frame", *pasts, "weight"]
+    outputs = file.run(alone)
+    for stage, past in enumerate(pasts, 1):
+        assert not alone[past].any()
+        torch.testing.assert_close(streamed[past], 2 * outputs[f"context{stage}"])  # of a window of 3
+    assert (alone["weight"].item(), streamed["weight"].item()) == (0, 2)
 
 
 def test_weights_are_rounded_to_values_that_onnx_runtime_keeps(network):

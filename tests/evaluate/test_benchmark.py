@@ -103,7 +103,10 @@ def test_the_verb_takes_exported_files_and_networks(exported, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["fanet19"], "'fanet19' is neither a file nor one of the networks fanet18, fanet34, segnet"),
+        (
+            ["fanet19"],
+            "'fanet19' is neither a file nor one of the networks fanet18, fanet34, fanetplus18",
+        ),
         (["fanet18", "--size", "20x20"], "expected a height and a width from 32 up"),
         (
             ["fanet18", "--precision", "fp16", "--device", "cpu"],

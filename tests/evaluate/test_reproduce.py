@@ -256,7 +256,7 @@ def test_the_verb_prints_and_writes_the_table(runs, drive, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("VII", "table is 'VII'; choose one of: 'I', 'II', 'III', 'reduction', 'IV', 'V', 'VI', 'all'."),
+        ("VII", "table is 'VII'; choose one of: 'I', 'II', 'III', 'reduction', 'IV', 'V', 'VI', 'ours', 'all'."),
         ("II --speed maybe", "speed is 'maybe'; choose one of: 'yes', 'no'."),
         ("II --runs RUNS", "Accuracy needs both --runs DIR, trained networks, and --data DIR"),
         ("II --runs RUNS --data nowhere", "No data set of kind camvid in nowhere: expected SPLIT/"),
