@@ -41,6 +41,7 @@ def make_originals(folder: Path, exported: Callable[[str], Path]) -> None:
     from streamseg.io.images import write_image
     from streamseg.io.tensors import write_tensors
     from streamseg.io.video_writing import open_label_writer
+    from streamseg.models.bundled import find_weights
     from streamseg.models.encoder import resnet18
     from streamseg.stream.state import LastFrames, State
     from streamseg.train import resume
@@ -54,7 +55,7 @@ def make_originals(folder: Path, exported: Callable[[str], Path]) -> None:
     streamseg.save_state(
         State(torch.rand(2, 8, 96), (1.0, 1.0), 0.5, torch.zeros(9, 9).byte()), folder / "s.safetensors"
     )
-    shutil.copyfile(streamseg.models.checkpoint.BUNDLED, folder / "bundled.safetensors")
+    shutil.copyfile(find_weights(), folder / "bundled.safetensors")
     for name in ("still.onnx", "fixed.xml", "fixed.bin", "fixed.pt2"):
         shutil.copyfile(exported(name), folder / name)
     strip_checksum(folder / "still.onnx", folder / "older.onnx")

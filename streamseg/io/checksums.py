@@ -49,21 +49,12 @@ def digest(data: bytes, start: int, others: tuple[Path, ...]) -> bytes:
     return f"{PREFIX}{sha256.hexdigest()}".encode()
 
 
-def pop_checksum(path: Path | str, entry: dict[str, Any]) -> bool:
-    """Remove the checksum from a file's metadata, and return whether there was one; raise an error if it is damaged.
+def pop_checksum(path: Path | str, entry: dict[str, Any]) -> None:
+    """Remove the checksum, if there is one, from a file's metadata; raise an error if it is damaged.
 
     check_checksum finds complete checksums only: a damaged one must not pass for an older file.
     """
-    if "checksum" not in entry:
-        return False
-    if not re.fullmatch(f"{PREFIX}[0-9a-f]{{64}}", str(entry.pop("checksum"))):
-        raise damaged_file_error(path)
-    return True
-
-
-def check_pinned(path: Path, expected: str) -> None:
-    """Raise a ValueError if the SHA-256 of a whole file is not the expected one."""
-    if hashlib.sha256(path.read_bytes()).hexdigest() != expected:
+    if "checksum" in entry and not re.fullmatch(f"{PREFIX}[0-9a-f]{{64}}", str(entry.pop("checksum"))):
         raise damaged_file_error(path)
 
 

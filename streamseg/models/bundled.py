@@ -23,17 +23,24 @@ class BundledWeights:
 
 
 BUNDLED_WEIGHTS = {
-    "camvid": BundledWeights(
-        FOLDER / "camvid-18.safetensors",
-        about="Streets by day, seen from a car: the 11 classes of CamVid.",
-        data="CamVid, train and val: 468 frames of one town",
+    "street": BundledWeights(
+        FOLDER / "street.safetensors",
+        about="Streets and roads, day and night, seen from a car: CamVid's 11 classes, lane markings, the own car.",
+        data="CamVid (468 frames of one town) and comma10k (1,867 frames of 201 dashcams)",
         licence="For research: CamVid's pages grant no commercial use.",
-        card="docs/results.md",
+        card="docs/model-card-street.md",
+    ),
+    "road": BundledWeights(
+        FOLDER / "road.safetensors",
+        about="Roads, day and night, seen from a car: road, lane marking, undrivable, movable, my car.",
+        data="comma10k: 1,867 frames of 201 dashcams",
+        licence="Data under the MIT licence, Copyright (c) 2020, Comma.ai, Inc.: commercial use is allowed.",
+        card="docs/model-card-road.md",
     ),
 }
 """The weights that can be given by name."""
 
-DEFAULT = "camvid"
+DEFAULT = "street"
 """The weights that are used if none are given."""
 
 

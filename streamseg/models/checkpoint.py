@@ -13,7 +13,7 @@ import torch
 
 from streamseg.checks import check_choice, check_count
 from streamseg.classes import Classes
-from streamseg.io.checksums import BLANK_CHECKSUM, check_pinned, pop_checksum
+from streamseg.io.checksums import BLANK_CHECKSUM, pop_checksum
 from streamseg.io.tensors import check_state_dict, load_tensors, open_tensors, write_tensors
 from streamseg.models.attention import ATTENTIONS, Attention
 from streamseg.models.baselines import BASELINES, Baseline
@@ -28,13 +28,6 @@ PAPER_FANETS = {"fanet18": fanet18, "fanet34": fanet34}
 PLUS_FANETS = {"fanetplus18": fanetplus18, "fanetplus34": fanetplus34}
 FANETS: dict[str, Callable[..., FANet]] = {**PAPER_FANETS, **PLUS_FANETS}
 """The functions that build FANets, by name."""
-
-BUNDLED = find_weights()
-"""The file of the bundled weights that are used if none are given."""
-
-# the first bundled file has no checksum of its own; a copy of it is recognised by its source
-BUNDLED_SHA256 = "18baf69349f317e0451aef4a84ca47374a0d09fb8deefbe4a9c487eeb40e80a5"
-BUNDLED_SOURCE = "trained on camvid trainval, 10000 iterations on images and 1000 on clips, by streamseg"
 
 # key in the file's metadata, beside "format", which other readers of safetensors expect
 ENTRY = "streamseg"
@@ -192,14 +185,12 @@ def read_description(path: Path, metadata: dict[str, str] | None) -> Description
         raise ValueError(f"{path} was not written by streamseg: give a file of streamseg.save or streamseg train.")
     try:
         entry = json.loads(metadata[ENTRY])
-        has_checksum = pop_checksum(path, entry)
+        pop_checksum(path, entry)
         options = {field.name: entry.pop(field.name) for field in fields(Variant) if field.name in entry}
         variant = Variant(**options) if options else None
         description = Description(**{**entry, "variant": variant, "classes": Classes(**entry["classes"])})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} has invalid metadata ({error!r:.200}): it cannot be used.") from None
-    if not has_checksum and (description.source == BUNDLED_SOURCE or path == BUNDLED):
-        check_pinned(path, BUNDLED_SHA256)
     return description
 
 

@@ -14,7 +14,7 @@ from streamseg.deploy import export
 from streamseg.deploy.export import MIN_SAME_LABELS, compare_labels, export_model, pan
 from streamseg.engine.runtime import open_exported
 from streamseg.io.images import write_image
-from streamseg.models import checkpoint
+from streamseg.models.bundled import find_weights
 from streamseg.stream.label_frames import step_batch
 
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -182,7 +182,7 @@ def test_the_verb_writes_an_int8_file_with_state_that_segment_takes(tmp_path, mo
     # compared on every other one of the samples; the rest were for calibration
     assert re.match(r"a.onnx: \d\d.* % of the labels match the network's on 3 pictures \(mean IoU \d\d", output)
     assert output.endswith(" % over a clip of 50 frames\n")
-    about, bundled = open_exported("a.onnx").manifest, streamseg.describe(checkpoint.BUNDLED)
+    about, bundled = open_exported("a.onnx").manifest, streamseg.describe(find_weights())
     assert (about.precision, about.size, about.averages) == ("int8", (128, 256), bundled.variant.averages)
     assert (about.classes, about.window, about.source) == (bundled.classes, bundled.window, bundled.source)
     assert [*about.inputs] == ["frame", "past1", "past2", "past3", "past4", "weight"]

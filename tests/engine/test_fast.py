@@ -9,7 +9,8 @@ import streamseg
 from streamseg.engine import fast
 from streamseg.engine.engine import EagerEngine, FrameBatch
 from streamseg.engine.fast import accelerate
-from streamseg.models.fanet_plus import FANetPlus, fanetplus18
+from streamseg.models.fanet import fanet18
+from streamseg.models.fanet_plus import FANetPlus
 from streamseg.stream.label_frames import label_batch, label_frame, label_frames, segment, step_batch
 from streamseg.stream.state import Fading, LastFrames
 
@@ -23,25 +24,35 @@ def street():
 
 @pytest.fixture(scope="module", params=["FANet", "FANet+"])
 def model(request, street):
-    return streamseg.load()[0] if request.param == "FANet" else make_fanet_plus(street)
+    return streamseg.load()[0] if request.param == "FANet+" else make_fanet(street)
 
 
-def make_fanet_plus(street):
-    """Return a FANet+ of random weights that labels parts of a picture with all classes."""
+def make_fanet(street):
+    """Return a FANet of random weights that labels parts of a picture with all classes."""
     torch.manual_seed(0)
-    network = fanetplus18(classes=11)
+    network = fanet18(classes=11)
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = None  # the statistics are those of the next call
     parts = torch.stack([street[:, 200:360, left : left + 240] for left in (100, 300, 500)])
+    mix, classify = network.classify
+    seen = []
+    mix.register_forward_hook(lambda *call: seen.append(call[2]))
     with torch.no_grad():
         network(parts)
         scores, _ = network.eval().outputs(parts)
-        spread = scores.std(dim=(0, 2, 3))
-        network.classify.weight /= spread.view(-1, 1, 1, 1)
-        network.classify.bias -= scores.mean(dim=(0, 2, 3))
-        network.classify.bias /= spread
+        mean = seen[-1].mean(dim=(0, 2, 3))
+        weight = classify.weight[:, :, 0, 0]
+        weight -= (weight @ mean / mean.square().sum())[:, None] * mean  # so that the mean score of each class is 0
+        scores, _ = network.outputs(parts)
+        classify.weight /= scores.std(dim=(0, 2, 3)).view(-1, 1, 1, 1)
+    mix._forward_hooks.clear()
     return network
+
+
+def least_agreement(model, trained, random):
+    """Return the share of labels that must agree in half precision or int8; random weights amplify rounding."""
+    return trained if isinstance(model, FANetPlus) else random
 
 
 @pytest.fixture
@@ -80,7 +91,7 @@ def test_steps_carry_the_context_from_frame_to_frame(model, frames, device):
         labels, context = quick.step(frame, context)
         ours.append(labels.clone())
     theirs = [labels for _, labels in label_frames(network, frames, 2)]
-    assert agreement(ours, theirs) > (0.999 if device == "cpu" else 0.98)
+    assert agreement(ours, theirs) > (0.999 if device == "cpu" else least_agreement(model, 0.98, 0.95))
     assert agreement(ours[1:], [quick(frame).clone() for frame in frames[1:]]) < 1
 
 
@@ -136,8 +147,7 @@ def test_a_network_without_a_fast_form_comes_back_as_an_engine(frames):
 @pytest.mark.skipif(CUDA, reason="int8 runs on the CPU only")
 def test_int8_gives_nearly_the_same_labels_as_fp32(model, frames):
     quick = accelerate(model, "int8", frames[:2])
-    # a network of random weights amplifies rounding
-    least = 0.7 if isinstance(model, FANetPlus) else 0.97
+    least = least_agreement(model, 0.97, 0.7)
     assert agreement([quick(frame) for frame in frames[5:]], [segment(frame, model) for frame in frames[5:]]) > least
 
 
@@ -181,7 +191,8 @@ def test_a_gpu_s_graph_gives_the_labels_of_the_network(gpu, street, precision):
         frame = F.interpolate(street[None].float(), (height, width), mode="bilinear").byte()[0].cuda()
         expected = segment(frame, gpu)
         for _ in range(3):
-            assert (quick(frame) == expected).float().mean() > (0.99 if precision == "fp16" else 0.97)
+            least = least_agreement(gpu, *((0.99, 0.95) if precision == "fp16" else (0.97, 0.85)))
+            assert (quick(frame) == expected).float().mean() > least
     assert len(quick.buffers) == 2
 
 
@@ -192,7 +203,7 @@ def test_a_gpu_s_streams_carry_their_state_through_graphs(gpu, frames, window):
     quick = accelerate(gpu)
     on_gpu = [frame.cuda() for frame in frames]
     ours = [labels for _, labels in label_frames(quick, on_gpu, window)]
-    assert agreement(ours, [labels for _, labels in label_frames(gpu, on_gpu, window)]) > 0.98
+    assert agreement(ours, [labels for _, labels in label_frames(gpu, on_gpu, window)]) > least_agreement(gpu, 0.98, 0.95)
     states = [None, None]
     for frame in on_gpu[:4]:  # two streams in one batch, and labels of another size
         (first, second), states = label_batch(quick, [frame, frame.flip(2)], states, window, size=(128, 192))

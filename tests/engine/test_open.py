@@ -8,7 +8,7 @@ from streamseg.engine.fast import FastEngine
 from streamseg.engine.open import open_engine
 from streamseg.engine.runtime import ExportedEngine
 from streamseg.models import baselines
-from streamseg.models.checkpoint import BUNDLED
+from streamseg.models.bundled import find_weights
 
 CPU = torch.device("cpu")
 
@@ -17,7 +17,7 @@ def test_without_a_file_the_bundled_weights_are_opened_in_their_fast_form():
     engine, classes, window = open_engine(None, CPU)
     assert isinstance(engine, FastEngine)
     assert classes == streamseg.load()[1]
-    assert window == streamseg.describe(BUNDLED).window
+    assert window == streamseg.describe(find_weights()).window
 
 
 def test_eager_keeps_the_network_itself_in_the_wanted_precision():

@@ -18,7 +18,7 @@ from streamseg.engine.runtime import open_exported
 from streamseg.io.checksums import BLANK_CHECKSUM, PREFIX, check_checksum, check_zip, write_checksum
 from streamseg.io.images import write_image
 from streamseg.io.tensors import read_tensors, write_tensors
-from streamseg.models import checkpoint
+from streamseg.models.bundled import find_weights
 from streamseg.stream.state import State
 
 DAMAGED = r"is damaged \(its checksum does not match\): copy or download it again\.$"
@@ -111,8 +111,7 @@ def test_other_readers_take_a_file_with_a_checksum_and_older_files_need_none(sav
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_copy_of_the_bundled_weights_is_told(tmp_path, damage):
     path = tmp_path / "mine.safetensors"
-    shutil.copyfile(checkpoint.BUNDLED, path)
-    assert checkpoint.describe(path).source == checkpoint.BUNDLED_SOURCE
+    shutil.copyfile(find_weights(), path)
     spoil(path, damage)
     for use in (streamseg.load, streamseg.describe):
         with pytest.raises(ValueError, match=DAMAGED):

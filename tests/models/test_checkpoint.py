@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import streamseg
+from streamseg.class_table import STREET_TABLE
 from streamseg import ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention
 from streamseg.models.baselines import BASELINES
 from streamseg.models.baselines.bisenet import BiSeNet
@@ -181,8 +182,8 @@ def test_half_precision_is_saved_small_and_loaded_in_fp32(model, saved, tmp_path
 
 def test_without_a_path_the_bundled_weights_are_loaded():
     model, classes = streamseg.load()
-    assert classes == streamseg.CAMVID
-    assert model.encoder.depth == 18
+    assert classes == STREET_TABLE.classes
+    assert model.name == "fanetplus18"
     frame = streamseg.read_image(Path(__file__).parents[2] / "samples" / "suburb-1.jpg")[None, :, ::2, ::2]
     with torch.inference_mode():
         labels = model(frame)[0].argmax(dim=0)
