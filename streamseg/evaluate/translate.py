@@ -30,8 +30,8 @@ def translate_dataset(
     translation = find_translation(network, dataset.name, dataset.classes, table)
     if translation is None:
         raise ValueError(
-            f"{describe_difference(network, dataset)}, and no class table translates them; give the --dataset that it "
-            "was trained on, or --classes FILE."
+            f"{describe_difference(network, dataset)}; no class table translates them: give the --dataset that it was "
+            "trained on, or --classes FILE."
         )
     if len(translation.labels) == len(dataset.classes):
         return translation, dataset

@@ -251,7 +251,7 @@ def for_other_roads(config: TrainConfig) -> TrainConfig:
 CAMVID_CONFIG = TrainConfig(dataset="camvid", network="fanet18", crop=(720, 960), iterations=6_000)
 CITYSCAPES_CONFIG = TrainConfig(dataset="cityscapes", network="fanet18", crop=(768, 1536), iterations=40_000)
 COCO_STUFF_CONFIG = TrainConfig(dataset="coco-stuff", network="fanet18", crop=(640, 640), iterations=40_000)
-COMMA10K_CONFIG = TrainConfig(dataset="comma10k", network="fanet18", crop=(512, 768), iterations=8_000)
+COMMA10K_CONFIG = TrainConfig(dataset="comma10k", network="fanetplus18", crop=(512, 768), iterations=8_000)
 FOLDER_CONFIG = TrainConfig(dataset="folder", network="fanet18", crop=(512, 512), iterations=2_000)
 
 RECIPES = {
@@ -286,12 +286,19 @@ RECIPES = {
         for_video(replace(CITYSCAPES_CONFIG, iterations=10_000, network="fanet34")),
     ),
     "street-18": Recipe(
-        "FANet-18 on CamVid (--data) and comma10k (--with-data), the classes of both.",
+        "FANet+-18 on CamVid (--data) and comma10k (--with-data), the classes of both.",
         for_other_roads(
-            replace(CAMVID_CONFIG, iterations=10_000, with_dataset="comma10k", with_share=0.4, classes="street")
+            replace(
+                CAMVID_CONFIG,
+                network="fanetplus18",
+                iterations=10_000,
+                with_dataset="comma10k",
+                with_share=0.4,
+                classes="street",
+            )
         ),
     ),
-    "road-18": Recipe("FANet-18 on comma10k: 5 classes, day and night.", for_other_roads(COMMA10K_CONFIG)),
+    "road-18": Recipe("FANet+-18 on comma10k: 5 classes, day and night.", for_other_roads(COMMA10K_CONFIG)),
     "folder-18": Recipe(
         "FANet-18 on your own pictures.", replace(with_our_settings(FOLDER_CONFIG), identity_init=True)
     ),

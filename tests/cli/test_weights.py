@@ -135,7 +135,7 @@ def test_a_class_table_of_ones_own_translates(street, toy, tmp_path, monkeypatch
     said = complaint(monkeypatch, capsys, *given)
     assert "The network was trained for other classes than those of folder val: class 0 is Sky in the network" in said
     assert said.endswith(
-        "no class table translates them; give the --dataset that it was trained on, or --classes FILE.\n"
+        "no class table translates them: give the --dataset that it was trained on, or --classes FILE.\n"
     )
     labels = {"Road": "ground", "Car": "box", "Bicyclist": "disc"}
     rows = [f"{name}, 000000, {labels.get(name, '-')}" for name in STREET_TABLE.classes.names]
