@@ -287,7 +287,7 @@ RECIPES = {
         for_video(replace(CITYSCAPES_CONFIG, iterations=10_000, network="fanet34")),
     ),
     "street-18": Recipe(
-        "FANet+-18 on CamVid (--data) and comma10k (--with-data), the bundled weights street: 11 minutes on a shared H200.",
+        "The bundled weights street: FANet+-18 on CamVid (--data) and comma10k (--with-data).",
         for_other_roads(
             replace(
                 CAMVID_CONFIG,
@@ -299,7 +299,7 @@ RECIPES = {
             )
         ),
     ),
-    "road-18": Recipe("FANet+-18 on comma10k, the bundled weights road.", for_other_roads(COMMA10K_CONFIG)),
+    "road-18": Recipe("The bundled weights road: FANet+-18 on comma10k.", for_other_roads(COMMA10K_CONFIG)),
     "folder-18": Recipe("FANet+-18 on your own pictures.", with_our_settings(FOLDER_CONFIG)),
     "paper-camvid-18": Recipe("FANet-18 on CamVid as in the paper (69.0 mIoU on test there).", CAMVID_CONFIG),
     "paper-camvid-34": Recipe(

@@ -136,7 +136,7 @@ def test_a_network_without_a_fast_form_comes_back_as_an_engine(frames):
     for factory, options in (
         (streamseg.fanet18, {"attention": streamseg.NoAttention}),
         (streamseg.fanet18, {"reduction": "Conv-0"}),
-        (fanetplus18, {"attention": streamseg.DotAttention}),
+        (streamseg.fanetplus18, {"attention": streamseg.DotAttention}),
     ):
         network = factory(classes=3, **options).eval()
         engine = accelerate(network)
@@ -203,7 +203,9 @@ def test_a_gpu_s_streams_carry_their_state_through_graphs(gpu, frames, window):
     quick = accelerate(gpu)
     on_gpu = [frame.cuda() for frame in frames]
     ours = [labels for _, labels in label_frames(quick, on_gpu, window)]
-    assert agreement(ours, [labels for _, labels in label_frames(gpu, on_gpu, window)]) > least_agreement(gpu, 0.98, 0.95)
+    assert agreement(ours, [labels for _, labels in label_frames(gpu, on_gpu, window)]) > least_agreement(
+        gpu, 0.98, 0.95
+    )
     states = [None, None]
     for frame in on_gpu[:4]:  # two streams in one batch, and labels of another size
         (first, second), states = label_batch(quick, [frame, frame.flip(2)], states, window, size=(128, 192))

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import streamseg
-from streamseg.class_table import STREET_TABLE
 from streamseg import ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention
+from streamseg.class_table import STREET_TABLE
 from streamseg.models.baselines import BASELINES
 from streamseg.models.baselines.bisenet import BiSeNet
 from streamseg.models.checkpoint import Variant, require_fanet
