@@ -35,7 +35,10 @@ from streamseg.train.config import RECIPES
             "train has no option '--optimizer': did you mean --optimiser? streamseg train folder-18 --help",
         ),
         ("segment a.png --legned", "segment has no option '--legned': did you mean --legend? streamseg segment --help"),
-        ("segment a.png --colour=red", "segment has no option '--colour': streamseg segment --help has the list."),
+        (
+            "segment a.png --colour=red",
+            "segment has no option '--colour': did you mean --colours? streamseg segment --help has the list.",
+        ),
         ("segment a.png", "Nothing at a.png: expected a picture, a video, a folder or a list of names."),
         ("segment", "Nothing to read: give a picture, a video, a folder, a camera or an address."),
         ("segment there.png --size 12", "--size is '12'; expected a height and a width from 32 up, such as 720x1280."),

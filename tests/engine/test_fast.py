@@ -110,7 +110,7 @@ def test_hysteresis_works_in_the_fast_form(model, frames, size):
         [labels for _, labels in label_frames(network, frames, policy, size=size)]
         for network in (accelerate(model), model)
     )
-    assert agreement(ours, theirs) > 0.999
+    assert agreement(ours, theirs) > least_agreement(model, 0.999, 0.99)
     assert agreement(theirs, [labels for _, labels in label_frames(model, frames, 2, size=size)]) < 0.9999
 
 

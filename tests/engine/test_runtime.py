@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 import streamseg
 from streamseg import Fading, LastFrames
+from streamseg.class_table import STREET_TABLE
 from streamseg.data import datasets
 from streamseg.engine import runtime
 from streamseg.engine.engine import FrameBatch
@@ -177,7 +178,7 @@ def test_a_file_s_window_is_that_of_the_network_if_it_carries_state(exported):
     file, classes, window = open_weights(exported("any.onnx"), cpu)
     assert (file.manifest.window, window, classes) == (3, 3, streamseg.CAMVID)
     network, classes, window = open_weights(None, cpu)
-    assert (type(network), classes, window) == (streamseg.FANet, streamseg.CAMVID, 4)
+    assert (type(network), classes, window) == (streamseg.FANetPlus, STREET_TABLE.classes, 1)
 
 
 @pytest.mark.slow

@@ -106,9 +106,9 @@ def test_reading_labelling_drawing_and_writing_happen_at_the_same_time(model, mo
         meet(int(images[0, 0, 0, 0]), 2)
         return fake_predictions(images, **options)
 
-    def paint(frame, *style):
+    def paint(frame, *style, borders):
         meet(int(frame[0, 0, 0]), 1)
-        return overlay(frame, *style)
+        return overlay(frame, *style, borders=borders)
 
     monkeypatch.setattr(network_thread, "step_batch", step)
     monkeypatch.setattr(draw, "overlay", paint)

@@ -120,8 +120,8 @@ def test_a_state_with_the_former_names_of_settings_is_restored(tmp_path):
     assert set(OLD_NAMES) <= set(older)
     resume.save_training_state(tmp_path, 7, older, {})
     assert resume.restore_training_state(tmp_path, settings, {}) == 7
-    with pytest.raises(ValueError, match="continue with --identity-init --iou-loss 1.0 --resume.$"):
-        resume.restore_training_state(tmp_path, {**settings, "iou_loss": 0.5, "identity_init": False}, {})
+    with pytest.raises(ValueError, match="continue with --no-identity-init --iou-loss 1.0 --resume.$"):
+        resume.restore_training_state(tmp_path, {**settings, "iou_loss": 0.5, "identity_init": True}, {})
 
 
 @pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
