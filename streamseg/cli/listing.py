@@ -57,9 +57,10 @@ def describe_bundled(name: str, about: BundledWeights) -> dict[str, Any]:
 def format_bundled(found: Mapping[str, Any], width: int, bold: bool) -> str:
     """Format bundled weights for the terminal: a heading, and lines of at most a width with a word in front of each."""
     name = f"\x1b[1m{found['name']}\x1b[0m" if bold else found["name"]
+    trained_on = "images" if found["window"] == 1 else f"clips of {found['window']} frames"
     rows = {
         "about": found["about"],
-        "network": f"{found['network']}, {found['bytes'] / 1e6:.0f} MB, window of {found['window']} frames",
+        "network": f"{found['network']}, {found['bytes'] / 1e6:.0f} MB, trained on {trained_on}",
         "classes": f"{len(found['classes'])}: {', '.join(found['classes'])}",
         "data": found["data"],
         "licence": found["licence"],
