@@ -14,8 +14,8 @@ from streamseg.io.images import write_image, write_labels
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 CLASSES = streamseg.Classes(("street", "traffic", "rest"), ((128, 64, 128), (220, 20, 60), (70, 130, 90)))
-JOINED = {"Road": 0, "Pavement": 0, "Car": 1, "Pedestrian": 1, "Bicyclist": 1}
-"""Class of each class of CamVid; all others are the rest."""
+JOINED = {"Road": 0, "LaneMarking": 0, "Pavement": 0, "Car": 1, "Pedestrian": 1, "Bicyclist": 1}
+"""Class of each class of the bundled weights; all others are the rest."""
 
 
 def make(folder: Path, count: int = 30, size: tuple[int, int] = (360, 480)) -> None:
@@ -24,7 +24,8 @@ def make(folder: Path, count: int = 30, size: tuple[int, int] = (360, 480)) -> N
         (folder / kind).mkdir(parents=True, exist_ok=True)
     lines = (f"{name} #{bytes(colour).hex()}" for name, colour in zip(CLASSES.names, CLASSES.colours, strict=True))
     (folder / "classes.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    table = torch.tensor([JOINED.get(name, 2) for name in streamseg.CAMVID.names])
+    network, classes = streamseg.load()
+    table = torch.tensor([JOINED.get(name, 2) for name in classes.names])
     pictures = sorted(SAMPLES.glob("*.jpg"))
     random = torch.Generator().manual_seed(0)
     height, width = size
@@ -37,7 +38,7 @@ def make(folder: Path, count: int = 30, size: tuple[int, int] = (360, 480)) -> N
         )
         frame = small[:, top : top + height, left : left + width].contiguous()
         write_image(folder / "images" / f"{i:02}.jpg", frame)
-        write_labels(folder / "labels" / f"{i:02}.png", table[streamseg.segment(frame).long()], CLASSES)
+        write_labels(folder / "labels" / f"{i:02}.png", table[streamseg.segment(frame, network).long()], CLASSES)
 
 
 if __name__ == "__main__":
