@@ -23,7 +23,8 @@ class BuildWithSamples(build_py):
 
     def get_source_files(self) -> list[str]:
         """Return the files of a source distribution."""
-        return [*super().get_source_files(), *map(str, sorted(SAMPLES.iterdir()))]
+        samples = sorted(path for path in SAMPLES.rglob("*") if path.is_file())
+        return [*super().get_source_files(), *map(str, samples)]
 
 
 setup(cmdclass={"build_py": BuildWithSamples})

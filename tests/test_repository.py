@@ -1,6 +1,7 @@
 """Files that tools outside the package read: continuous integration, pre-commit, Docker, citation and torch.hub."""
 
 import re
+import runpy
 import shlex
 import tomllib
 from pathlib import Path
@@ -82,6 +83,29 @@ def test_the_image_is_built_from_what_docker_gets_and_runs_as_no_root():
 
 def from_hub(name, **options):
     return torch.hub.load(str(ROOT), name, source="local", **options)
+
+
+@pytest.fixture
+def build_command(monkeypatch, tmp_path):
+    """The command of setup.py that lists the files of a source distribution and copies those of a wheel."""
+    dist = pytest.importorskip("setuptools.dist", reason="setuptools is not installed: pip install setuptools")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    command = runpy.run_path("setup.py")["BuildWithSamples"](dist.Distribution({"packages": []}))
+    command.ensure_finalized()
+    command.build_lib = str(tmp_path)
+    return command
+
+
+def test_source_distributions_and_wheels_have_all_samples(build_command, tmp_path):
+    samples = {path for path in (ROOT / "samples").rglob("*") if path.is_file()}
+    assert ROOT / "samples" / "dashcam" / "rain.jpg" in samples
+    listed = {ROOT / name for name in build_command.get_source_files()}
+    assert samples <= listed
+    assert all(path.is_file() for path in listed)
+    build_command.run()
+    copied = {path for path in (tmp_path / "streamseg").rglob("*") if path.is_file()}
+    assert copied == {tmp_path / "streamseg" / path.relative_to(ROOT) for path in samples}
 
 
 def test_the_hub_loads_the_bundled_weights():

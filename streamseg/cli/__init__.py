@@ -15,10 +15,11 @@ from io import TextIOWrapper
 from pathlib import Path
 
 import streamseg
+from streamseg.cli.benchmarking import benchmark
 from streamseg.cli.completion import completion
 from streamseg.cli.deploying import export, serve
 from streamseg.cli.listing import weights
-from streamseg.cli.measuring import benchmark, evaluate, reproduce
+from streamseg.cli.measuring import evaluate, reproduce
 from streamseg.cli.messages import ErrorHandler, debugging, has_colours, out_of_memory, print_error
 from streamseg.cli.pages import find_page, wants_help
 from streamseg.cli.parser import VERBS, UsageError, complete_ray, parse

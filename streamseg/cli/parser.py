@@ -18,10 +18,11 @@ from cyclopts.exceptions import (
     UnusedCliTokensError,
 )
 
+from streamseg.cli.benchmarking import benchmark
 from streamseg.cli.completion import completion
 from streamseg.cli.deploying import export, serve
 from streamseg.cli.listing import weights
-from streamseg.cli.measuring import benchmark, evaluate, reproduce
+from streamseg.cli.measuring import evaluate, reproduce
 from streamseg.cli.messages import print_error
 from streamseg.cli.segmenting import segment
 from streamseg.cli.training import check, pack, recipe_command, train

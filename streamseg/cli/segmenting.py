@@ -195,7 +195,9 @@ def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions) -> Segm
     outputs = plan_outputs(sources, out, **wanted, missing=len(missing))
     raw = out == "-"
     if not (any(wanted.values()) or options.json or raw or options.show):
-        raise ValueError("There is nothing to write with --no-overlay alone: add --labels, --confidence or --json.")
+        raise ValueError(
+            "There is nothing to write with --no-overlay alone: add --labels, --colours, --confidence or --json."
+        )
     if options.show and len(sources) > 1:
         raise ValueError(f"--show has one window, and there are {len(sources)} sources: give one, or leave it out.")
     if options.json and options.json != STANDARD_OUTPUT:
@@ -238,7 +240,8 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     chosen = tuple(find_class(name, classes.names) for name in options.classes.split(",") if name.strip())
     settings = LabelSettings(engine, classes, policy, options.cut, size, options.tile, options.confidence)
     drawn = pick_palette(classes, options.palette)
-    style = DrawStyle(options.alpha, chosen, options.legend, options.side_by_side, options.borders, drawn)
+    recoloured = drawn if drawn != classes else None  # as in an archive that was begun before there was a palette
+    style = DrawStyle(options.alpha, chosen, options.legend, options.side_by_side, options.borders, recoloured)
     return settings, style
 
 
@@ -313,12 +316,19 @@ def list_results(pipeline: "Pipeline", result: "RunResult", deadline: float | No
     """Yield the lines that report the written files and the labels of a run."""
     for stream in pipeline.streams:
         if stream.written and not stream.results.are_pictures:
-            yield f"{stream.source.name}: {'  '.join(map(str, stream.results.paths))}"
+            yield f"{stream.source.name}: {'  '.join(list_files(stream.results))}"
     if result.frames > 1:
         yield f"\nall frames: {list_largest_classes(pipeline.settings.classes.names, result.shares)}"
         yield f"network input {result.size[0]} x {result.size[1]}\n"
         if deadline is not None:
             yield f"{format_deadline(deadline, result)}\n"
+
+
+def list_files(files: "OutputFiles") -> Iterator[str]:
+    """Yield the names of the files of a video, with a hint beside labels that nobody can watch."""
+    for path in files.paths:
+        unwatchable = path == files.labels and not files.colours
+        yield f"{path}  (class numbers; --colours writes a video to watch)" if unwatchable else str(path)
 
 
 def find_class(name: str, names: tuple[str, ...]) -> int:

@@ -293,7 +293,9 @@ def open_archive(out: str, settings: dict[str, Any]) -> None:
     store, path = open_store(out)
     if store.exists(f"{path}/{SETTINGS}"):
         before = read_settings(f"{out}/{SETTINGS}")
-        if changed := [name for name in settings if settings[name] != before.get(name)]:
+        drawn = settings["overlay"] or settings["colours"]
+        compared = [name for name in settings if name != "style" or drawn]
+        if changed := [name for name in compared if settings[name] != before.get(name)]:
             raise ValueError(
                 f"The archive in {redact(out)} was created with different settings ({', '.join(changed)}): give the "
                 "same ones to continue it, or another folder to write to."
@@ -305,9 +307,11 @@ def open_archive(out: str, settings: dict[str, Any]) -> None:
 
 
 def read_settings(address: str) -> dict[str, Any]:
-    """Return the settings that an archive was created with."""
+    """Return the settings that an archive was created with; those that an older archive lacks have their defaults."""
     try:
-        return dict(json.loads(read_text(address) or ""))
+        found = dict(json.loads(read_text(address) or ""))
+        style = {**asdict(DrawStyle()), **found.get("style", {})}
+        return {"colours": ArchiveSettings.colours, **found, "style": style}
     except (ValueError, TypeError, RecursionError):
         raise ValueError(f"{redact(address)} is damaged: restore it, or give another folder to write to.") from None
 

@@ -5,7 +5,7 @@ attention, concatenated.
 """
 
 import copy
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
@@ -48,7 +48,7 @@ class SideStream:
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
 
 
-class Folded:
+class Folded(ABC):
     """The stem, the encoder and the attentions of a network, folded, in a given precision."""
 
     attentions: Sequence[AttentionWeights | None]

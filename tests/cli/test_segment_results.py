@@ -165,6 +165,14 @@ def test_overlays_have_the_data_sets_colours_or_no_borders_on_request(here, segm
         assert Image.open("a-labels.png").getpalette()[:33] == [x for c in streamseg.CAMVID.colours for x in c]
 
 
+def test_a_label_video_is_reported_with_a_hint_unless_there_is_one_to_watch(here, segment, capsys):
+    make_clip(Path("v.mp4"), 3, size=(96, 128))
+    assert segment("v.mp4", "--no-overlay", "--labels") == 0
+    assert "v: v-labels.mkv  (class numbers; --colours writes a video to watch)\n" in capsys.readouterr().out
+    assert segment("v.mp4", "--labels", "--colours") == 0
+    assert "v: v-overlay.mp4  v-labels.mkv  v-colours.mp4\n" in capsys.readouterr().out
+
+
 def test_the_colours_of_the_labels_are_written_for_pictures_and_videos(here, segment, model):
     paint("a.png", 4)
     make_clip(Path("v.mp4"), 3, size=(96, 128))

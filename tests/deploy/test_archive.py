@@ -29,6 +29,7 @@ from streamseg.deploy.archive import (
 )
 from streamseg.io.stores import open_store, read_text
 from streamseg.io.video_reading import read_label_video
+from streamseg.stream.settings import DrawStyle
 from streamseg.stream.state import LastFrames
 
 SETTINGS = ArchiveSettings(None, LastFrames(1))
@@ -248,7 +249,25 @@ def test_an_archive_is_continued_with_the_same_settings_only(tmp_path):
             open_archive(str(taken), settings)
 
 
-@pytest.mark.parametrize("text", ["", "{", "3", "[]x", "[1]", "null", "[" * 100_000])
+def test_an_archive_that_was_begun_before_borders_and_colours_is_continued(tmp_path):
+    (tmp_path / "old").mkdir()
+    plain = archive.settings_as_json(SETTINGS, "/videos")
+    style = {"alpha": 0.5, "only": [], "legend": False, "side_by_side": False}
+    old = {name: value for name, value in plain.items() if name != "colours"} | {"style": style}
+    bright = replace(SETTINGS, style=DrawStyle(borders=True, classes=streamseg.CAMVID))
+    (tmp_path / "old" / "archive.json").write_text(json.dumps(old))
+    for settings in (SETTINGS, bright):  # nothing is drawn
+        open_archive(str(tmp_path / "old"), archive.settings_as_json(settings, "/videos"))
+    with pytest.raises(ValueError, match=r"different settings \(colours\)"):
+        open_archive(str(tmp_path / "old"), archive.settings_as_json(replace(SETTINGS, colours=True), "/videos"))
+
+    (tmp_path / "old" / "archive.json").write_text(json.dumps(old | {"overlay": True}))
+    open_archive(str(tmp_path / "old"), archive.settings_as_json(replace(SETTINGS, overlay=True), "/videos"))
+    with pytest.raises(ValueError, match=r"different settings \(style\)"):
+        open_archive(str(tmp_path / "old"), archive.settings_as_json(replace(bright, overlay=True), "/videos"))
+
+
+@pytest.mark.parametrize("text", ['{"style": 3}', "", "{", "3", "[]x", "[1]", "null", "[" * 100_000])
 def test_damaged_settings_of_an_archive_are_an_error(tmp_path, text):
     open_archive(str(tmp_path / "out"), archive.settings_as_json(SETTINGS, "/videos"))
     (tmp_path / "out" / "archive.json").write_text(text)
@@ -278,6 +297,22 @@ def test_the_progress_of_a_job_is_a_line():
     report = Report(40, 10, 15, 1500, 60.0, 0.5, {"a.mp4": "bad"})
     assert format_report(report) == "25/40 videos  1,500 frames  25.0 frames/s  0:01:00 left  1 with problems"
     assert format_report(Report(40, 40)) == "40/40 videos  0 frames"
+
+
+def test_the_command_line_continues_an_archive_with_overlays_of_before_there_was_a_palette(
+    videos, tmp_path, labelled_here, monkeypatch, capsys
+):
+    command = ("segment", f"{videos}/day1", tmp_path / "out", "--ray", "--overlay", "--palette", "own", "--no-borders")
+    assert run(monkeypatch, *command) == 0
+    settings = json.loads((tmp_path / "out" / "archive.json").read_text())
+    for name in ("borders", "classes"):
+        del settings["style"][name]
+    del settings["colours"]
+    (tmp_path / "out" / "archive.json").write_text(json.dumps(settings))
+    assert run(monkeypatch, *command) == 0
+    assert len(labelled_here) == 2
+    assert run(monkeypatch, *command[:5]) == 2
+    assert "different settings (style)" in capsys.readouterr().err
 
 
 def test_the_command_line_lists_problems_and_exits_with_1(videos, tmp_path, labelled_here, monkeypatch, capsys):

@@ -243,11 +243,12 @@ function drawMask() {
   context.putImageData(pixels, 0, 0);
 }
 
-// Draws a line of one pixel between the classes, as streamseg.overlay does.
+// Draws a line of one pixel between the classes where streamseg.overlay does: hidden classes count as one.
 function drawBorders(words, labels, width) {
+  const visible = (i) => (words[i] ? labels[i] : NO_CLASS);
   for (let i = 0; i < words.length; i++) {
-    const right = (i + 1) % width ? labels[i + 1] : labels[i], below = labels[i + width] ?? labels[i];
-    if (words[i] && (labels[i] !== right || labels[i] !== below)) words[i] = 0xffffffff;
+    const right = (i + 1) % width ? i + 1 : i, below = i + width < words.length ? i + width : i;
+    if (visible(i) !== visible(right) || visible(i) !== visible(below)) words[i] = 0xffffffff;
   }
 }
 
