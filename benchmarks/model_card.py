@@ -4,7 +4,7 @@
         --pictures docs/model-card-NAME.jpg
 
 evaluates the weights on the frames of a split (val) of each data set, and writes the IoU of each label and the mean, by
-day and by night: a frame is of the night if the mean of all its channels is below 60. Of comma10k it also writes the
+day and by night: a frame counts as night if the mean of all its channels is below 60. Of comma10k it also writes the
 IoU of road (with lane marking), movable and the rest; the pixels of the own car are left out there, because not every
 network knows it. A class of the network that a data set does not label is wrong wherever it is predicted; see
 streamseg evaluate.
@@ -39,7 +39,7 @@ from streamseg.models.bundled import find_weights
 from streamseg.stream.label_frames import label_frame
 
 NIGHT = 60
-"""A frame is of the night if the mean of all its channels is below this."""
+"""A frame counts as night if the mean of all its channels is below this."""
 GROUPS = {
     "comma10k": {
         "road": "road",

@@ -53,7 +53,7 @@ ALPHA = 0.5
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#6A6A6A"
 BACKGROUND = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 WINDOW = 4
-"""Window of the bundled weights."""
+"""Window of the pictures."""
 
 
 def draw_drive(

@@ -29,7 +29,7 @@ SCALES = (1.0, 0.84, 0.71, 0.59, 0.5, 0.35, 0.2)
 MIN_SCALE = SCALES[-1]
 POOR_SCALE = 0.5
 """The scale below which labels are poor: on the sample pictures 79 to 96 % of the labels are still those of the full
-size at a half (bundled weights), and 57 to 91 % at the smallest."""
+size at a half (FANet-18, the bundled network until FANet+), and 57 to 91 % at the smallest."""
 
 RECENT_FRAMES = 40
 """How many frames decisions are based on, and how many must be in time before a larger size is tried."""
