@@ -77,7 +77,7 @@ class EvaluateOptions:
     """Instead of a window, let the past decay by half in this time."""
     steady: Annotated[float, option("MARGIN", "0, off")] = 0.0
     """With one of the two, change the class of a pixel only if the new score is higher by this much."""
-    classes: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
+    class_table: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
     """How the network's classes count as labels of the data set: street, or a file of "class, colour, DATA SET, ..."
     lines."""
     json: Json = None
@@ -117,7 +117,7 @@ def evaluate(
     check_weights(weights)
     check_figures(options.json)
     check_folder(options.plots, "plots")
-    table = open_class_table(options.classes) if options.classes else None
+    table = open_class_table(options.class_table) if options.class_table else None
     with loading(options.quiet):
         from streamseg.data.shards import open_dataset
         from streamseg.engine import runtime

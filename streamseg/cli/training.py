@@ -161,8 +161,8 @@ def train(run: TrainRun) -> int:
     check_data(run.config.dataset, run.data)
     check_second_folder(run.config, run.with_data)
     check_data(run.config.with_dataset, run.with_data)
-    if run.config.classes:
-        open_class_table(run.config.classes)
+    if run.config.class_table:
+        open_class_table(run.config.class_table)
     if run.encoder_weights:
         check_readable(run.encoder_weights)
     check_weights(None if run.initial in ("imagenet", "nothing") else Path(run.initial))

@@ -31,7 +31,7 @@ def translate_dataset(
     if translation is None:
         raise ValueError(
             f"{describe_difference(network, dataset)}; no class table translates them: give the --dataset that it was "
-            "trained on, or --classes FILE."
+            "trained on, or --class-table FILE."
         )
     if len(translation.labels) == len(dataset.classes):
         return translation, dataset

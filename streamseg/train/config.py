@@ -75,7 +75,7 @@ class TrainConfig:
     """Leave out frames of the second data set, in the same way."""
     with_share: float = 0.5
     """Share of the images of each batch that is taken from the second data set."""
-    classes: str = ""
+    class_table: str = ""
     """The class table, which has the data sets' labels for each class of the network: street, or a file; empty if
     the labels are the classes."""
     validate: str = "val"
@@ -295,7 +295,7 @@ RECIPES = {
                 iterations=9_000,
                 with_dataset="comma10k",
                 with_share=0.4,
-                classes="street",
+                class_table="street",
             )
         ),
     ),

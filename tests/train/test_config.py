@@ -55,7 +55,7 @@ def test_a_recipe_of_the_paper_has_the_papers_settings(name):
     assert all(getattr(config, name) == 0 for name in ours)
     assert (config.encoder_rate_factor, config.jitter, config.split) == (1, 0.5, "train")
     assert (config.window, config.averages) == (1, False)
-    assert (config.with_dataset, config.classes, config.light) == ("none", "", 0)
+    assert (config.with_dataset, config.class_table, config.light) == ("none", "", 0)
     assert (config.loss_stride, config.auxiliary_stride) == (1, 1)
 
 

@@ -41,7 +41,7 @@ def table(tmp_path):
 @pytest.fixture
 def union(table):
     """Settings of a run on the painted pictures with CamVid."""
-    return replace(TINY, with_dataset="camvid", with_share=0.4, classes=str(table), classmix=0.5, iou_loss=1.0)
+    return replace(TINY, with_dataset="camvid", with_share=0.4, class_table=str(table), classmix=0.5, iou_loss=1.0)
 
 
 @pytest.fixture(scope="session")
@@ -102,7 +102,7 @@ def test_a_single_data_set_without_a_table_has_no_label_sets(toy):
 
 def test_a_single_data_set_can_be_trained_for_fewer_or_renamed_classes(toy, tmp_path):
     (tmp_path / "table.txt").write_text("class, colour, folder\nthe ground, 808080, ground\nthing, ff0000, box\n")
-    config = replace(TINY, classes=str(tmp_path / "table.txt"))
+    config = replace(TINY, class_table=str(tmp_path / "table.txt"))
     with pytest.raises(ValueError, match="has no class for the label 'disc' of folder"):
         open_training_data(config, toy, None)
     (tmp_path / "table.txt").write_text("class, colour, folder\n" + "".join(f"{c}, 808080, {c}\n" for c in ORDER))
@@ -117,9 +117,9 @@ ORDER = ["disc", "ground", "box"]
 @pytest.mark.parametrize(
     ("changes", "edit", "sentence"),
     [
-        ({"classes": ""}, (), "^folder and camvid have different labels: give a class table with --classes street, "),
-        ({"classes": "streets"}, (), "^No class table is called 'streets': did you mean street"),
-        ({"classes": "street"}, (), "^The class table has no column folder, only camvid, comma10k"),
+        ({"class_table": ""}, (), "^folder and camvid have different labels: give --class-table street, "),
+        ({"class_table": "streets"}, (), "^No class table is called 'streets': did you mean street"),
+        ({"class_table": "street"}, (), "^The class table has no column folder, only camvid, comma10k"),
         ({}, ("ground, Tree", "ground, -"), "^The class table has no class for the label 'Tree' of camvid"),
         ({}, ("disc, Car", "-, -"), "^The class table has no class for the label 'disc' of folder"),
         ({}, ("ground, Tree", "-, -"), "^The class table has no class for the label 'Tree' of camvid"),
@@ -174,7 +174,7 @@ def test_too_many_labels_are_refused(paint, tmp_path, other):
     (data / "classes.txt").write_text("\n".join(names))
     rows = [f"{name}, 808080, {name}, {('ground', 'box', 'disc')[i % 3]}" for i, name in enumerate(names)]
     (tmp_path / "table.txt").write_text("\n".join(["class, colour, folder, folder2", *rows]))
-    config = replace(TINY, with_dataset="folder", classes=str(tmp_path / "table.txt"))
+    config = replace(TINY, with_dataset="folder", class_table=str(tmp_path / "table.txt"))
     with pytest.raises(ValueError, match="^folder and folder2 have 256 labels in all; expected 255 at most.$"):
         open_training_data(config, data, other)
 
@@ -246,7 +246,7 @@ def test_each_image_has_the_labels_of_its_own_data_set(toy, drive, union):
 
 def test_clips_with_a_second_data_set_without_recordings_end_with_its_single_frames(toy, drive, table):
     config = replace(
-        TINY, dataset="camvid", with_dataset="folder", classes=str(table), window=3, batch=4, network="fanet18"
+        TINY, dataset="camvid", with_dataset="folder", class_table=str(table), window=3, batch=4, network="fanet18"
     )
     sources = open_sources(config, drive, toy)
     for step, batch in enumerate(batches(sources, config, 0, (0, 1), CPU, 2)):
