@@ -77,7 +77,7 @@ def train(
     ema, current = float_tensors(state.ema), float_tensors(state.loss_module.network)
     last_save = time.monotonic()
     with StopSignals() as stop:
-        feed = batches(setup.sources, config, first, setup.share, device, threads)
+        feed = batches(setup.frame_sets, config, first, setup.share, device, threads)
         for step in range(first, config.iterations):
             try:
                 batch = next(feed)
