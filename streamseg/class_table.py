@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from streamseg.classes import IGNORE, Classes, parse_colour
+from streamseg.classes import IGNORE, Classes, name_key, parse_colour
 
 NO_LABEL = "-"
 """Cell of a class that a data set does not label."""
@@ -64,8 +64,8 @@ class ClassTable:
         exact = {name: number for number, name in enumerate(classes.names)}
         everywhere = (self.classes.names, *self.columns.values())
         for cells in (self.columns[dataset],) if dataset in self.columns else everywhere:
-            if {name_key(cell) for cell in cells} - {NO_LABEL} == {*by_key}:
-                return tuple(exact.get(cell, by_key.get(name_key(cell), IGNORE)) for cell in cells)
+            if {name_key(cell) for cell in cells if cell != NO_LABEL} == {*by_key}:
+                return tuple(IGNORE if cell == NO_LABEL else exact.get(cell, by_key[name_key(cell)]) for cell in cells)
         return None
 
     def check_teachable(self, datasets: Sequence[str]) -> None:
@@ -188,7 +188,7 @@ def find_translation(
     """Return how the classes of a network count as the labels of a data set, from what is known; None if nothing is.
 
     It is known for a network with the classes of the data set itself, and where a table has both, as its classes or in
-    a column. Upper and lower case, spaces and underscores make no difference.
+    a column. Upper and lower case, spaces, hyphens and underscores make no difference.
 
     Args:
         dataset: The name of the data set.
@@ -237,8 +237,3 @@ def translate_by_table(network: Classes, dataset: str, labels: Classes, table: C
         tuple(joined[min(found)] if found else IGNORE for found in labels_of),
         tuple(joined),
     )
-
-
-def name_key(name: str) -> str:
-    """Return a name such that those that differ in case, spaces or underscores only are equal."""
-    return "".join(name.replace("_", " ").split()).casefold()

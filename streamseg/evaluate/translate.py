@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from streamseg.class_table import ClassTable, Translation, find_translation, name_key
-from streamseg.classes import IGNORE, Classes
+from streamseg.class_table import ClassTable, Translation, find_translation
+from streamseg.classes import IGNORE, Classes, name_key
 from streamseg.data.datasets import Dataset
 
 
