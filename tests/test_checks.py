@@ -93,6 +93,16 @@ def test_wrong_names_are_reported_without_importing_torch(tmp_path):
         ("train", "street-18", "--data", ".", "--out", "run"): "A run with comma10k needs its folder: give --with-data",
         ("train", "road-18", "--data", ".", "--out", "run", "--with-data", "."): ". is the folder of no data set: name",
         ("train", "road-18", "--data", ".", "--out", "run", "--class-table", "a"): "No class table is called 'a': give",
+        (
+            "train",
+            "road-18",
+            "--data",
+            ".",
+            "--out",
+            "run",
+            "--with-share",
+            "0.3",
+        ): "with_share is 0.3; expected 0.5 ",
         ("evaluate", "--dataset", "camvid", *data): "No data set of kind camvid in nothere: expected SPLIT/",
         ("evaluate", "--dataset", "kitti", "--data", "data"): "dataset is 'kitti'; choose one of: 'cityscapes',",
         (
