@@ -144,5 +144,12 @@ def test_a_class_table_of_ones_own_translates(street, toy, tmp_path, monkeypatch
     found = json.loads(capsys.readouterr().out)
     assert [*found["iou"]] == ["ground", "box", "disc"]
     assert found["translated"] == {name: labels.get(name) for name in STREET_TABLE.classes.names}
+    others = {"Road": "box", "Car": "ground", "Bicyclist": "disc"}
+    both = [f"{row}, {others.get(row.partition(',')[0], '-')}" for row in rows]
+    (tmp_path / "two.txt").write_text("\n".join(["class, colour, folder, folder2", *both]))
+    said = complaint(monkeypatch, capsys, *given, "--class-table", tmp_path / "two.txt")
+    assert "or name it: --class-table FILE:folder2.\n" in said
+    assert run(monkeypatch, *given, "--class-table", tmp_path / "two.txt:folder2", "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["translated"]["Car"] == "ground"
     said = complaint(monkeypatch, capsys, *given, "--class-table", "street")
     assert "The class table has no column folder, only camvid, comma10k" in said
