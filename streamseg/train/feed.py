@@ -24,6 +24,7 @@ from streamseg.data.augment import AugmentParams, augment, augment_past, mix, sa
 from streamseg.data.datasets import Dataset, check_sizes, in_parallel, pairs_by_name, read_pairs
 from streamseg.data.layouts import VIDEOS
 from streamseg.data.light import change_light
+from streamseg.data.transfer import on_device
 from streamseg.train.config import TrainConfig
 from streamseg.train.losses import class_weights
 
@@ -234,10 +235,10 @@ def batches(
             images, labels = mix(images, labels, params)
         if config.light:
             numbers = range(config.batch)[mine]
-            images = change_light(images, params.light, config.light, [(seed, number, 0) for number in numbers])
+            images = change_light(images, drawn.light, config.light, [(seed, number, 0) for number in numbers])
             if past is not None:
                 seeds = [(seed, number, 1 + earlier) for number in numbers for earlier in range(config.window - 1)]
-                repeated = params.light.repeat_interleave(config.window - 1, dim=0)
+                repeated = drawn.light.repeat_interleave(config.window - 1, dim=0)
                 past = change_light(past.flatten(0, 1), repeated, config.light, seeds).view_as(past)
         used = None
         if past is not None:
@@ -335,8 +336,3 @@ def augment_clip(
     """Augment one clip; returns batches of one."""
     frame, labels, past = (part[None].to(params.scale.device) for part in clip)
     return *augment(frame, labels, params, crop), augment_past(past, params, crop)
-
-
-def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device without waiting for the copy."""
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
