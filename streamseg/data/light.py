@@ -1,7 +1,7 @@
 """Random light for a batch of images: gamma, colour temperature, night, blur and noise.
 
-With twice these shares and ranges a network was worse on a recording that was left out, with none of them too:
-docs/training.md, "Roads and light that the data do not show".
+Stronger changes, and none, gave a network that was worse on a recording that was left out: docs/training.md, "Roads and
+light that the data do not show".
 
 Shapes: B batch, h x w the images.
 """
