@@ -6,12 +6,13 @@ data set with its label for that class. For training, a label means any of the c
 evaluation, a predicted class counts as the label in its row.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from streamseg.classes import IGNORE, Classes, parse_colour
+from streamseg.classes import IGNORE, Classes, name_key, parse_colour
 
 NO_LABEL = "-"
 """Cell of a class that a data set does not label."""
@@ -52,21 +53,31 @@ class ClassTable:
             )
         return tuple(IGNORE if name == NO_LABEL else labels.names.index(name) for name in column)
 
+    def columns_of(self, dataset: str) -> list[str]:
+        """Return the columns of a data set; those of two folders are called folder and folder2."""
+        return [column for column in self.columns if re.fullmatch(rf"{re.escape(dataset)}\d*", column)]
+
     def cells_of(self, classes: Classes, dataset: str = "") -> tuple[int, ...] | None:
         """Return for each row the number of its class in a class set that the table has, as its own or in a column.
 
-        IGNORE stands for a row without one; None if the table does not have these classes.
+        IGNORE stands for a row without one; None if the table does not have these classes. A ValueError asks for one
+        column if several have them, in different rows.
 
         Args:
-            dataset: The column to look in, if the table has it.
+            dataset: The data set whose columns to look in, if the table has any.
         """
-        by_key = {name_key(name): number for number, name in enumerate(classes.names)}
-        exact = {name: number for number, name in enumerate(classes.names)}
-        everywhere = (self.classes.names, *self.columns.values())
-        for cells in (self.columns[dataset],) if dataset in self.columns else everywhere:
-            if {name_key(cell) for cell in cells} - {NO_LABEL} == {*by_key}:
-                return tuple(exact.get(cell, by_key.get(name_key(cell), IGNORE)) for cell in cells)
-        return None
+        own = self.columns_of(dataset) if dataset else []
+        if not own and (rows := find_rows(self.classes.names, classes)):
+            return rows
+        fitting = {name: rows for name in own or self.columns if (rows := find_rows(self.columns[name], classes))}
+        if len({*fitting.values()}) > 1:
+            *others, last = fitting
+            named = f", or name it: --class-table FILE:{last}" if dataset else ""
+            raise ValueError(
+                f"{', '.join(classes.names):.200} are in the columns {', '.join(others)} and {last} of the class "
+                f"table, in different rows: give a table with one of these columns{named}."
+            )
+        return next(iter(fitting.values()), None)
 
     def check_teachable(self, datasets: Sequence[str]) -> None:
         """Raise a ValueError if the data sets cannot teach a class, or cannot tell two classes apart."""
@@ -85,6 +96,15 @@ class ClassTable:
                     f"The classes {classes[0]!r:.80} and {classes[1]!r:.80} have the same labels in {names}, "
                     "which cannot tell them apart: merge them."
                 )
+
+
+def find_rows(cells: Sequence[str], classes: Classes) -> tuple[int, ...] | None:
+    """Return the number of the class in each cell, IGNORE for NO_LABEL; None if the cells are of other classes."""
+    by_key = {name_key(name): number for number, name in enumerate(classes.names)}
+    exact = {name: number for number, name in enumerate(classes.names)}
+    if {name_key(cell) for cell in cells if cell != NO_LABEL} != {*by_key}:
+        return None
+    return tuple(IGNORE if cell == NO_LABEL else exact.get(cell, by_key[name_key(cell)]) for cell in cells)
 
 
 def parse_class_table(text: str, origin: str) -> ClassTable:
@@ -159,6 +179,22 @@ def open_class_table(name: str) -> ClassTable:
     return read_class_table(Path(name))
 
 
+def open_table_of(name: str, dataset: str) -> ClassTable:
+    """Return a class table to evaluate a data set with, by its name or file, or as FILE:COLUMN.
+
+    With a column, the table has this one as the only column of the data set.
+    """
+    file, _, column = name.rpartition(":")
+    # the : of C:\table.txt is part of a path
+    if not file or Path(name).exists() or {*"/\\"} & {*column}:
+        return open_class_table(name)
+    table = open_class_table(file)
+    if column not in table.columns:
+        raise ValueError(f"The class table {file} has no column {column!r:.80}, only {', '.join(table.columns)}.")
+    others = {other: cells for other, cells in table.columns.items() if other not in table.columns_of(dataset)}
+    return ClassTable(table.classes, {**others, dataset: table.columns[column]})
+
+
 @dataclass(frozen=True)
 class Translation:
     """How the classes of a network count as the labels of a data set."""
@@ -188,7 +224,7 @@ def find_translation(
     """Return how the classes of a network count as the labels of a data set, from what is known; None if nothing is.
 
     It is known for a network with the classes of the data set itself, and where a table has both, as its classes or in
-    a column. Upper and lower case, spaces and underscores make no difference.
+    a column. Upper and lower case, spaces, hyphens and underscores make no difference.
 
     Args:
         dataset: The name of the data set.
@@ -237,8 +273,3 @@ def translate_by_table(network: Classes, dataset: str, labels: Classes, table: C
         tuple(joined[min(found)] if found else IGNORE for found in labels_of),
         tuple(joined),
     )
-
-
-def name_key(name: str) -> str:
-    """Return a name such that those that differ in case, spaces or underscores only are equal."""
-    return "".join(name.replace("_", " ").split()).casefold()

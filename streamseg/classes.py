@@ -57,6 +57,11 @@ def parse_colour(code: str) -> Colour:
     return red, green, blue
 
 
+def name_key(name: str) -> str:
+    """Return a name without what makes no difference: case, spaces, hyphens and underscores."""
+    return "".join(name.casefold().replace("-", " ").replace("_", " ").split())
+
+
 def without_classes(classes: Classes, names: str) -> Classes:
     """Remove the classes "name, name, …"; the labels after a removed one move up."""
     kept = [i for i, name in enumerate(classes.names) if name not in names.split(", ")]

@@ -3,7 +3,7 @@
 Checkpoints, data sets and label files keep the data sets' own colours.
 """
 
-from streamseg.classes import Classes, parse_classes
+from streamseg.classes import Classes, name_key, parse_classes
 
 # Chosen by a search for colours that differ in CIELAB under normal, protan, deutan and tritan vision (Machado et al.,
 # 2009), opaque and blended with grey: by 26 or more among road, car, pavement, pedestrian, lane marking, own car, sky
@@ -41,18 +41,13 @@ def bright_colours(classes: Classes) -> Classes:
     without spaces.
     """
     known = {
-        plain(name): colour
+        name_key(name): colour
         for drawn in (DRAWN, RELATED)
         for name, colour in zip(drawn.names, drawn.colours, strict=True)
     }
-    known |= {plain(name): known[plain(other)] for name, other in SAME.items()}
-    colours = [known[plain(name)] for name in classes.names if plain(name) in known]
+    known |= {name_key(name): known[name_key(other)] for name, other in SAME.items()}
+    colours = [known[name_key(name)] for name in classes.names if name_key(name) in known]
     # colours of two palettes together would not be distinct, and neither would two names of one thing
     if len({*colours}) < len(classes):
         return classes
     return Classes(classes.names, tuple(colours))
-
-
-def plain(name: str) -> str:
-    """Return a name in lower case, without spaces, hyphens and underscores."""
-    return name.lower().translate({ord(sign): None for sign in " -_"})

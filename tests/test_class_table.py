@@ -4,6 +4,7 @@ from streamseg.class_table import (
     STREET_TABLE,
     find_translation,
     open_class_table,
+    open_table_of,
     parse_class_table,
     read_class_table,
 )
@@ -172,3 +173,46 @@ def test_tables_are_opened_by_name_or_read_from_a_file(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="not UTF-8"):
         read_class_table(path)
+
+
+TWO_FOLDERS = """class, colour, folder, folder2
+Road, 804080, road, {}
+Forklift, ff8000, truck, {}
+Person, dc143c, person, {}
+"""
+FOLDER = Classes(("road", "truck", "person"), ((0, 0, 0), (1, 1, 1), (2, 2, 2)))
+
+
+def test_the_column_of_two_folders_whose_labels_fit_is_found():
+    table = parse_class_table(TWO_FOLDERS.format("lane", "machine", "machine"), "it")
+    second = Classes(("machine", "lane"), ((0, 0, 0), (1, 1, 1)))
+    assert find_translation(table.classes, "folder", FOLDER, table).label_of == (0, 1, 2)
+    assert find_translation(table.classes, "folder", second, table).label_of == (1, 0, 0)
+    with pytest.raises(ValueError, match="^The class table has the label 'road' in column folder, which is none of "):
+        find_translation(table.classes, "folder", CAMVID, table)
+
+
+def test_one_of_two_columns_with_the_same_labels_in_other_rows_must_be_named(tmp_path):
+    file = tmp_path / "table.txt"
+    file.write_text(TWO_FOLDERS.format("road", "person", "truck"))
+    table = read_class_table(file)
+    with pytest.raises(
+        ValueError,
+        match="^road, truck, person are in the columns folder and folder2 of the class table, in different rows: give a"
+        " table with one of these columns, or name it: --class-table FILE:folder2.$",
+    ):
+        find_translation(table.classes, "folder", FOLDER, table)
+    with pytest.raises(ValueError, match="in different rows: give a table with one of these columns.$"):
+        find_translation(FOLDER, "camvid", FOLDER, table)
+    for column, expected in (("folder", (0, 1, 2)), ("folder2", (0, 2, 1))):
+        named = open_table_of(f"{file}:{column}", "folder")
+        assert find_translation(table.classes, "folder", FOLDER, named).label_of == expected
+    assert open_table_of(str(file), "folder") == table
+    assert open_table_of("street:comma10k", "comma10k") == STREET_TABLE
+    with pytest.raises(ValueError, match="table.txt has no column 'folder3', only folder, folder2.$"):
+        open_table_of(f"{file}:folder3", "folder")
+    with pytest.raises(FileNotFoundError, match="^No class table at C:"):
+        open_table_of("C:\\table.txt", "folder")
+    # the same rows in both are no question
+    same = parse_class_table(TWO_FOLDERS.format("road", "truck", "person"), "it")
+    assert find_translation(same.classes, "folder", FOLDER, same).label_of == (0, 1, 2)

@@ -4,6 +4,7 @@ import pytest
 
 import streamseg
 from streamseg import Classes
+from streamseg.classes import name_key
 
 
 @pytest.mark.parametrize(
@@ -79,3 +80,9 @@ def test_colours_are_unique():
 def test_a_wrong_class_set_is_refused_in_a_sentence(names, colours, sentence):
     with pytest.raises(ValueError, match=sentence):
         Classes(names, colours)
+
+
+def test_case_spaces_hyphens_and_underscores_make_no_difference_between_names():
+    assert {*map(name_key, ("LaneMarking", "lane marking", " Lane_marking", "lane-  marking"))} == {"lanemarking"}
+    for classes in (streamseg.CITYSCAPES, streamseg.CAMVID, streamseg.COMMA10K, streamseg.COCO_STUFF, streamseg.ADE20K):
+        assert len({*map(name_key, classes.names)}) == len(classes)

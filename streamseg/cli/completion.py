@@ -52,8 +52,8 @@ NAMES = {
 """The choices for the first name after a verb; bundled weights are completed where a file may be given too."""
 FILES_TOO = {
     "segment": {"--weights": BUNDLED},
-    "train": {"--initial": ("imagenet", "nothing", *BUNDLED)},
-    "evaluate": {"--classes": tuple(CLASS_TABLES)},
+    "train": {"--initial": ("imagenet", "nothing", *BUNDLED), "--class-table": tuple(CLASS_TABLES)},
+    "evaluate": {"--class-table": tuple(CLASS_TABLES)},
 }
 """Options of a verb that take a name or a file, with the names."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 from cyclopts import Parameter
 
-from streamseg.class_table import Translation, open_class_table
+from streamseg.class_table import Translation, open_table_of
 from streamseg.cli.messages import (
     check_figures,
     loading,
@@ -70,9 +70,9 @@ class EvaluateOptions:
     """Instead of a window, let the past decay by half in this time."""
     steady: Annotated[float, option("MARGIN", "0, off")] = 0.0
     """With one of the two, change the class of a pixel only if the new score is higher by this much."""
-    classes: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
+    class_table: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
     """How the network's classes count as labels of the data set: street, or a file of "class, colour, DATA SET, ..."
-    lines."""
+    lines; FILE:COLUMN names the column of the data set."""
     json: Json = None
     """A file for the figures; - for standard output."""
     plots: Annotated[Path | None, option("DIR", "none are written")] = None
@@ -110,7 +110,7 @@ def evaluate(
     check_weights(weights)
     check_figures(options.json)
     check_folder(options.plots, "plots")
-    table = open_class_table(options.classes) if options.classes else None
+    table = open_table_of(options.class_table, options.dataset) if options.class_table else None
     with loading(options.quiet):
         from streamseg.data.shards import open_dataset
         from streamseg.engine import runtime

@@ -33,7 +33,7 @@ from streamseg.cli.options import (
 )
 from streamseg.io.files import check_writable
 from streamseg.machine import available_cores
-from streamseg.train.config import OPTION_NAMES, TrainConfig, check_second_folder
+from streamseg.train.config import OPTION_NAMES, TrainConfig, check_second_folder, check_share
 
 if TYPE_CHECKING:
     import torch
@@ -161,8 +161,8 @@ def train(run: TrainRun) -> int:
     check_data(run.config.dataset, run.data)
     check_second_folder(run.config, run.with_data)
     check_data(run.config.with_dataset, run.with_data)
-    if run.config.classes:
-        open_class_table(run.config.classes)
+    if run.config.class_table:
+        open_class_table(run.config.class_table)
     if run.encoder_weights:
         check_readable(run.encoder_weights)
     check_weights(None if run.initial in ("imagenet", "nothing") else Path(run.initial))
@@ -226,7 +226,9 @@ def recipe_command(config: TrainConfig) -> Callable[..., int]:
 
     def command(*, run: Annotated[run_type, Parameter(name="*")]) -> int:  # type: ignore[valid-type] # made above
         options = {field.name: getattr(run, field.name) for field in fields(TrainRun)}
-        return train(TrainRun(**{**options, "config": TrainConfig(**asdict(options["config"]))}))
+        given = TrainConfig(**asdict(options["config"]))
+        check_share(given, config)
+        return train(TrainRun(**{**options, "config": given}))
 
     return command
 

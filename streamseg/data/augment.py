@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from streamseg.classes import IGNORE
 from streamseg.data.light import DRAWS
+from streamseg.data.transfer import on_device
 
 ZOOM, SHIFT = 0.03, 0.04
 """Maximum camera motion from one frame to the next: zoom, and shifts in halves of a side."""
@@ -45,8 +46,7 @@ class AugmentParams:
 
     def to(self, device: torch.device) -> "AugmentParams":
         """Copy the parameters to a device without waiting for the copy."""
-        pinned = {name: value.pin_memory() if device.type == "cuda" else value for name, value in vars(self).items()}
-        return AugmentParams(**{name: value.to(device, non_blocking=True) for name, value in pinned.items()})
+        return AugmentParams(**{name: on_device(value, device) for name, value in vars(self).items()})
 
 
 def sample_params(batch: int, scale: tuple[float, float], jitter: float, classmix: float, seed: int) -> AugmentParams:

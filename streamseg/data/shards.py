@@ -29,7 +29,7 @@ from streamseg.io.checksums import BLANK_CHECKSUM, check_bytes, damaged_file_err
 from streamseg.io.files import written_whole
 from streamseg.io.images import read_downloaded, read_downloaded_label_ids, write_labels
 from streamseg.io.stores import read_range, read_text
-from streamseg.io.web import restore_address
+from streamseg.io.web import is_address, restore_address
 
 MEGABYTES = 256
 """Size of a shard; its last frame may exceed it."""
@@ -92,6 +92,8 @@ def has_split(name: str, data: Path, split: str) -> bool:
     """Return whether a data set has a split of its own by this name, in its files or in shards."""
     if read_text(f"{restore_address(data)}/{split}.json") is not None:
         return True
+    if is_address(restore_address(data)):
+        return False  # a store holds shards only
     # a folder of shards, with other splits, has no files to list
     return not any(data.glob("*-00000.tar")) and bool(getattr(list_splits(name, data).get(split), "pairs", ()))
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from streamseg.class_table import ClassTable, Translation, find_translation, name_key
-from streamseg.classes import IGNORE, Classes
+from streamseg.class_table import ClassTable, Translation, find_translation
+from streamseg.classes import IGNORE, Classes, name_key
 from streamseg.data.datasets import Dataset
 
 
@@ -31,7 +31,7 @@ def translate_dataset(
     if translation is None:
         raise ValueError(
             f"{describe_difference(network, dataset)}; no class table translates them: give the --dataset that it was "
-            "trained on, or --classes FILE."
+            "trained on, or --class-table FILE."
         )
     if len(translation.labels) == len(dataset.classes):
         return translation, dataset

@@ -26,6 +26,9 @@ OLD_NAMES = {
 """Former names of settings: runs that were started before, and commands that were written before, use them."""
 
 
+ALONE = "without a second data set: name it with --with"
+"""Why an option of the second data set is refused."""
+
 OPTION_NAMES = {"with_dataset": "with"}
 """Names of options that cannot be names in Python."""
 
@@ -75,7 +78,7 @@ class TrainConfig:
     """Leave out frames of the second data set, in the same way."""
     with_share: float = 0.5
     """Share of the images of each batch that is taken from the second data set."""
-    classes: str = ""
+    class_table: str = ""
     """The class table, which has the data sets' labels for each class of the network: street, or a file; empty if
     the labels are the classes."""
     validate: str = "val"
@@ -173,6 +176,13 @@ class TrainConfig:
             ),
             ("scale", 0 < self.scale[0] <= self.scale[1] < math.inf, "two numbers above 0, the lower first"),
             ("jitter", 0 <= self.jitter <= 1, "0 to 1"),
+            *(
+                (name, self.with_dataset != "none" or getattr(self, name) == defaults[name], expected)
+                for name, expected in (
+                    ("with_split", f"{defaults['with_split']} {ALONE}"),
+                    ("with_leave_out", f"nothing {ALONE}"),
+                )
+            ),
             ("with_share", 0 < self.with_share < 1, "more than 0 and less than 1"),
             ("light", 0 <= self.light <= 1, "0 to 1"),
             ("classmix", 0 <= self.classmix <= 1, "0 to 1"),
@@ -210,6 +220,12 @@ def check_second_folder(config: TrainConfig, with_data: Path | None) -> None:
         raise ValueError(f"A run with {config.with_dataset} needs its folder: give --with-data DIR.")
     if config.with_dataset == "none" and with_data is not None:
         raise ValueError(f"{with_data} is the folder of no data set: name the data set with --with NAME.")
+
+
+def check_share(config: TrainConfig, recipe: TrainConfig) -> None:
+    """Raise a ValueError if a run on one data set has another share of the second one than its recipe."""
+    if config.with_dataset == "none" and config.with_share != recipe.with_share:
+        raise ValueError(f"with_share is {config.with_share}; expected {recipe.with_share} {ALONE}.")
 
 
 class Recipe(NamedTuple):
@@ -295,7 +311,7 @@ RECIPES = {
                 iterations=9_000,
                 with_dataset="comma10k",
                 with_share=0.4,
-                classes="street",
+                class_table="street",
             )
         ),
     ),

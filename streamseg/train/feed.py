@@ -24,6 +24,7 @@ from streamseg.data.augment import AugmentParams, augment, augment_past, mix, sa
 from streamseg.data.datasets import Dataset, check_sizes, in_parallel, pairs_by_name, read_pairs
 from streamseg.data.layouts import VIDEOS
 from streamseg.data.light import change_light
+from streamseg.data.transfer import on_device
 from streamseg.train.config import TrainConfig
 from streamseg.train.losses import class_weights
 
@@ -164,8 +165,8 @@ def weight_classes(
     return class_weights(torch.as_tensor(pixels), config.class_weighting).float()
 
 
-class Source(NamedTuple):
-    """A data set that batches are taken from."""
+class FrameSet(NamedTuple):
+    """The frames of a data set that batches are taken from."""
 
     dataset: Dataset
     clip_index: ClipIndex
@@ -197,7 +198,7 @@ class Batch(NamedTuple):
 
 
 def batches(
-    sources: Sequence[Source],
+    frame_sets: Sequence[FrameSet],
     config: TrainConfig,
     first: int,
     share: tuple[int, int],
@@ -213,32 +214,35 @@ def batches(
     rank, processes = share
     mine = slice(rank * config.batch // processes, (rank + 1) * config.batch // processes)
     steps = range(first, config.iterations)
-    counts = [len(source.dataset) for source in sources]
+    counts = [len(frame_set.dataset) for frame_set in frame_sets]
     chosen = partial(batch_indices, counts=counts, config=config)
 
-    def read_frames(number: int, source: Source) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def read_frames(number: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        dataset, clip_index, cached = frame_sets[number]
+        if cached:
+            return iter(())
         indices = (i for step in steps for of, i in chosen(step)[mine] if of == number)
-        return in_parallel(partial(read_with_past, source.dataset, source.clip_index, config.window), indices, threads)
+        return in_parallel(partial(read_with_past, dataset, clip_index, config.window), indices, threads)
 
-    clips = [iter(()) if source.cached else read_frames(number, source) for number, source in enumerate(sources)]
+    clips = [read_frames(number) for number in range(len(frame_sets))]
     for step in steps:
         frames = chosen(step)[mine]
         seed = step_seed(config, step)
         drawn = sample_params(config.batch, config.scale, config.jitter, config.classmix, seed)[mine]
         params = drawn.to(device)
-        images, labels, past = augment_frames(frames, sources, clips, params, config)
+        images, labels, past = augment_frames(frames, frame_sets, clips, params, config)
         if config.classmix:
             images, labels = mix(images, labels, params)
         if config.light:
             numbers = range(config.batch)[mine]
-            images = change_light(images, params.light, config.light, [(seed, number, 0) for number in numbers])
+            images = change_light(images, drawn.light, config.light, [(seed, number, 0) for number in numbers])
             if past is not None:
                 seeds = [(seed, number, 1 + earlier) for number in numbers for earlier in range(config.window - 1)]
-                repeated = params.light.repeat_interleave(config.window - 1, dim=0)
+                repeated = drawn.light.repeat_interleave(config.window - 1, dim=0)
                 past = change_light(past.flatten(0, 1), repeated, config.light, seeds).view_as(past)
         used = None
         if past is not None:
-            available = torch.tensor([len(sources[of].clip_index.before[i]) for of, i in frames])
+            available = torch.tensor([len(frame_sets[of].clip_index.before[i]) for of, i in frames])
             count = (drawn.window_share * config.window).long().minimum(available)
             used = on_device((torch.arange(config.window - 1) < count[:, None]).float(), device)
         motion = params.motion if config.consistency_loss else None
@@ -255,7 +259,7 @@ def draw_place(config: TrainConfig, seed: int, device: torch.device) -> Tensor |
 
 def augment_frames(
     frames: Sequence[tuple[int, int]],
-    sources: Sequence[Source],
+    frame_sets: Sequence[FrameSet],
     clips: Sequence[Iterator[tuple[Tensor, Tensor, Tensor]]],
     params: AugmentParams,
     config: TrainConfig,
@@ -269,40 +273,40 @@ def augment_frames(
     device = params.scale.device
     # by data set, whose frames have one size, and then back into the order of the batch
     order = sorted(range(len(frames)), key=lambda place: frames[place][0])
-    grouped = params if len(sources) == 1 else params[on_device(torch.tensor(order), device)]
+    grouped = params if len(frame_sets) == 1 else params[on_device(torch.tensor(order), device)]
     groups, start = [], 0
-    for number, (source, files) in enumerate(zip(sources, clips, strict=True)):
+    for number, (frame_set, files) in enumerate(zip(frame_sets, clips, strict=True)):
         indices = [frames[place][1] for place in order if frames[place][0] == number]
         if indices:
             part = grouped[start : start + len(indices)]
-            groups.append(augment_source(indices, source, files, part, config))
+            groups.append(augment_frame_set(indices, frame_set, files, part, config))
             start += len(indices)
     joined = [groups[0][i] if len(groups) == 1 else torch.cat([group[i] for group in groups]) for i in range(3)]
-    if len(sources) > 1:
+    if len(frame_sets) > 1:
         back = on_device(torch.tensor(order).argsort(), device)
         joined = [part[back] for part in joined]
     images, labels, past = joined
     return images, labels, past if config.window > 1 else None
 
 
-def augment_source(
+def augment_frame_set(
     indices: list[int],
-    source: Source,
+    frame_set: FrameSet,
     clips: Iterator[tuple[Tensor, Tensor, Tensor]],
     params: AugmentParams,
     config: TrainConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return images, labels and past frames of one data set, augmented; (B, 0, …) past frames for single images."""
-    if source.cached is None:
+    if frame_set.cached is None:
         views = [augment_clip(next(clips), params[i : i + 1], config.crop) for i in range(len(indices))]
         images, labels, past = (torch.cat(part) for part in zip(*views, strict=True))
         return images, labels, past
-    all_images, all_labels = source.cached
+    all_images, all_labels = frame_set.cached
     chosen = on_device(torch.tensor(indices), all_images.device)
     images, labels = augment(all_images[chosen], all_labels[chosen], params, config.crop)
     if config.window == 1:
         return images, labels, images[:, None][:, :0]
-    earlier = torch.tensor([indices_before(i, source.clip_index, config.window) for i in indices])
+    earlier = torch.tensor([indices_before(i, frame_set.clip_index, config.window) for i in indices])
     past = augment_past(all_images[on_device(earlier, all_images.device)], params, config.crop)
     return images, labels, past
 
@@ -332,8 +336,3 @@ def augment_clip(
     """Augment one clip; returns batches of one."""
     frame, labels, past = (part[None].to(params.scale.device) for part in clip)
     return *augment(frame, labels, params, crop), augment_past(past, params, crop)
-
-
-def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device without waiting for the copy."""
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

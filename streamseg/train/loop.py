@@ -62,13 +62,9 @@ def train(
         messages: Where to print progress; the default is standard error.
     """
     setup = set_up(config, data, with_data, out, device, initial, encoder_weights, resume, threads)
-    state, first, (rank, processes) = setup.state, setup.first, setup.share
+    state, first, (_, processes) = setup.state, setup.first, setup.share
     save = partial(save_training_state, out, settings=setup.settings, parts=state.parts())
-    log = runlog.RunLog(out, first, tensorboard, messages) if rank == 0 else None
-    if log and setup.initial != initial:
-        log.say(f"There are no ImageNet weights for {config.network}: it starts from random weights.")
-    if log:
-        log.describe_run(config, setup.data, device, setup.initial, processes)
+    log = start_log(setup, config, out, initial, tensorboard, messages)
     if first and first % config.validate_every == 0:
         log_accuracy(setup, log, first, threads)  # a killed run may not have reached it
 
@@ -77,7 +73,7 @@ def train(
     ema, current = float_tensors(state.ema), float_tensors(state.loss_module.network)
     last_save = time.monotonic()
     with StopSignals() as stop:
-        feed = batches(setup.sources, config, first, setup.share, device, threads)
+        feed = batches(setup.frame_sets, config, first, setup.share, device, threads)
         for step in range(first, config.iterations):
             try:
                 batch = next(feed)
@@ -114,6 +110,24 @@ def train(
         log.finish()
     distributed.leave_process_group()
     return weights
+
+
+def start_log(
+    setup: TrainingSetup, config: TrainConfig, out: Path, initial: str, tensorboard: bool, messages: TextIO | None
+) -> runlog.RunLog | None:
+    """Open the log of a run and write what it trains, and from which weights; None in all processes but the first.
+
+    Args:
+        initial: The initial weights that were asked for.
+    """
+    rank, processes = setup.share
+    if rank:
+        return None
+    log = runlog.RunLog(out, setup.first, tensorboard, messages)
+    if setup.initial != initial:
+        log.say(f"There are no ImageNet weights for {config.network}: it starts from random weights.")
+    log.describe_run(config, setup.data, setup.state.loss_module.losses.device, setup.initial, processes)
+    return log
 
 
 def share_gradients(module: nn.Module, processes: int) -> nn.Module:

@@ -16,7 +16,7 @@ from streamseg.models.encoder import ResNet, load_imagenet
 from streamseg.models.fanet import FANet, init_as_identity
 from streamseg.parallel import distributed
 from streamseg.train.config import TrainConfig
-from streamseg.train.feed import Source, build_clip_index, cache_on_device, weight_classes
+from streamseg.train.feed import FrameSet, build_clip_index, cache_on_device, weight_classes
 from streamseg.train.label_sets import LabelSets
 from streamseg.train.loss_module import LossModule
 from streamseg.train.resume import check_out, is_restarted, restore_training_state
@@ -63,7 +63,7 @@ class TrainingSetup:
     share: tuple[int, int]
     """Rank of this process, and number of processes."""
     data: TrainingData
-    sources: tuple[Source, ...]
+    frame_sets: tuple[FrameSet, ...]
     """The data sets to train on, with their frames on the device where they fit."""
     description: checkpoint.Description
     """Of the checkpoint that will be written."""
@@ -104,27 +104,27 @@ def set_up(
         initial = "nothing"
     if not resume:
         load_initial_weights(network, description, initial, encoder_weights, config.identity_init)
-    sources = tuple(open_sources(opened, config, device, threads))
+    frame_sets = tuple(open_frame_sets(opened, config, device, threads))
     firsts = accumulate((len(dataset.classes) for dataset in opened.datasets), initial=0)
     class_weights = torch.cat(
         [
-            weight_classes(source.dataset, source.cached, config, threads, first)
-            for source, first in zip(sources, firsts, strict=False)
+            weight_classes(frames.dataset, frames.cached, config, threads, first)
+            for frames, first in zip(frame_sets, firsts, strict=False)
         ]
     )
     state = make_state(network, class_weights, opened.label_sets(), config, device, processes)
     settings = {**asdict(config), "data": hash_names(opened.datasets, opened.table)}
     first = restore_training_state(out, settings, state.parts()) if resume else 0
-    return TrainingSetup(share, opened, sources, description, initial, state, settings, first)
+    return TrainingSetup(share, opened, frame_sets, description, initial, state, settings, first)
 
 
-def open_sources(data: TrainingData, config: TrainConfig, device: torch.device, threads: int) -> Iterator[Source]:
+def open_frame_sets(data: TrainingData, config: TrainConfig, device: torch.device, threads: int) -> Iterator[FrameSet]:
     """Yield the data sets of a run, each with its clips and, if they fit, its frames on the device."""
     for number, dataset in enumerate(data.datasets):
         # with clips of the first data set, a further one without recordings gives single frames
         window = 1 if number and not dataset.sequences else config.window
         clip_index = build_clip_index(dataset, window)
-        yield Source(dataset, clip_index, cache_on_device(dataset, clip_index, device, threads))
+        yield FrameSet(dataset, clip_index, cache_on_device(dataset, clip_index, device, threads))
 
 
 def check_batch(config: TrainConfig, processes: int) -> None:

@@ -61,7 +61,7 @@ def open_training_data(config: TrainConfig, data: Path, with_data: Path | None) 
     check_second_folder(config, with_data)
     if config.with_dataset != "none" and with_data is not None:
         parts.append((config.with_dataset, with_data, config.with_split, config.with_leave_out))
-    named = open_class_table(config.classes) if config.classes else None
+    named = open_class_table(config.class_table) if config.class_table else None
     opened = [exclude_frames(open_dataset(name, folder, split), left) for name, folder, split, left in parts]
     table = named or join_equal_labels(opened)
     if table:
@@ -95,7 +95,7 @@ def join_equal_labels(datasets: Sequence[Dataset]) -> ClassTable | None:
         return None
     if any(dataset.classes.names != classes.names for dataset in datasets):
         names = " and ".join(column_names(datasets))
-        raise ValueError(f"{names} have different labels: give a class table with --classes street, or --classes FILE.")
+        raise ValueError(f"{names} have different labels: give --class-table street, or --class-table FILE.")
     return ClassTable(classes, dict.fromkeys(column_names(datasets), classes.names))
 
 

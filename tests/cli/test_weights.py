@@ -92,7 +92,7 @@ def street(tmp_path):
 
 def test_a_network_with_more_classes_is_measured_by_the_labels_of_the_data_set(street, drive, monkeypatch, capsys):
     given = ("evaluate", street, "--dataset", "camvid", "--data", drive, "--device", "cpu", "--json", "-")
-    for options in ((), ("--window", "2"), ("--flip",), ("--precision", "fp32"), ("--classes", "street")):
+    for options in ((), ("--window", "2"), ("--flip",), ("--precision", "fp32"), ("--class-table", "street")):
         assert run(monkeypatch, *given, *options) == 0
         shown = capsys.readouterr()
         assert "streamseg: LaneMarking counts as Road; OwnCar has no label in camvid.\n" in shown.err
@@ -135,14 +135,21 @@ def test_a_class_table_of_ones_own_translates(street, toy, tmp_path, monkeypatch
     said = complaint(monkeypatch, capsys, *given)
     assert "The network was trained for other classes than those of folder val: class 0 is Sky in the network" in said
     assert said.endswith(
-        "no class table translates them: give the --dataset that it was trained on, or --classes FILE.\n"
+        "no class table translates them: give the --dataset that it was trained on, or --class-table FILE.\n"
     )
     labels = {"Road": "ground", "Car": "box", "Bicyclist": "disc"}
     rows = [f"{name}, 000000, {labels.get(name, '-')}" for name in STREET_TABLE.classes.names]
     (tmp_path / "table.txt").write_text("\n".join(["class, colour, folder", *rows]))
-    assert run(monkeypatch, *given, "--classes", tmp_path / "table.txt", "--json", "-") == 0
+    assert run(monkeypatch, *given, "--class-table", tmp_path / "table.txt", "--json", "-") == 0
     found = json.loads(capsys.readouterr().out)
     assert [*found["iou"]] == ["ground", "box", "disc"]
     assert found["translated"] == {name: labels.get(name) for name in STREET_TABLE.classes.names}
-    said = complaint(monkeypatch, capsys, *given, "--classes", "street")
+    others = {"Road": "box", "Car": "ground", "Bicyclist": "disc"}
+    both = [f"{row}, {others.get(row.partition(',')[0], '-')}" for row in rows]
+    (tmp_path / "two.txt").write_text("\n".join(["class, colour, folder, folder2", *both]))
+    said = complaint(monkeypatch, capsys, *given, "--class-table", tmp_path / "two.txt")
+    assert "or name it: --class-table FILE:folder2.\n" in said
+    assert run(monkeypatch, *given, "--class-table", tmp_path / "two.txt:folder2", "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["translated"]["Car"] == "ground"
+    said = complaint(monkeypatch, capsys, *given, "--class-table", "street")
     assert "The class table has no column folder, only camvid, comma10k" in said

@@ -54,17 +54,25 @@ def test_a_blur_has_the_weights_1_2_1(images):
     expected = F.conv2d(F.pad(images, (1, 1, 1, 1), mode="replicate"), kernel, groups=3)
     torch.testing.assert_close(blur(images), expected)
     torch.testing.assert_close(change_light(images, drawn(_8=0.0), 1.0, SEEDS), expected, rtol=1e-4, atol=1e-2)
+    one = UNCHANGED.clone()
+    one[1, 8] = 0.0
+    changed = change_light(images, one, 1.0, SEEDS)
+    torch.testing.assert_close(changed[1], expected[1], rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(changed[::2], images[::2], rtol=1e-4, atol=1e-2)
 
 
 def test_noise_has_its_deviation_and_depends_on_nothing_but_its_seed():
     images = torch.full((3, 3, 100, 200), 128.0)
     changed = change_light(images, drawn(_9=0.5, _10=0.0), 1.0, SEEDS)
     assert (changed - images).std().item() == pytest.approx(255 * 0.03, rel=0.02)
-    values = noise(images, SEEDS)
-    assert noise(images[1:2], SEEDS[1:2]).equal(values[1:2])
-    assert not values[0].equal(values[1])
-    assert not noise(images[:1], [(8, 0, 0)]).equal(values[:1])
-    assert not noise(images[:1], [(7, 0, 1)]).equal(values[:1])
+    assert change_light(images[1:2], drawn(_9=0.5, _10=0.0)[1:2], 1.0, SEEDS[1:2]).equal(changed[1:2])
+    assert not changed[0].equal(changed[1])
+    generator = torch.Generator()
+    first = noise(images[0], (7, 0, 0), generator)
+    torch.testing.assert_close(changed[0], images[0] + 255 * 0.03 * first, rtol=1e-4, atol=1e-2)
+    assert not noise(images[0], (8, 0, 0), generator).equal(first)
+    assert not noise(images[0], (7, 0, 1), generator).equal(first)
+    assert noise(images[0], (7, 0, 0), generator).equal(first)
 
 
 def test_the_strength_is_the_share_of_the_images_that_change():

@@ -8,9 +8,9 @@ from runs import CPU, FANET, TINY, run
 
 from streamseg.data import shards
 from streamseg.data.datasets import camvid, folder
-from streamseg.data.shards import open_dataset, pack
+from streamseg.data.shards import has_split, open_dataset, pack
 from streamseg.io.stores import open_store
-from streamseg.train.feed import Source, batches, build_clip_index
+from streamseg.train.feed import FrameSet, batches, build_clip_index
 from streamseg.train.runlog import hash_files
 
 
@@ -57,7 +57,7 @@ def test_training_batches_are_the_same_from_shards_as_from_files(toy, packed):
     for data in (toy, packed):
         dataset = open_dataset("folder", data, "train")
         all_batches.append(
-            list(batches([Source(dataset, build_clip_index(dataset, 1), None)], config, 0, (0, 1), CPU, 2))
+            list(batches([FrameSet(dataset, build_clip_index(dataset, 1), None)], config, 0, (0, 1), CPU, 2))
         )
     for ours, theirs in zip(*all_batches, strict=True):
         assert ours.images.equal(theirs.images)
@@ -71,6 +71,8 @@ def test_shards_in_a_store_are_read_in_place(packed):
     frame, labels = there[3]
     assert frame.equal(here[3][0])
     assert labels.equal(here[3][1])
+    assert has_split("folder", Path("memory://shards"), "val")
+    assert not has_split("folder", Path("memory://shards"), "test")
     store.rm(path, recursive=True)
 
 

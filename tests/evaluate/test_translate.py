@@ -54,7 +54,7 @@ def test_classes_that_no_table_translates_are_refused():
     with pytest.raises(
         ValueError,
         match=r"^The network was trained for other classes than those of comma10k val: class 1 is sidewalk in the "
-        r"network and lane marking in the data set; no class table translates them: .*, or --classes FILE\.$",
+        r"network and lane marking in the data set; no class table translates them: .*, or --class-table FILE\.$",
     ):
         translate_dataset(CITYSCAPES, DASHCAM)
     with pytest.raises(ValueError, match="class 0 is Sky in the network and road in the data set; give the --dataset"):

@@ -12,7 +12,7 @@ from streamseg.models.attention import ATTENTIONS
 from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import FANETS
 from streamseg.models.encoder import ReduceBy, Reduction
-from streamseg.train.config import OLD_NAMES, RECIPES, TrainConfig
+from streamseg.train.config import OLD_NAMES, RECIPES, TrainConfig, check_share
 from streamseg.train.setup import ATTENTION_OPTIONS as NAMES, AUTOCAST_DTYPES
 
 
@@ -55,7 +55,7 @@ def test_a_recipe_of_the_paper_has_the_papers_settings(name):
     assert all(getattr(config, name) == 0 for name in ours)
     assert (config.encoder_rate_factor, config.jitter, config.split) == (1, 0.5, "train")
     assert (config.window, config.averages) == (1, False)
-    assert (config.with_dataset, config.classes, config.light) == ("none", "", 0)
+    assert (config.with_dataset, config.class_table, config.light) == ("none", "", 0)
     assert (config.loss_stride, config.auxiliary_stride) == (1, 1)
 
 
@@ -135,6 +135,14 @@ def test_the_choices_of_a_config_are_all_that_can_be_built():
             {"network": "bisenet18", "batch": 1},
             "batch is 1; expected 2 or more for bisenet18, which has batch norm on one value per image.",
         ),
+        (
+            {"with_split": "val"},
+            "with_split is val; expected train without a second data set: name it with --with.",
+        ),
+        (
+            {"with_leave_out": "a"},
+            "with_leave_out is a; expected nothing without a second data set: name it with --with.",
+        ),
     ],
 )
 def test_settings_that_exclude_each_other_are_refused(settings, sentence):
@@ -167,3 +175,13 @@ def test_the_config_imports_only_the_standard_library():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     packages = {name.partition(".")[0] for name in done.stdout.split()} - {"streamseg"}
     assert packages <= sys.stdlib_module_names
+
+
+def test_options_of_the_second_data_set_are_for_runs_with_one():
+    street, mine = RECIPES["street-18"].config, RECIPES["folder-18"].config
+    replace(street, with_dataset="none").check()  # which keeps the share of the recipe
+    check_share(replace(street, with_dataset="none"), street)
+    check_share(replace(mine, with_dataset="comma10k", with_share=0.3), mine)
+    replace(mine, with_dataset="comma10k", with_split="val", with_leave_out="a").check()
+    with pytest.raises(ValueError, match=r"^with_share is 0.3; expected 0.5 without a second data set: name it with "):
+        check_share(replace(mine, with_share=0.3), mine)

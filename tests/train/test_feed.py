@@ -8,7 +8,7 @@ from streamseg.data.datasets import camvid, comma10k, folder
 from streamseg.train import feed
 from streamseg.train.config import TrainConfig
 from streamseg.train.feed import (
-    Source,
+    FrameSet,
     batch_indices,
     batches,
     build_clip_index,
@@ -22,16 +22,16 @@ CPU = torch.device("cpu")
 TINY = TrainConfig(dataset="folder", network="fanet18", crop=(64, 64), iterations=6, batch=2, class_weighting=0.3)
 
 
-def sources(dataset, window=1):
+def frame_sets(dataset, window=1):
     """Return a data set with its frames in memory, and on disk."""
     clips = build_clip_index(dataset, window)
-    return Source(dataset, clips, cache_on_device(dataset, clips, CPU, 2)), Source(dataset, clips, None)
+    return FrameSet(dataset, clips, cache_on_device(dataset, clips, CPU, 2)), FrameSet(dataset, clips, None)
 
 
 @pytest.mark.parametrize("classmix", [0.0, 1.0])
 def test_cached_and_streamed_data_give_the_same_batches(toy, classmix):
     config, dataset = replace(TINY, batch=4, iterations=5, classmix=classmix), folder(toy, "train")
-    cached, streamed = (batches([source], config, 0, (0, 1), CPU, 2) for source in sources(dataset))
+    cached, streamed = (batches([frame_set], config, 0, (0, 1), CPU, 2) for frame_set in frame_sets(dataset))
     for one, other in zip(cached, streamed, strict=True):
         assert one.images.equal(other.images)
         assert one.labels.equal(other.labels)
@@ -40,7 +40,7 @@ def test_cached_and_streamed_data_give_the_same_batches(toy, classmix):
 
 def test_batches_from_the_middle_and_in_shares_are_those_of_the_whole_run(toy):
     config, dataset = replace(TINY, batch=4, iterations=5, classmix=0.5, consistency_loss=1.0), folder(toy, "train")
-    cached, _ = sources(dataset)
+    cached, _ = frame_sets(dataset)
     whole = list(batches([cached], config, 0, (0, 1), CPU, 2))
     shares = [list(batches([cached], config, 3, (rank, 2), CPU, 2)) for rank in (0, 1)]
     assert len(shares[0]) == 2
@@ -71,7 +71,7 @@ def test_processes_on_one_machine_share_its_memory(monkeypatch):
 
 def test_classmix_changes_the_batches(toy):
     config, dataset = replace(TINY, batch=4, iterations=1), folder(toy, "train")
-    cached, _ = sources(dataset)
+    cached, _ = frame_sets(dataset)
     plain, mixed = (next(batches([cached], replace(config, classmix=share), 0, (0, 1), CPU, 2)) for share in (0.0, 1.0))
     assert not mixed.images.equal(plain.images)
     assert not mixed.labels.equal(plain.labels)
@@ -109,7 +109,7 @@ def test_cached_streamed_and_shared_clips_are_the_same(drive):
     dataset = camvid(drive, "train")
     config = replace(TINY, dataset="camvid", batch=4, iterations=8, window=3, jitter=0.0, scale=(1.0, 1.0))
     clips = build_clip_index(dataset, 3)
-    cached, streamed = sources(dataset, 3)
+    cached, streamed = frame_sets(dataset, 3)
     whole = list(batches([cached], config, 0, (0, 1), CPU, 2))
     streamed = batches([streamed], config, 0, (0, 1), CPU, 2)
     halves = [batches([cached], config, 0, (rank, 2), CPU, 2) for rank in (0, 1)]
@@ -163,7 +163,7 @@ def test_a_name_that_no_frame_has_cannot_be_left_out(toy, leave_out, sentence):
 def test_the_parts_of_a_batch_add_up_to_the_batch(toy):
     dataset = folder(toy, "train")
     config = replace(TINY, batch=4, consistency_loss=1.0)
-    batch = next(batches([sources(dataset)[1]], config, 0, (0, 1), CPU, 2))
+    batch = next(batches([frame_sets(dataset)[1]], config, 0, (0, 1), CPU, 2))
     parts = list(batch.parts(2))
     assert [len(part.images) for part in parts] == [2, 2]
     assert torch.cat([part.images for part in parts]).equal(batch.images)

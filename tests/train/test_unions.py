@@ -16,8 +16,9 @@ from streamseg.class_table import parse_class_table
 from streamseg.classes import CAMVID, COMMA10K, IGNORE
 from streamseg.data.datasets import camvid, folder
 from streamseg.data.shards import pack
+from streamseg.io.stores import open_store
 from streamseg.train import loop
-from streamseg.train.feed import Source, batch_indices, batches, build_clip_index, cache_on_device, frames_before
+from streamseg.train.feed import FrameSet, batch_indices, batches, build_clip_index, cache_on_device, frames_before
 from streamseg.train.unions import column_names, open_training_data
 
 pytestmark = pytest.mark.usefixtures("frequent_entries", "no_plots")
@@ -41,7 +42,7 @@ def table(tmp_path):
 @pytest.fixture
 def union(table):
     """Settings of a run on the painted pictures with CamVid."""
-    return replace(TINY, with_dataset="camvid", with_share=0.4, classes=str(table), classmix=0.5, iou_loss=1.0)
+    return replace(TINY, with_dataset="camvid", with_share=0.4, class_table=str(table), classmix=0.5, iou_loss=1.0)
 
 
 @pytest.fixture(scope="session")
@@ -50,11 +51,11 @@ def other(paint, tmp_path_factory):
     return paint(tmp_path_factory.mktemp("data") / "other", [(72, 80)] * 5)
 
 
-def open_sources(config, data, with_data, *, cached=True):
+def open_frame_sets(config, data, with_data, *, cached=True):
     found = []
     for dataset in open_training_data(config, data, with_data).datasets:
         clips = build_clip_index(dataset, config.window if dataset.sequences else 1)
-        found.append(Source(dataset, clips, cache_on_device(dataset, clips, CPU, 2) if cached else None))
+        found.append(FrameSet(dataset, clips, cache_on_device(dataset, clips, CPU, 2) if cached else None))
     return found
 
 
@@ -87,6 +88,12 @@ def test_a_second_data_set_without_the_split_is_not_validated(toy, other, tmp_pa
     config = replace(TINY, with_dataset="folder")
     assert len(open_training_data(config, toy, other).validations) == 2
     assert len(open_training_data(config, toy, tmp_path).validations) == 1
+    store, path = open_store("memory://without-val")
+    store.put(str(tmp_path), path, recursive=True)
+    opened = open_training_data(config, toy, Path("memory://without-val"))
+    assert [len(dataset) for dataset in opened.datasets] == [7, 4]
+    assert len(opened.validations) == 1
+    store.rm(path, recursive=True)
 
 
 def test_data_sets_with_the_same_labels_need_no_table(toy, other):
@@ -102,7 +109,7 @@ def test_a_single_data_set_without_a_table_has_no_label_sets(toy):
 
 def test_a_single_data_set_can_be_trained_for_fewer_or_renamed_classes(toy, tmp_path):
     (tmp_path / "table.txt").write_text("class, colour, folder\nthe ground, 808080, ground\nthing, ff0000, box\n")
-    config = replace(TINY, classes=str(tmp_path / "table.txt"))
+    config = replace(TINY, class_table=str(tmp_path / "table.txt"))
     with pytest.raises(ValueError, match="has no class for the label 'disc' of folder"):
         open_training_data(config, toy, None)
     (tmp_path / "table.txt").write_text("class, colour, folder\n" + "".join(f"{c}, 808080, {c}\n" for c in ORDER))
@@ -117,9 +124,9 @@ ORDER = ["disc", "ground", "box"]
 @pytest.mark.parametrize(
     ("changes", "edit", "sentence"),
     [
-        ({"classes": ""}, (), "^folder and camvid have different labels: give a class table with --classes street, "),
-        ({"classes": "streets"}, (), "^No class table is called 'streets': did you mean street"),
-        ({"classes": "street"}, (), "^The class table has no column folder, only camvid, comma10k"),
+        ({"class_table": ""}, (), "^folder and camvid have different labels: give --class-table street, "),
+        ({"class_table": "streets"}, (), "^No class table is called 'streets': did you mean street"),
+        ({"class_table": "street"}, (), "^The class table has no column folder, only camvid, comma10k"),
         ({}, ("ground, Tree", "ground, -"), "^The class table has no class for the label 'Tree' of camvid"),
         ({}, ("disc, Car", "-, -"), "^The class table has no class for the label 'disc' of folder"),
         ({}, ("ground, Tree", "-, -"), "^The class table has no class for the label 'Tree' of camvid"),
@@ -174,7 +181,7 @@ def test_too_many_labels_are_refused(paint, tmp_path, other):
     (data / "classes.txt").write_text("\n".join(names))
     rows = [f"{name}, 808080, {name}, {('ground', 'box', 'disc')[i % 3]}" for i, name in enumerate(names)]
     (tmp_path / "table.txt").write_text("\n".join(["class, colour, folder, folder2", *rows]))
-    config = replace(TINY, with_dataset="folder", classes=str(tmp_path / "table.txt"))
+    config = replace(TINY, with_dataset="folder", class_table=str(tmp_path / "table.txt"))
     with pytest.raises(ValueError, match="^folder and folder2 have 256 labels in all; expected 255 at most.$"):
         open_training_data(config, data, other)
 
@@ -213,7 +220,7 @@ def test_pairs_of_neighbours_mix_the_data_sets_at_random():
 
 def test_batches_of_a_union_are_the_same_cached_streamed_shared_and_from_the_middle(toy, drive, union):
     config = replace(union, batch=8, iterations=4, light=1.0, consistency_loss=1.0, loss_stride=2)
-    cached, streamed = (open_sources(config, toy, drive, cached=cached) for cached in (True, False))
+    cached, streamed = (open_frame_sets(config, toy, drive, cached=cached) for cached in (True, False))
     assert cached[0].cached[0].shape[-2:] != cached[1].cached[0].shape[-2:]
     whole = list(batches(cached, config, 0, (0, 1), CPU, 2))
     from_disk = batches(streamed, config, 0, (0, 1), CPU, 2)
@@ -233,8 +240,8 @@ def test_batches_of_a_union_are_the_same_cached_streamed_shared_and_from_the_mid
 
 def test_each_image_has_the_labels_of_its_own_data_set(toy, drive, union):
     config = replace(union, batch=8, iterations=6, classmix=0.0, scale=(1.0, 1.0), jitter=0.0)
-    sources = open_sources(config, toy, drive)
-    for step, batch in enumerate(batches(sources, config, 0, (0, 1), CPU, 2)):
+    frame_sets = open_frame_sets(config, toy, drive)
+    for step, batch in enumerate(batches(frame_sets, config, 0, (0, 1), CPU, 2)):
         for (number, i), image, labels in zip(
             batch_indices(step, [7, 7], config), batch.images, batch.labels, strict=True
         ):
@@ -246,14 +253,14 @@ def test_each_image_has_the_labels_of_its_own_data_set(toy, drive, union):
 
 def test_clips_with_a_second_data_set_without_recordings_end_with_its_single_frames(toy, drive, table):
     config = replace(
-        TINY, dataset="camvid", with_dataset="folder", classes=str(table), window=3, batch=4, network="fanet18"
+        TINY, dataset="camvid", with_dataset="folder", class_table=str(table), window=3, batch=4, network="fanet18"
     )
-    sources = open_sources(config, drive, toy)
-    for step, batch in enumerate(batches(sources, config, 0, (0, 1), CPU, 2)):
+    frame_sets = open_frame_sets(config, drive, toy)
+    for step, batch in enumerate(batches(frame_sets, config, 0, (0, 1), CPU, 2)):
         assert batch.past.shape == (4, 2, 3, 64, 64)
         numbers = [number for number, _ in batch_indices(step, [7, 7], config)]
         assert not batch.used[torch.tensor(numbers) == 1].any()
-    assert any(batch.used.any() for batch in batches(sources, config, 0, (0, 1), CPU, 2))
+    assert any(batch.used.any() for batch in batches(frame_sets, config, 0, (0, 1), CPU, 2))
 
 
 def test_a_run_on_a_union_writes_weights_with_the_classes_of_the_table(toy, drive, union, tmp_path, capsys):
