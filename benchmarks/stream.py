@@ -2,7 +2,7 @@
 
     python benchmarks/stream.py tiles | cuts CAMVID | windows
 
-tiles    agreement of tiled labels with those of the whole picture, on the samples, by margin
+tiles    agreement of tiled labels with those of the whole picture, on the samples, by margin: on the network's grid and off it
 cuts     distances of contexts between neighbouring frames of CamVid's train and val, and between its recordings
 windows  time of a frame, multiply-accumulates and size of a stream's state, by window
 """
@@ -29,13 +29,17 @@ SAMPLES = Path(__file__).parent.parent / "samples"
 
 def tiles() -> None:
     model, _ = streamseg.load()
-    print(f"{'margin':>8}{'least agreement, %':>20}")
-    frames = [streamseg.read_image(path)[:, :1024, :1920] for path in sorted(SAMPLES.glob("suburb-*.jpg"))]
-    whole = [label_frame(model, frame)[0] for frame in frames]
-    for margin in (0, 64, 128, 192, 256, 448):
-        tiled = [streamseg.label_tiled(model, frame, tile=(512, 512), margin=margin)[0] for frame in frames]
-        agreement = min((a == b).float().mean().item() for a, b in zip(tiled, whole, strict=True))
-        print(f"{margin:8}{100 * agreement:20.3f}")
+    grid = model.tile_grid
+    pictures = [streamseg.read_image(path) for path in sorted(SAMPLES.glob("suburb-*.jpg"))]
+    print(f"{model.name}, least agreement of the labels, %")
+    height, width = pictures[0].shape[1:]
+    for size in ((height // grid * grid, width // grid * grid), (height, width)):
+        frames = [picture[:, : size[0], : size[1]] for picture in pictures]
+        whole = [label_frame(model, frame)[0] for frame in frames]
+        for margin in range(0, 577, max(grid, 192)):
+            tiled = [streamseg.label_tiled(model, frame, tile=(512, 512), margin=margin)[0] for frame in frames]
+            agreement = min((a == b).float().mean().item() for a, b in zip(tiled, whole, strict=True))
+            print(f"{size[0]} x {size[1]}, margin {margin:4}{100 * agreement:10.3f}", flush=True)
 
 
 def cuts(data: Path) -> None:
