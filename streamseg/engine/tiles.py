@@ -44,7 +44,8 @@ def label_tiled(
     Every pixel attends to the whole frame: contexts add up over pixels, so a first pass over the tiles computes the
     frame's context, and a second pass the labels. It takes the memory of a tile, plus the frame and its labels; for a
     FANet+, whose pyramid pooling sees the whole frame too, also that of the Res-4 map, a tenth of the frame's.
-    Tiles begin on the network's grid (64 for a FANet, 256 for a FANet+) and end with the frame.
+    Tiles begin on the network's grid (64 for a FANet, 256 for a FANet+) and end with the frame. A frame of one tile has
+    the labels of one pass at any size; of several, a few differ where a side is no multiple of the grid.
 
     Args:
         frame: Any picture that segment accepts, such as an array (H, W, 3).
@@ -52,8 +53,8 @@ def label_tiled(
         weight: Number of frames in that sum, for a network that averages.
         tile: Height and width of the tiles, multiples of the grid.
         margin: Pixels around each tile that the network also runs on, a multiple of the grid; pixels further away count
-            only through the context. With 256, at least 99.98 % of the labels are those of the whole frame in one pass
-            (street scenes, FANet-18); from 576 on all are (FANet-34: 1024). By default 576, for a FANet+ 768.
+            only through the context. With 256, 99.9 % of the labels are those of the whole frame in one pass (street
+            scenes, FANet-18 and FANet+); from 576 on all are (FANet-34: 1024). By default 576, for a FANet+ 768.
     """
     check_model(model)
     frame = to_checked_frame(frame)
