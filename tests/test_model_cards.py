@@ -29,7 +29,8 @@ def test_a_card_has_the_measured_figures(name):
     assert model_cards.fill(name) == page, "run: python docs/model_cards.py"
     measured = ROOT / "docs" / "measured" / f"model-card-{name}.json"
     if measured.exists():
-        assert json.loads(measured.read_text(encoding="utf-8"))["weights"] == name
+        # the card has the command that trained the weights which were measured
+        assert f"--out {Path(json.loads(measured.read_text())['weights']).parent}" in page
         assert f"model-card-{name}.jpg" not in page or (ROOT / "docs" / f"model-card-{name}.jpg").is_file()
 
 

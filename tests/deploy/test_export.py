@@ -185,7 +185,7 @@ def test_the_verb_writes_an_int8_file_with_state_that_segment_takes(tmp_path, mo
     about, bundled = open_exported("a.onnx").manifest, streamseg.describe(find_weights())
     assert (about.precision, about.size, about.averages) == ("int8", (128, 256), bundled.variant.averages)
     assert (about.classes, about.window, about.source) == (bundled.classes, bundled.window, bundled.source)
-    assert [*about.inputs] == ["frame", "past1", "past2", "past3", "past4", "weight"]
+    assert [*about.inputs] == ["frame", "past1", "past2", "weight"]
     assert Path("a.onnx").stat().st_size < 16e6
     assert largest_weights("a.onnx") == {64}
     command = ("segment", SAMPLES / "suburb-1.jpg", "--size", "128x256", "--labels", "--no-overlay")
