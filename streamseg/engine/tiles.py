@@ -54,7 +54,7 @@ def label_tiled(
         tile: Height and width of the tiles, multiples of the grid.
         margin: Pixels around each tile that the network also runs on, a multiple of the grid; pixels further away count
             only through the context. With 256, 99.9 % of the labels are those of the whole frame in one pass (street
-            scenes, FANet-18 and FANet+); from 576 on all are (FANet-34: 1024). By default 576, for a FANet+ 768.
+            scenes, sides on the grid); with 576 all are, of FANet-18 (FANet-34: 1024). Default: 576, of a FANet+ 768.
     """
     check_model(model)
     frame = to_checked_frame(frame)
