@@ -1,10 +1,11 @@
 """Measure tiles and scene cuts for docs/segment.md, and windows for docs/video.md.
 
-    python benchmarks/stream.py tiles | cuts CAMVID | windows
+    python benchmarks/stream.py tiles | cuts CAMVID | windows [NETWORK]
 
-tiles    agreement of tiled labels with those of the whole picture, on the samples, by margin
+tiles    agreement of tiled labels with those of the whole picture, on the samples, by margin, on the grid and off it
 cuts     distances of contexts between neighbouring frames of CamVid's train and val, and between its recordings
-windows  time of a frame, multiply-accumulates and size of a stream's state, by window
+windows  time of a frame, multiply-accumulates and size of a stream's state, by window; of a NETWORK such as
+         fanet18 with random weights, by default of the bundled weights
 """
 
 import sys
@@ -29,16 +30,20 @@ SAMPLES = Path(__file__).parent.parent / "samples"
 
 def tiles() -> None:
     model, _ = streamseg.load()
-    print(f"{'margin':>8}{'least agreement, %':>20}")
-    frames = [streamseg.read_image(path)[:, :1024, :1920] for path in sorted(SAMPLES.glob("suburb-*.jpg"))]
-    whole = [label_frame(model, frame)[0] for frame in frames]
-    for margin in (0, 64, 128, 192, 256, 448):
-        tiled = [streamseg.label_tiled(model, frame, tile=(512, 512), margin=margin)[0] for frame in frames]
-        agreement = min((a == b).float().mean().item() for a, b in zip(tiled, whole, strict=True))
-        print(f"{margin:8}{100 * agreement:20.3f}")
+    grid = model.tile_grid
+    pictures = [streamseg.read_image(path) for path in sorted(SAMPLES.glob("suburb-*.jpg"))]
+    print(f"{model.name}, least agreement of the labels, %")
+    height, width = pictures[0].shape[1:]
+    for size in ((height // grid * grid, width // grid * grid), (height, width)):
+        frames = [picture[:, : size[0], : size[1]] for picture in pictures]
+        whole = [label_frame(model, frame)[0] for frame in frames]
+        for margin in range(0, 577, max(grid, 192)):
+            tiled = [streamseg.label_tiled(model, frame, tile=(512, 512), margin=margin)[0] for frame in frames]
+            agreement = min((a == b).float().mean().item() for a, b in zip(tiled, whole, strict=True))
+            print(f"{size[0]} x {size[1]}, margin {margin:4}{100 * agreement:10.3f}", flush=True)
 
 
-def cuts(data: Path) -> None:
+def cuts(data: str) -> None:
     model, _ = streamseg.load()
 
     def context(pair: Pair) -> Context:
@@ -61,16 +66,18 @@ def cuts(data: Path) -> None:
             )
 
 
-def windows() -> None:
+def windows(network: str = "") -> None:
     """Measure the eager network and its fast form."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size, precision, rounds = ((1024, 2048), torch.float16, 200) if device.type == "cuda" else ((256, 512), None, 20)
-    model, _ = streamseg.load()
+    model = getattr(streamseg, network)(classes=11).eval() if network else streamseg.load()[0]
     model = model.to(device, precision, memory_format=torch.channels_last)
     model.averages = True  # one more multiplication than a sum
     frame = torch.randint(0, 256, (3, *size), dtype=torch.uint8, device=device)
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    print(f"{device_name}, torch {torch.__version__}, {size[0]} x {size[1]}, {precision or torch.float32}")
+    print(
+        f"{model.name}, {device_name}, torch {torch.__version__}, {size[0]} x {size[1]}, {precision or torch.float32}"
+    )
     print(f"{'':10}{'window':>8}{'median, ms':>12}{'of window 1':>12}{'GMACs':>8}{'values in the state':>22}")
     for name, engine in (("eager", model), ("fast", streamseg.accelerate(model))):
         states: dict[int, State | None] = dict.fromkeys((1, 2, 4, 8, 16))
@@ -104,4 +111,4 @@ def count_step(model: FANet, frame: torch.Tensor, state: State | None, window: i
 
 if __name__ == "__main__":
     part, *rest = sys.argv[1:] or ["tiles"]
-    {"tiles": tiles, "cuts": cuts, "windows": windows}[part](*map(Path, rest))
+    {"tiles": tiles, "cuts": cuts, "windows": windows}[part](*rest)

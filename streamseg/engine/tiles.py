@@ -43,8 +43,9 @@ def label_tiled(
 
     Every pixel attends to the whole frame: contexts add up over pixels, so a first pass over the tiles computes the
     frame's context, and a second pass the labels. It takes the memory of a tile, plus the frame and its labels; for a
-    FANet+, whose pyramid pooling sees the whole frame too, also that of the Res-4 map, a tenth of the frame's. Sides
-    are padded to multiples of the network's grid (64 for a FANet, 256 for a FANet+) with the last row or column.
+    FANet+, whose pyramid pooling sees the whole frame too, also that of the Res-4 map, a tenth of the frame's.
+    Tiles begin on the network's grid (64 for a FANet, 256 for a FANet+) and end with the frame. A frame of one tile has
+    the labels of one pass at any size; of several, a few differ where a side is no multiple of the grid.
 
     Args:
         frame: Any picture that segment accepts, such as an array (H, W, 3).
@@ -52,8 +53,8 @@ def label_tiled(
         weight: Number of frames in that sum, for a network that averages.
         tile: Height and width of the tiles, multiples of the grid.
         margin: Pixels around each tile that the network also runs on, a multiple of the grid; pixels further away count
-            only through the context. With 256, at least 99.98 % of the labels are those of the whole frame in one pass
-            (street scenes, FANet-18); from 576 on all are (FANet-34: 1024). By default 576, for a FANet+ 768.
+            only through the context. With 256, 99.9 % of the labels are those of the whole frame in one pass (street
+            scenes, sides on the grid); with 576 all are, of FANet-18 (FANet-34: 1024). Default: 576, of a FANet+ 768.
     """
     check_model(model)
     frame = to_checked_frame(frame)
@@ -62,7 +63,7 @@ def label_tiled(
     check_tiles(model, tile, margin)
     device = model.mean.device
     labels = torch.empty(frame.shape[1:], dtype=torch.uint8, device=frame.device)
-    spans = list(tiles(frame, tile, margin, grid))
+    spans = list(tiles(frame, tile, margin))
     with torch.inference_mode():
         context, deep = tiled_context(model, frame, spans)
         scale = 1 / (1 + weight) if model.averages else 1.0
@@ -72,27 +73,28 @@ def label_tiled(
             image = cut_tile(frame, rows, columns).to(device)
             scores = score_tile(model, image, total, None if pooled is None else cut_map(pooled, rows, columns, spans))
             outer = labels_from_scores(scores, (slice_length(rows.outer), slice_length(columns.outer)))
-            inner = labels[rows.inner, columns.inner]  # without the padding
-            inner.copy_(crop(outer, rows, columns)[: inner.shape[0], : inner.shape[1]])
+            labels[rows.inner, columns.inner] = crop(outer, rows, columns).to(labels.device)
     return labels, context
 
 
 def tiled_context(model: FANet, frame: Tensor, spans: Sequence[tuple[Span, Span]]) -> tuple[Context, Tensor]:
-    """Return the context of a whole frame, matrices (1, D, C): the mean over its tiles, weighted by their pixels.
+    """Return the context of a whole frame, matrices (1, D, C): at each stage the mean over the pixels of all tiles.
 
     Returned with it, for a FANet+, is the frame's whole Res-4 map before attention (1, C, h, w); else it is empty.
     """
     precision = torch.promote_types(model.mean.dtype, torch.float32)
     total = [model.mean.new_zeros(1, *attend.context_shape, dtype=precision) for attend in model.attentions]
+    pixels = [0] * len(total)
     deep: list[Tensor] = []
-    pixels = sum(slice_length(rows.inner) * slice_length(columns.inner) for rows, columns in spans)
     for rows, columns in spans:
         x1, x2, x3, x4 = model.encode(cut_tile(frame, rows, columns).to(model.mean.device))
         inner = (crop(x1, rows, columns), crop(x2, rows, columns), crop(x3, rows, columns), crop(x4, rows, columns))
         context = model.compute_context(inner)
-        share = slice_length(rows.inner) * slice_length(columns.inner) / pixels
-        for matrix, part in zip(total, context, strict=True):
-            matrix.add_(part, alpha=share)
+        # a FANet+ has contexts of the last stages only
+        for stage, (part, x) in enumerate(zip(context, inner[-len(context) :], strict=True)):
+            count = x.shape[-2] * x.shape[-1]  # rounded up at the frame's edges, so stages differ in their shares
+            pixels[stage] += count
+            total[stage].add_(part - total[stage], alpha=count / pixels[stage])
         if isinstance(model, FANetPlus):
             deep.append(inner[3])
     return tuple(total), join_tiles(deep, spans) if deep else total[-1].new_empty(0)
@@ -131,15 +133,14 @@ def score_tile(model: FANet, image: Tensor, total: Sequence[Tensor], pooled: Ten
     return model.score(merged)[0]
 
 
-def tiles(frame: Tensor, tile: tuple[int, int], margin: int, grid: int) -> Iterator[tuple[Span, Span]]:
-    """Yield the rows and columns of each tile of a frame (3, H, W), whose sides are padded to multiples of the grid."""
+def tiles(frame: Tensor, tile: tuple[int, int], margin: int) -> Iterator[tuple[Span, Span]]:
+    """Yield the rows and columns of each tile of a frame (3, H, W)."""
     _, height, width = frame.shape
-    return product(tile_spans(height, tile[0], margin, grid), tile_spans(width, tile[1], margin, grid))
+    return product(tile_spans(height, tile[0], margin), tile_spans(width, tile[1], margin))
 
 
-def tile_spans(side: int, tile: int, margin: int, grid: int) -> Iterator[Span]:
+def tile_spans(side: int, tile: int, margin: int) -> Iterator[Span]:
     """Yield the tiles along one side of an image."""
-    side = -(-side // grid) * grid
     for start in range(0, side, tile):
         end = min(start + tile, side)
         yield Span(slice(start, end), slice(max(start - margin, 0), min(end + margin, side)))
@@ -151,14 +152,14 @@ def slice_length(part: slice) -> int:
 
 
 def cut_tile(frame: Tensor, rows: Span, columns: Span) -> Tensor:
-    """Return the outer pixels of a tile, (1, 3, H, W), padded with the frame's last row and column."""
-    y = torch.arange(rows.outer.start, rows.outer.stop, device=frame.device).clamp(max=frame.shape[1] - 1)
-    x = torch.arange(columns.outer.start, columns.outer.stop, device=frame.device).clamp(max=frame.shape[2] - 1)
-    return frame[None, :, y[:, None], x]
+    """Return the outer pixels of a tile, (1, 3, H, W)."""
+    return frame[None, :, rows.outer, columns.outer]
 
 
 def crop(x: Tensor, rows: Span, columns: Span) -> Tensor:
     """Crop a map (…, h, w) of the outer pixels of a tile to the inner ones."""
+    # Inner edges are on the grid, or those of the frame. Where the frame ends off the grid a map is rounded up by less
+    # than a pixel, which rounding down removes.
     top, bottom, left, right = (
         (edge - span.outer.start) * size // slice_length(span.outer)
         for span, size in zip((rows, columns), x.shape[-2:], strict=True)

@@ -175,8 +175,8 @@ def stack_pasts(pasts: Sequence[Tensor | None]) -> Tensor | None:
 def context_distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     """Return the distance (B,) of two contexts, 0 (same scene) to 2: one minus the cosine similarity at one stage.
 
-    That stage is Res-2 of a FANet, which separates scenes best of its four (docs/segment.md has the measured
-    distances), and Res-3 of a FANet+, the shallower of its two.
+    That stage is Res-2 of a FANet, which separates scenes best of its four, and Res-3 of a FANet+, the shallower of its
+    two. docs/segment.md has the measured distances.
     """
     stage = len(a) // 2 - 1
     return 1 - F.cosine_similarity(a[stage].flatten(1), b[stage].flatten(1))
