@@ -1,12 +1,14 @@
-"""Attentions and encoders that streamseg does not have: the examples of docs/python.md."""
+"""Attentions and encoders that streamseg does not have: the examples of docs/python.md, and their checkpoints."""
 
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import streamseg
+from streamseg import DotAttention, FastAttention
 from streamseg.engine.engine import EagerEngine
 
 ROOT = Path(__file__).parents[2]
@@ -89,3 +91,54 @@ def test_gradients_reach_every_weight(network):
     network.train()
     network(255 * torch.rand(2, 3, 64, 96)).square().sum().backward()
     assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+class Mine(FastAttention):
+    """An attention that streamseg does not have."""
+
+
+class Custom(nn.Module):
+    """An encoder that streamseg does not have."""
+
+    channels = (8, 8, 16, 16)
+
+    def __init__(self):
+        super().__init__()
+        sizes = [(3, 8, 4), (8, 8, 2), (8, 16, 2), (16, 16, 2)]
+        self.stages = nn.ModuleList(nn.Conv2d(a, b, 3, stride=s, padding=1) for a, b, s in sizes)
+
+    def forward(self, x):
+        maps = []
+        for stage in self.stages:
+            x = stage(x).relu()
+            maps.append(x)
+        return tuple(maps)
+
+
+@pytest.mark.parametrize("factory", [streamseg.fanet18, streamseg.fanetplus18])
+def test_a_network_with_its_own_attention_is_saved_and_loaded_with_its_class(factory, tmp_path, image):
+    network, path = factory(classes=11, attention=Mine, key_channels=8).eval(), tmp_path / "a.safetensors"
+    streamseg.save(network, streamseg.CAMVID, path)
+    assert streamseg.describe(path).variant.attention == "Mine"
+    loaded, classes = streamseg.load(path, attention=Mine)
+    assert classes == streamseg.CAMVID
+    assert {type(attend) for attend in loaded.attentions} == {Mine}
+    assert loaded(image).equal(network(image))
+
+
+def test_without_its_class_such_a_network_is_refused(model, tmp_path):
+    streamseg.save(streamseg.fanet18(classes=11, attention=Mine), streamseg.CAMVID, tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match=r"part of streamseg: load it with streamseg\.load\(PATH, attention=Mine\)"):
+        streamseg.load(tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match="has the attention Mine, which is not DotAttention"):
+        streamseg.load(tmp_path / "a.safetensors", attention=DotAttention)
+    streamseg.save(model, streamseg.CAMVID, tmp_path / "fast.safetensors")
+    with pytest.raises(ValueError, match="has the attention FastAttention, which is not Mine"):
+        streamseg.load(tmp_path / "fast.safetensors", attention=Mine)
+
+
+def test_a_network_with_its_own_encoder_is_not_saved(tmp_path):
+    with pytest.raises(ValueError, match=r"cannot describe the encoder Custom: save model\.state_dict\(\) with torch"):
+        streamseg.save(streamseg.FANet(Custom(), 11), streamseg.CAMVID, tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match=r"cannot describe the encoder Custom: save model\.state_dict\(\) with torch"):
+        streamseg.save(streamseg.FANetPlus(Custom(), 11), streamseg.CAMVID, tmp_path / "a.safetensors")
