@@ -91,7 +91,7 @@ def test_off_the_grid_fanet_plus_attends_to_and_pools_the_real_frame_only(size, 
     hook.remove()
     assert len(seen) == 2
     assert seen[1].shape == seen[0].shape
-    assert share_of_equal(labels, expected[0].argmax(dim=0)) > 0.99
+    assert share_of_equal(labels, expected[0].argmax(dim=0)) > 0.999
     if exact:  # the image is shrunk to exactly 3/4
         torch.testing.assert_close(context, whole, atol=1e-9, rtol=1e-9)
         torch.testing.assert_close(seen[1], seen[0], atol=1e-9, rtol=1e-9)
@@ -146,7 +146,7 @@ def test_tiles_of_a_frame_of_any_size_have_its_context_and_labels(model, size):
     with torch.inference_mode():
         maps, whole = model.features(frame[None])
         expected = labels_from_scores(model.score(maps)[0], size)
-    assert share_of_equal(labels, expected) > 0.99
+    assert share_of_equal(labels, expected) > 0.999
     torch.testing.assert_close(context, whole, atol=1e-5, rtol=1e-4)
 
 
