@@ -7,22 +7,15 @@ import torch
 from torch import nn
 
 import streamseg
-from streamseg import ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention
+from streamseg import FastAttention
+from streamseg.models.attention import ATTENTIONS
 from streamseg.models.encoder import ResNet
-
-EVERY = [FastAttention, DotAttention, SelfAttention, ChannelAttention, NoAttention]
 
 
 @pytest.fixture(params=["fanet18", "fanetplus18"])
 def model(model, plus, request):
     """Both networks: what a test states of one holds for the other."""
     return model if request.param == "fanet18" else plus
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    """Forget what other tests compiled: networks share the code of step, and its recompilations are limited."""
-    torch.compiler.reset()
 
 
 def shallow(attention=FastAttention):
@@ -41,7 +34,7 @@ SHALLOW = pytest.mark.parametrize("build", [shallow, shallow_plus])
 
 @pytest.mark.slow
 @SHALLOW
-@pytest.mark.parametrize("attention", EVERY)
+@pytest.mark.parametrize("attention", ATTENTIONS.values())
 def test_the_whole_network_is_one_graph(attention, image, build):
     network = build(attention)
     compiled = torch.compile(network.step, backend="eager", fullgraph=True)

@@ -9,22 +9,16 @@ from torch.nn import functional as F
 
 import streamseg
 from streamseg import ChannelAttention, DotAttention, FastAttention, NoAttention, SelfAttention, count_macs
+from streamseg.models.attention import ATTENTIONS
 from streamseg.models.encoder import resnet18
 
 FULL = (1, 3, 1024, 2048)
-EVERY = [FastAttention, DotAttention, SelfAttention, ChannelAttention, NoAttention]
 
 
 @pytest.fixture(params=["fanet18", "fanetplus18"])
 def model(model, plus, request):
     """Both networks: what a test states of one holds for the other."""
     return model if request.param == "fanet18" else plus
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    """Forget what other tests compiled: networks share the code of step, and its recompilations are limited."""
-    torch.compiler.reset()
 
 
 FACTORIES = pytest.mark.parametrize("factory", [streamseg.fanet18, streamseg.fanetplus18])
@@ -130,7 +124,7 @@ def test_every_reduction_gives_logits(reduction, reduce_by):
         assert network(torch.rand(1, 3, 33, 47)).shape == (1, 3, 33, 47)
 
 
-@pytest.mark.parametrize("attention", EVERY)
+@pytest.mark.parametrize("attention", ATTENTIONS.values())
 def test_every_attention_takes_its_context_as_past_and_only_fast_ones_use_it(attention):
     network = plain.randomise(streamseg.fanet18(classes=3, attention=attention, key_channels=8))
     image = torch.randint(0, 256, (2, 3, 40, 56), generator=torch.Generator().manual_seed(0)).byte()
