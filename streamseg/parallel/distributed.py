@@ -1,5 +1,7 @@
 """Training in several processes that torchrun starts, with batch norm over all of them."""
 
+import gc
+import importlib
 import os
 from contextlib import AbstractContextManager, nullcontext
 
@@ -16,6 +18,8 @@ def join_process_group(device: torch.device) -> tuple[int, int]:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         return 0, 1
+    # its functions take the group that exists when it is imported as a default argument, and keep it for ever
+    importlib.import_module("torch.distributed.nn")
     store, rank, world = next(rendezvous("env://"))
     # after a restart, torchrun's store still has the addresses of the dead processes; on several machines the number
     # of restarts may differ, and a new store must be given (docs/training.md)
@@ -26,8 +30,13 @@ def join_process_group(device: torch.device) -> tuple[int, int]:
 
 
 def leave_process_group() -> None:
-    """Leave the group of processes, if there is one."""
+    """Leave the group of processes, if there is one, and end its threads.
+
+    They end with the last reference to the group. A DistributedDataParallel that still holds one lets Gloo's threads
+    free tensors while Python is shutting down, which aborts the process.
+    """
     if dist.is_initialized():
+        gc.collect()
         dist.destroy_process_group()
 
 

@@ -62,12 +62,43 @@ def train(
         messages: Where to print progress; the default is standard error.
     """
     setup = set_up(config, data, with_data, out, device, initial, encoder_weights, resume, threads)
-    state, first, (_, processes) = setup.state, setup.first, setup.share
-    save = partial(save_training_state, out, settings=setup.settings, parts=state.parts())
+    first = setup.first
+    save = partial(save_training_state, out, settings=setup.settings, parts=setup.state.parts())
     log = start_log(setup, config, out, initial, tensorboard, messages)
     if first and first % config.validate_every == 0:
         log_accuracy(setup, log, first, threads)  # a killed run may not have reached it
 
+    stopped = train_iterations(setup, config, log, save, save_seconds, compiled=compiled, threads=threads)
+    if stopped:
+        distributed.leave_process_group()
+        raise TrainingStopped(stopped)
+
+    weights = out / "weights.safetensors"
+    if log:
+        save_weights(setup, weights)
+    log_accuracy(setup, log, config.iterations, threads)
+    if log:
+        log.finish()
+    distributed.leave_process_group()
+    return weights
+
+
+def train_iterations(
+    setup: TrainingSetup,
+    config: TrainConfig,
+    log: runlog.RunLog | None,
+    save: Callable[[int], None],
+    save_seconds: float,
+    *,
+    compiled: bool,
+    threads: int,
+) -> int:
+    """Run the iterations that are left; return the signal that stopped them, or 0.
+
+    Args:
+        save: Saves the state of training after a number of iterations.
+    """
+    state, first, (_, processes), device = setup.state, setup.first, setup.share, setup.state.loss_module.losses.device
     shared = share_gradients(state.loss_module.train(), processes)
     forward = torch.compile(shared) if compiled else shared
     ema, current = float_tensors(state.ema), float_tensors(state.loss_module.network)
@@ -97,19 +128,10 @@ def train(
             if stopped and not last:
                 if log:
                     log.say(f"Stopped at iteration {done} of {config.iterations}: continue with --resume.")
-                distributed.leave_process_group()
-                raise TrainingStopped(stopped)
+                return stopped
             if validating and not last:
                 log_accuracy(setup, log, done, threads)
-
-    weights = out / "weights.safetensors"
-    if log:
-        save_weights(setup, weights)
-    log_accuracy(setup, log, config.iterations, threads)
-    if log:
-        log.finish()
-    distributed.leave_process_group()
-    return weights
+    return 0
 
 
 def start_log(
