@@ -52,6 +52,10 @@ if TYPE_CHECKING:
         fanetplus34 as fanetplus34,
     )
     from streamseg.palette import bright_colours as bright_colours
+    from streamseg.regions.coco import decode_rle as decode_rle, encode_rle as encode_rle
+    from streamseg.regions.polygons import region_polygon as region_polygon
+    from streamseg.regions.regions import Region as Region, find_regions as find_regions
+    from streamseg.regions.tracking import RegionTracker as RegionTracker
     from streamseg.stream.label_frames import (
         label_frame as label_frame,
         label_frames as label_frames,
@@ -85,6 +89,10 @@ MODULES = {
     "models.fanet": "FANet fanet18 fanet34",
     "models.fanet_plus": "FANetPlus fanetplus18 fanetplus34",
     "palette": "bright_colours",
+    "regions.coco": "decode_rle encode_rle",
+    "regions.polygons": "region_polygon",
+    "regions.regions": "Region find_regions",
+    "regions.tracking": "RegionTracker",
     "stream.label_frames": "label_frame label_frames segment",
     "stream.state": "Fading FadingInTime LastFrames State load_state save_state",
 }
