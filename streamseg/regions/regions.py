@@ -8,14 +8,17 @@ Shapes: H height, W width, S spans.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy
 from numpy.typing import NDArray
-from torch import Tensor
 
 from streamseg.checks import check_choice, check_count
 from streamseg.classes import IGNORE, Classes
 from streamseg.regions.spans import Ints, Spans, connect_spans, find_spans
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MIN_AREA = 64
 """Regions of fewer pixels are left out by default; most of them are specks of a few pixels."""
@@ -58,7 +61,7 @@ class Region:
 
 
 def find_regions(
-    labels: Tensor | NDArray[numpy.uint8],
+    labels: "Tensor | NDArray[numpy.uint8]",
     classes: Classes,
     *,
     min_area: int = MIN_AREA,
@@ -141,9 +144,10 @@ def find_class(name: str, classes: Classes) -> int:
     raise ValueError(f"No class is called {name.strip()!r:.80}; there are {', '.join(classes.names)}.")
 
 
-def to_label_array(labels: Tensor | NDArray) -> NDArray[numpy.uint8]:
+def to_label_array(labels: "Tensor | NDArray") -> NDArray[numpy.uint8]:
     """Return labels (H, W) as an array of bytes."""
-    array = labels.cpu().numpy() if isinstance(labels, Tensor) else labels
+    # not by its type, for which torch would have to be imported
+    array = labels if isinstance(labels, numpy.ndarray) or not hasattr(labels, "cpu") else labels.cpu().numpy()
     if not isinstance(array, numpy.ndarray) or array.ndim != 2 or array.dtype.kind not in "iu":
         kind = f"{array.dtype} of shape {array.shape}" if isinstance(array, numpy.ndarray) else type(array).__name__
         raise ValueError(f"The labels are {kind}; expected integers (H, W), as streamseg.segment returns.")

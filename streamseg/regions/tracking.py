@@ -29,7 +29,7 @@ class RegionTracker:
     """Gives the regions of a video ids that last.
 
     A region keeps the id of the region of the same class with which it overlaps most. Pairs are taken in the order of
-    their IoU, each region once. A region that is missing for some frames keeps its id if it appears again at the same place.
+    their IoU, each region once. A region that is missing for some frames keeps its id if it comes back to its place.
     """
 
     def __init__(self, *, min_iou: float = MIN_IOU, patience: int = PATIENCE):

@@ -28,6 +28,7 @@ from streamseg.parallel.threads import BoundedQueue, ThreadGroup
 from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
 from streamseg.stream.observer import PipelineObserver
+from streamseg.stream.region_outputs import RegionOutputs, RegionSettings
 from streamseg.stream.settings import DrawStyle, LabelSettings
 from streamseg.stream.state import State
 
@@ -53,6 +54,8 @@ class SharedRun:
     """Receives a line of JSON for each frame."""
     raw: BinaryIO | None
     """Receives the labels of each frame as bytes."""
+    regions: RegionSettings | None = None
+    """What to do with regions and zones."""
     group: ThreadGroup = field(default_factory=ThreadGroup)
     problems: list[str] = field(default_factory=list)
     class_pixels: Tensor = field(init=False)
@@ -102,6 +105,7 @@ class SourceStream:
         self.source, self.results, self.shared = source, results, shared
         self.state: State | None = None
         self.legend = LegendCache()
+        self.region_outputs = RegionOutputs(shared.regions, source) if shared.regions else None
         room = 1 if source.live else QUEUE_SIZE
         self.inbox: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room)
         self.labelled: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room)
@@ -193,6 +197,8 @@ class SourceStream:
                 job.shares = (counts / labels.numel()).tolist()
                 with shared.group.change:
                     shared.class_pixels += counts
+                if self.region_outputs:
+                    self.region_outputs.examine(job.capture, labels)
                 if self.results.overlay or shared.shows:
                     job.picture = self.paint(job).cpu()  # waits for the GPU: frame and labels may be freed now
                 if self.results.colours:
@@ -230,6 +236,8 @@ class SourceStream:
         style = self.shared.style
         classes = style.classes or self.shared.settings.classes
         picture = draw.overlay(job.frame, job.labels, classes, style.alpha, style.only, borders=style.borders)
+        if self.region_outputs:
+            picture = self.region_outputs.draw(picture)
         if style.legend:
             # all classes for a video, or the legend would flicker
             present = [i for i, share in enumerate(job.shares) if share or self.source.moving]
