@@ -8,8 +8,6 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
-from cyclopts import Parameter
-
 from streamseg.checks import check_count
 from streamseg.cli.messages import STANDARD_OUTPUT
 from streamseg.cli.options import option
@@ -37,14 +35,19 @@ class RegionOptions:
     """Leave out regions of fewer pixels."""
     zones: Annotated[Path | None, option("FILE", "none")] = None
     """A TOML or JSON file of zones and lanes to watch; they are drawn on the overlay (docs/regions.md)."""
-    events: Annotated[tuple[str, ...], Parameter(metavar="TARGET", show_default="none", negative=())] = ()
-    """Where the events of the zones go, as JSON: a file, to which they are added, http://… or https://… to which each
-    is posted, or - for standard output. May be given several times."""
+    events: Annotated[str, option("TARGET,...", "none")] = ""
+    """Where the events of the zones go, as JSON: a file, to which they are added; http://… or https://…, to which each
+    is posted; - for standard output."""
 
     @property
-    def results(self) -> list[Path | str]:
+    def targets(self) -> list[str]:
+        """Where events go."""
+        return [target.strip() for target in self.events.split(",") if target.strip()]
+
+    @property
+    def results(self) -> list[str]:
         """Where something is written."""
-        return [*([self.regions] if self.regions else []), *self.events]
+        return [*([str(self.regions)] if self.regions else []), *self.targets]
 
 
 NO_REGIONS = RegionOptions()
@@ -65,8 +68,8 @@ def check_region_options(options: RegionOptions, used: Sequence[Path]) -> None:
         raise ValueError("--events reports what happens in zones: give a file of them with --zones.")
     if options.zones:
         read_zones(options.zones)
-    files = [path for path in (options.regions, *map(Path, options.events)) if path and path != STANDARD_OUTPUT]
-    for target in options.events:
+    files = [Path(name) for name in options.results if name != "-" and "://" not in name]
+    for target in options.targets:
         check_target(target)
     if options.regions:
         form = pick_format(options.regions, options.regions_format)
@@ -109,7 +112,7 @@ def open_region_outputs(
     areas = tuple(read_zones(options.zones)) if options.zones else ()
     ZoneMonitor(areas, classes)  # refuses unknown classes before a file is opened
     with ExitStack() as stack:
-        sinks = tuple(stack.enter_context(open_sink(target, sys.stdout, problems.append)) for target in options.events)
+        sinks = tuple(stack.enter_context(open_sink(target, sys.stdout, problems.append)) for target in options.targets)
         write = None
         if options.regions:
             file = stack.enter_context(open_text(options.regions))

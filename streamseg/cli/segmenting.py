@@ -163,7 +163,7 @@ def check_options(options: SegmentOptions, out: str, region_options: RegionOptio
     """Raise an error if options are wrong, or do not go together."""
     if out == "-" and options.json == STANDARD_OUTPUT:
         raise ValueError("Raw labels and lines of JSON cannot share standard output: give --json a file name.")
-    if [out, str(options.json), *map(str, region_options.results)].count("-") > 1:
+    if [out, str(options.json), *region_options.results].count("-") > 1:
         raise ValueError("OUT, --json, --regions and --events cannot share standard output: give file names.")
     if options.ray and (region_options.results or region_options.zones):
         raise ValueError("--ray labels videos into a folder: leave out --regions, --zones and --events.")

@@ -392,7 +392,11 @@ def render_caption(text: str, size: int) -> Tensor:
 
 
 def readable(name: str, most: float = 14) -> tuple[str, ImageFont.FreeTypeFont]:
-    """Return a name, shortened to a length in units of the text size, and a font that has its letters; without such a font, the name in English letters."""
+    """Return a shortened name, and a font that has its letters; without such a font, the name in English letters.
+
+    Args:
+        most: The longest name, in units of the text size.
+    """
     font = cast(ImageFont.FreeTypeFont, ImageFont.load_default(48))
     if not name.isascii():
         for file in FONTS:

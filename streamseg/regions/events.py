@@ -17,6 +17,9 @@ from streamseg.regions.zones import FittedArea, Lane, Zone, fit_area
 if TYPE_CHECKING:
     from torch import Tensor
 
+ROUNDING = 1e-6
+"""Seconds by which the times of frames may be wrong."""
+
 
 @dataclass(frozen=True)
 class Event:
@@ -65,7 +68,7 @@ class Switch:
             return False
         if self.changing is None:
             self.changing = seconds
-        if seconds - self.changing < debounce:
+        if seconds - self.changing < debounce - ROUNDING:
             return False
         self.on, self.changing = on, None
         return True

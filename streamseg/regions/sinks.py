@@ -114,8 +114,8 @@ class NoRedirects(HTTPRedirectHandler):
 class Webhook:
     """Sends each event to a web address, by POST, from a thread of its own."""
 
-    def __init__(self, address: str, *, delays: tuple[float, ...] = RETRY_DELAYS, room: int = QUEUE_SIZE):
-        self.address, self.delays = address, delays
+    def __init__(self, address: str, room: int = QUEUE_SIZE):
+        self.address = address
         parts = split_address(address)
         bare = urlunsplit(urlsplit(address)._replace(netloc=parts.netloc.rpartition("@")[2]))
         self.headers = {"Content-Type": "application/json", "User-Agent": "streamseg"}
@@ -152,7 +152,7 @@ class Webhook:
 
     def send(self, body: bytes) -> None:
         """Send an event, several times if necessary."""
-        for delay in (*self.delays, None):
+        for delay in (*RETRY_DELAYS, None):
             try:
                 request = Request(self.bare, data=body, headers=self.headers, method="POST")
                 with self.opener.open(request, timeout=TIMEOUT):
