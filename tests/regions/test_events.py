@@ -1,10 +1,13 @@
+from pathlib import Path
+
 import numpy
 import pytest
 
 import streamseg
 from streamseg.regions.events import Switch, ZoneMonitor
-from streamseg.regions.zones import Lane, Zone
+from streamseg.regions.zones import Lane, Zone, read_zones
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "zones"
 CLASSES = streamseg.Classes(("road", "car", "person"), ((0, 0, 0), (1, 1, 1), (2, 2, 2)))
 LEFT = ((0.0, 0.0), (0.5, 0.0), (0.5, 1.0), (0.0, 1.0))
 
@@ -92,6 +95,13 @@ def test_metres_are_those_of_the_ground_points():
     assert (event.kind, event.seconds, event.pixels, event.metres) == ("blocked", 1.0, 10, pytest.approx(20))
     labels[9] = 0
     assert [event.kind for event in monitor.update(labels, 2.0)[1]] == ["clear"]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
+def test_the_examples_watch_classes_of_the_bundled_weights(path):
+    monitor = ZoneMonitor(read_zones(path), streamseg.describe("street").classes)
+    readings, _ = monitor.update(numpy.zeros((478, 928), dtype=numpy.uint8), 0.0)
+    assert [reading.zone for reading in readings] == [area.name for area in monitor.areas]
 
 
 def test_an_unknown_class_is_refused():

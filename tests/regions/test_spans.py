@@ -1,9 +1,14 @@
+from pathlib import Path
+
 import numpy
 import pytest
 
+import streamseg
 from streamseg.regions.spans import connect_spans, find_spans
 
 ndimage = pytest.importorskip("scipy.ndimage", reason="scipy is not installed: pip install 'streamseg[train]'")
+
+SAMPLES = Path(__file__).parents[2] / "samples"
 
 
 def components(labels, connectivity):
@@ -42,6 +47,14 @@ def test_the_components_are_those_of_scipy(connectivity, seed):
         theirs, expected = scipy_components(labels, connectivity)
         assert count == expected
         assert len(numpy.unique(numpy.stack([ours, theirs]).reshape(2, -1), axis=1).T) == count
+
+
+@pytest.mark.parametrize("connectivity", [4, 8])
+def test_the_components_of_real_labels_are_those_of_scipy(connectivity):
+    frame = streamseg.read_image(SAMPLES / "suburb-1.jpg")[:, ::6, ::6].contiguous()
+    labels = streamseg.segment(frame).numpy()
+    _, count = components(labels, connectivity)
+    assert count == scipy_components(labels, connectivity)[1] > 10
 
 
 def test_components_are_numbered_by_their_first_pixels():
