@@ -6,6 +6,7 @@ tensors and ints: streams cannot mix, and any state can be kept, saved, sent or 
 Shapes: B batch, K classes, C channels, H height, W width, h x w a map.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -92,6 +93,21 @@ class VideoMethod(nn.Module, Generic[State]):
     def next_frame(self, image: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the logits of a frame that is no key frame, and the next state."""
         raise NotImplementedError
+
+    def finish(self, state: State) -> State:
+        """Do the work that a frame has left for the time after its labels; step does it if nobody has."""
+        return state
+
+    def clip_outputs(self, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Return the logits (B, K, ...) to train on, of the last frame of a clip, and the loss of a scheduler.
+
+        The first frame is the key frame, and the method runs as it does later. A method overrides this if its authors
+        train it otherwise.
+        """
+        logits, state = self.key_frame(clip[0])
+        for image in clip[1:]:
+            logits, state = self.next_frame(image, state)
+        return logits, None
 
     def freeze(self) -> None:
         """Freeze the parts that the authors do not train: no gradients, and batch norm as in evaluation."""
