@@ -165,3 +165,18 @@ class AdaptiveClockwork(VideoMethod[AdaptiveState]):
 def fuse(method: VideoMethod, image: Tensor, shallow: Shallow, deep: Tensor) -> Tensor:
     """Return the logits (B, K, H, W) of a shallow and a deep map, which may be of different frames."""
     return resize(method.backbone.head(method.backbone.merge(shallow, deep)), image)
+
+
+def clockwork(network: nn.Module, interval: int | None = 2) -> Clockwork:
+    """Clockwork with the alternating clock: 64.4 % mIoU on Cityscapes val in the paper, with FCN-8s."""
+    return Clockwork(network, interval)
+
+
+def clockwork_pipelined(network: nn.Module, interval: int | None = None) -> PipelinedClockwork:
+    """Clockwork with the pipelined clock."""
+    return PipelinedClockwork(network, interval)
+
+
+def clockwork_adaptive(network: nn.Module, interval: int | None = None) -> AdaptiveClockwork:
+    """Clockwork with the adaptive clock: 65.8 % mIoU in the authors' repository at a threshold of 0.25."""
+    return AdaptiveClockwork(network, interval=interval)

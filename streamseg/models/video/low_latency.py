@@ -189,3 +189,8 @@ def convolve_variant(x: Tensor, kernels: Tensor) -> Tensor:
 def shrink(x: Tensor, like: Tensor) -> Tensor:
     """Return a map averaged to the size of a smaller one."""
     return F.adaptive_avg_pool2d(x, like.shape[-2:])
+
+
+def low_latency(network: nn.Module, interval: int | None = None) -> LowLatency:
+    """Low-Latency: 75.9 % mIoU on Cityscapes val in the paper, with PSPNet."""
+    return LowLatency(network, interval=interval)
