@@ -130,7 +130,7 @@ class AdaptiveClockwork(VideoMethod[AdaptiveState]):
 
     def __init__(self, network: nn.Module, threshold: float = 0.25, interval: int | None = None):
         super().__init__(network, interval)
-        check_threshold(threshold, 1)
+        check_threshold("threshold", threshold, 1)
         self.threshold = threshold
         self.score2 = nn.Conv2d(self.backbone.shallow_channels, self.classes, 1)
         initialise(self.score2)

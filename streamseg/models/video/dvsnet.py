@@ -73,7 +73,7 @@ class DVSNet(VideoMethod[DVSNetState]):
         overlap: int = 64,
     ):
         super().__init__(network, interval)
-        check_threshold(target, 100)
+        check_threshold("target", target, 100)
         for cells in grid:
             check_count("grid", cells)
         self.target = target

@@ -71,7 +71,7 @@ class LowLatency(VideoMethod[LowLatencyState]):
         kernel: int = 9,
     ):
         super().__init__(network, interval)
-        check_threshold(threshold, 1)
+        check_threshold("threshold", threshold, 1)
         self.threshold = threshold
         shallow, deep = self.backbone.shallow_channels, self.backbone.deep_channels
         self.predict = KernelPredictor(shallow, channels, kernel)
@@ -150,9 +150,7 @@ class AdaptNet(nn.Module):
 
     def __init__(self, shallow: int, deep: int, channels: int):
         super().__init__()
-        self.layers = nn.Sequential(
-            conv(shallow, channels, 3), conv(channels, channels, 3), conv(channels, channels, 3)
-        )
+        self.layers = nn.Sequential(*(conv(inputs, channels, 3) for inputs in (shallow, channels, channels)))
         self.mix = nn.Conv2d(deep + channels, deep, 3, padding=1)
         nn.init.zeros_(self.mix.weight)
         nn.init.zeros_(self.mix.bias)  # type: ignore[arg-type] # it has one
@@ -188,7 +186,7 @@ def convolve_variant(x: Tensor, kernels: Tensor) -> Tensor:
 
 def shrink(x: Tensor, like: Tensor) -> Tensor:
     """Return a map averaged to the size of a smaller one."""
-    return F.adaptive_avg_pool2d(x, like.shape[-2:])
+    return F.adaptive_avg_pool2d(x, (like.shape[2], like.shape[3]))
 
 
 def low_latency(network: nn.Module, interval: int | None = None) -> LowLatency:

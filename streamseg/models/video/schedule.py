@@ -11,11 +11,11 @@ from torch import Tensor
 Maps = TypeVar("Maps", bound=tuple)
 
 
-def check_threshold(threshold: float, highest: float) -> None:
+def check_threshold(name: str, threshold: float, highest: float) -> None:
     """Raise a ValueError if a threshold is not a number from 0 to the highest, or infinite."""
     valid = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
     if not valid or not (0 <= threshold <= highest or threshold == math.inf):
-        raise ValueError(f"threshold is {threshold!r:.80}; expected 0 to {highest:g}, or inf for never.")
+        raise ValueError(f"{name} is {threshold!r:.80}; expected 0 to {highest:g}, or inf for never.")
 
 
 def chosen_streams(decisions: Tensor, default: bool) -> list[int]:
