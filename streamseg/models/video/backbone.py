@@ -120,15 +120,15 @@ class FANetBackbone(Backbone):
     def shallow(self, image: Tensor) -> Shallow:
         network = self.network
         x1, x2 = shallow_maps(cast("ResNet", network.encoder), normalise(image, network.mean, network.std))
-        attended1, _ = network.attend1(x1, None, first_scale(network))
-        attended2, _ = network.attend2(x2, None, first_scale(network))
+        attended1, _ = network.attend1(x1)
+        attended2, _ = network.attend2(x2)
         return Shallow(attended1, attended2, x2)
 
     def deep(self, shallow: Shallow) -> Tensor:
         network = self.network
         x3, x4 = deep_maps(cast("ResNet", network.encoder), shallow.out)
-        x3, _ = network.attend3(x3, None, first_scale(network))
-        x4, _ = network.attend4(x4, None, first_scale(network))
+        x3, _ = network.attend3(x3)
+        x4, _ = network.attend4(x4)
         return x3 + resize(network.narrow4(x4), x3)
 
     def merge(self, shallow: Shallow, deep: Tensor) -> Tensor:
@@ -162,8 +162,8 @@ class FANetPlusBackbone(Backbone):
     def deep(self, shallow: Shallow) -> Tensor:
         network = self.network
         x3, x4 = deep_maps(cast("ResNet", network.encoder), shallow.out)
-        x3, _ = network.attend3(x3, None, first_scale(network))
-        x4, _ = network.attend4(x4, None, first_scale(network))
+        x3, _ = network.attend3(x3)
+        x4, _ = network.attend4(x4)
         y3 = network.narrow3(x3)
         return network.smooth3(y3 + resize(network.pool(x4), y3))
 
@@ -224,8 +224,3 @@ def without_relu(layers: nn.Module, x: Tensor) -> Tensor:
     """Apply a convolution and its batch norm, but not the ReLU behind them."""
     convolution, norm, _ = cast("Iterable[nn.Module]", layers)
     return norm(convolution(x))
-
-
-def first_scale(network: FANet) -> float | None:
-    """Return the scale that FANet's step gives to attention on a first frame."""
-    return 0.5 if network.averages else None

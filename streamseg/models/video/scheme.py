@@ -180,8 +180,8 @@ def resize_flow(flow: Tensor, like: Tensor) -> Tensor:
     height, width = like.shape[-2:]
     if flow.shape[-2:] == like.shape[-2:]:
         return flow
-    ratio = flow.new_tensor([width / flow.shape[-1], height / flow.shape[-2]]).view(1, 2, 1, 1)
-    return resize_to(flow, height, width) * ratio
+    x, y = resize_to(flow, height, width).split(1, dim=1)
+    return torch.cat([x * (width / flow.shape[-1]), y * (height / flow.shape[-2])], dim=1)
 
 
 def save_state(state: VideoState, path: str | Path) -> None:
