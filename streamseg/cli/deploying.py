@@ -205,6 +205,8 @@ def open_served(
     if isinstance(engine, runtime.ExportedEngine):
         check_exported(engine, None if window is None else LastFrames(window), precision=precision)
     frames = trained if window is None else window
+    policy = set_key_interval(engine, LastFrames(frames)) if window else LastFrames(frames)
+    frames = policy.frames  # type: ignore[union-attr] # one of the last frames in, one out
     check_window(engine, LastFrames(frames))
     drawn = pick_palette(classes, palette)
     return server.ServedModel(engine, classes, frames, find_weights(weights), drawn)

@@ -171,6 +171,11 @@ class VideoEngine(Engine):
         ]
         return after, images.new_zeros(len(images), 0, 0, dtype=torch.float32)
 
+    @torch.no_grad()
+    def finish(self, state: object) -> object:
+        """Do the work that the last frame has left for the time after its labels."""
+        return self.model.finish(state)
+
 
 def predict_from_scores(scores: Tensor, batch: FrameBatch) -> list[Prediction]:
     """Return the predictions of frames from their scores (B, K, h, w)."""

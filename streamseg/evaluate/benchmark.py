@@ -8,10 +8,10 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 from time import perf_counter
 
 import torch
@@ -24,11 +24,13 @@ from streamseg.engine.fast import PRECISIONS, FastEngine, accelerate, capture_gr
 from streamseg.engine.labels import labels_from_scores
 from streamseg.engine.runtime import OPENERS, ExportedEngine, open_exported
 from streamseg.evaluate import paper, plot
+from streamseg.evaluate.video_methods import AFTER_LABELS, count_method_macs, mean_macs, position_calls
 from streamseg.models import checkpoint
 from streamseg.models.baselines import BASELINES
 from streamseg.models.bundled import BUNDLED_WEIGHTS
 from streamseg.models.checkpoint import FANETS, Network
 from streamseg.models.fanet import FANet
+from streamseg.models.video import VIDEO_METHODS, VideoMethod
 
 CLASSES = 19
 """Classes of networks that are given by name, as in Cityscapes."""
@@ -86,9 +88,11 @@ def open_network(name: str) -> Network:
         return FANETS[name](CLASSES).eval()
     if name in BASELINES:
         return BASELINES[name](CLASSES).eval()
+    if name in VIDEO_METHODS:
+        return VIDEO_METHODS[name](CLASSES).eval()
     if name not in BUNDLED_WEIGHTS and not Path(name).is_file():
         raise ValueError(
-            f"{name!r:.80} is neither a file nor one of the networks {', '.join((*FANETS, *BASELINES))} "
+            f"{name!r:.80} is neither a file nor one of the networks {', '.join((*FANETS, *BASELINES, *VIDEO_METHODS))} "
             f"or the bundled weights {', '.join(BUNDLED_WEIGHTS)}."
         )
     network, _ = checkpoint.load(name)
@@ -126,11 +130,50 @@ def measure_cost(
     precision = precision or available[0]
     if precision not in available:
         raise ValueError(f"precision is {precision!r:.80}; on this device choose one of: {', '.join(available)}.")
+    if isinstance(network, VideoMethod):
+        return measure_method(network, frames, precision, seconds, before)
     with torch.no_grad():
         fast = make_fast(network, frames, precision)
         timings = time_paths(label_paths(network, fast, frames, precision, compiled), device, batch, seconds, before)
         stages = stage_shares(fast, frames, device, seconds / 3) if fast else {}
     return Cost(network.name, parameters, macs / 1e9, timings, stages, paper_fps(network.name, size))
+
+
+def measure_method(method: VideoMethod, frames: Tensor, precision: str, seconds: float, before: int) -> Cost:
+    """Measure a video method by the position in its key interval, operator by operator, from frame to logits.
+
+    The last two lines are the mean over the positions and the slowest of them. The maximum leaves out the work after
+    the labels, the mean does not.
+    """
+    device, size = frames.device, (frames.shape[2], frames.shape[3])
+    macs = count_method_macs(method, size)
+    method = copy.deepcopy(method).to(PRECISIONS["fp32" if precision == "int8" else precision])
+    with torch.no_grad():
+        calls = {name: partial(as_prepared, call) for name, call in position_calls(method, frames).items()}
+        timings = time_paths(calls, device, len(frames), seconds, before)
+    parameters = sum(x.numel() for x in method.parameters())
+    gmacs = mean_macs(macs, key_share=0.0) / 1e9
+    return Cost(method.name, parameters, gmacs, (*timings, *summarise_positions(timings, len(frames))))
+
+
+def as_prepared(call: Call) -> Call:
+    """Return a call that needs no preparation."""
+    return call
+
+
+def summarise_positions(timings: Sequence[Timing], batch: int) -> tuple[Timing, Timing]:
+    """Return the mean time of a frame over its positions, and the time of the slowest position."""
+    frames = [timing for timing in timings if timing.way != AFTER_LABELS]
+    # the first frame of a stream, and changed ones, are rare where a schedule decides
+    usual = [timing for timing in frames if timing.way == "still frame"] or frames
+    later = sum(timing.median for timing in timings if timing.way == AFTER_LABELS)
+    means = [fmean(getattr(timing, name) for timing in usual) + later for name in ("median", "p95", "p99")]
+    slowest = max(frames, key=lambda timing: timing.median)
+    memory, rounds = slowest.memory_mb, min(timing.rounds for timing in timings)
+    return (
+        Timing("mean", means[0], means[1], means[2], 1000 * batch / means[0], memory, rounds),
+        replace(slowest, way="maximum"),
+    )
 
 
 def measure_exported(file: ExportedEngine, size: tuple[int, int], batch: int, seconds: float) -> Cost:

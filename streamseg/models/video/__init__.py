@@ -14,6 +14,7 @@ from streamseg.models.baselines.swiftnet import swiftnet18
 from streamseg.models.fanet import fanet18
 from streamseg.models.video.accel import accel
 from streamseg.models.video.clockwork import clockwork, clockwork_adaptive, clockwork_pipelined
+from streamseg.models.video.copying import copying
 from streamseg.models.video.dff import dff
 from streamseg.models.video.dvsnet import dvsnet
 from streamseg.models.video.grfp import grfp
@@ -23,6 +24,7 @@ from streamseg.models.video.pearl import pearl
 from streamseg.models.video.scheme import VideoMethod
 
 METHODS: dict[str, Callable[[nn.Module], VideoMethod[Any]]] = {
+    "copy": copying,
     "clockwork": clockwork,
     "clockwork-pipelined": clockwork_pipelined,
     "clockwork-adaptive": clockwork_adaptive,

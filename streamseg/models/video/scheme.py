@@ -48,6 +48,7 @@ class VideoMethod(nn.Module, Generic[State]):
 
     Attributes:
         state_type: The NamedTuple of this method's states.
+        name: Name on the command line, such as dff-swiftnet18, of a method that was built by it.
         trained: Names of the parts that the method's authors train; all others are frozen by freeze().
     """
 
@@ -60,6 +61,7 @@ class VideoMethod(nn.Module, Generic[State]):
             check_count("interval", interval)
         self.backbone: Backbone = split(network)
         self.classes = self.backbone.classes
+        self.name = type(self).__name__.lower()
         self.interval = interval
         self.frozen = False
 
