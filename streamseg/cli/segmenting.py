@@ -376,7 +376,7 @@ def segment_on_cluster(names: Sequence[str], out: str, options: SegmentOptions) 
         from streamseg.engine.engine import VideoEngine
 
         settings, style = open_model(options)  # as each worker will do: errors show at once
-    if options.window is not None and isinstance(settings.engine, VideoEngine):
+    if options.window is not None and isinstance(settings.model, VideoEngine):
         raise ValueError("--ray runs a video method with the key interval of its weights: leave out --window.")
     job = archive.ArchiveSettings(
         weights_on_cluster(options.weights),

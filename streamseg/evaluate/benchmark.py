@@ -28,7 +28,7 @@ from streamseg.evaluate.video_methods import AFTER_LABELS, count_method_macs, me
 from streamseg.models import checkpoint
 from streamseg.models.baselines import BASELINES
 from streamseg.models.bundled import BUNDLED_WEIGHTS
-from streamseg.models.checkpoint import FANETS, Network
+from streamseg.models.checkpoint import FANETS, ImageNetwork, Network
 from streamseg.models.fanet import FANet
 from streamseg.models.video import VIDEO_METHODS, VideoMethod
 
@@ -92,8 +92,8 @@ def open_network(name: str) -> Network:
         return VIDEO_METHODS[name](CLASSES).eval()
     if name not in BUNDLED_WEIGHTS and not Path(name).is_file():
         raise ValueError(
-            f"{name!r:.80} is neither a file nor one of the networks {', '.join((*FANETS, *BASELINES, *VIDEO_METHODS))} "
-            f"or the bundled weights {', '.join(BUNDLED_WEIGHTS)}."
+            f"{name!r:.80} is neither a file nor one of the networks "
+            f"{', '.join((*FANETS, *BASELINES, *VIDEO_METHODS))} or the bundled weights {', '.join(BUNDLED_WEIGHTS)}."
         )
     network, _ = checkpoint.load(name)
     return network
@@ -149,16 +149,16 @@ def measure_method(method: VideoMethod, frames: Tensor, precision: str, seconds:
     macs = count_method_macs(method, size)
     method = copy.deepcopy(method).to(PRECISIONS["fp32" if precision == "int8" else precision])
     with torch.no_grad():
-        calls = {name: partial(as_prepared, call) for name, call in position_calls(method, frames).items()}
+        calls = {name: as_prepared(call) for name, call in position_calls(method, frames).items()}
         timings = time_paths(calls, device, len(frames), seconds, before)
     parameters = sum(x.numel() for x in method.parameters())
     gmacs = mean_macs(macs, key_share=0.0) / 1e9
     return Cost(method.name, parameters, gmacs, (*timings, *summarise_positions(timings, len(frames))))
 
 
-def as_prepared(call: Call) -> Call:
-    """Return a call that needs no preparation."""
-    return call
+def as_prepared(call: Call) -> Callable[[], Call]:
+    """Return a function that prepares a call which needs no preparation."""
+    return lambda: call
 
 
 def summarise_positions(timings: Sequence[Timing], batch: int) -> tuple[Timing, Timing]:
@@ -234,7 +234,7 @@ def make_fast(network: Network, frames: Tensor, precision: str) -> FastEngine | 
 
 
 def label_paths(
-    network: Network, fast: FastEngine | None, frames: Tensor, precision: str, compiled: bool = False
+    network: ImageNetwork, fast: FastEngine | None, frames: Tensor, precision: str, compiled: bool = False
 ) -> dict[str, Callable[[], Call]]:
     """Return the paths from frames to labels by name: functions that prepare a path and return its call."""
     device = frames.device
@@ -260,7 +260,7 @@ def next_frame(fast: FastEngine, frames: Tensor) -> Call:
     return lambda: fast.step(frames, past)
 
 
-def label_eagerly(network: Network, frames: Tensor) -> Tensor:
+def label_eagerly(network: ImageNetwork, frames: Tensor) -> Tensor:
     """Return labels (B, H, W), made like those of the fast path: without all scores at full size in memory."""
     scores, _ = network.outputs(frames)
     size = (frames.shape[2], frames.shape[3])
@@ -271,7 +271,7 @@ def label_eagerly(network: Network, frames: Tensor) -> Tensor:
     return torch.stack([labels_from_scores(x, size) for x in scores])
 
 
-def label_from_full_scores(network: Network, frames: Tensor) -> Tensor:
+def label_from_full_scores(network: ImageNetwork, frames: Tensor) -> Tensor:
     """Return labels (B, H, W) from the network's output: all scores at full size, and their argmax."""
     return network(frames).argmax(dim=1).to(torch.uint8)
 

@@ -23,7 +23,8 @@ from streamseg.models.fanet import FANet, fanet18, fanet34
 from streamseg.models.fanet_plus import FANetPlus, fanetplus18, fanetplus34
 from streamseg.models.video import VIDEO_METHODS, VideoMethod
 
-Network = FANet | FANetPlus | Baseline | VideoMethod
+ImageNetwork = FANet | FANetPlus | Baseline
+Network = ImageNetwork | VideoMethod
 
 PAPER_FANETS = {"fanet18": fanet18, "fanet34": fanet34}
 PLUS_FANETS = {"fanetplus18": fanetplus18, "fanetplus34": fanetplus34}

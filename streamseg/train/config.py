@@ -82,8 +82,8 @@ class TrainConfig:
         "grfp-fanet18",
         "pearl-fanet18",
     ]
-    """Network: a FANet, a FANet+, a baseline, or a video method on a backbone; only the first two have the FANet options,
-    and a video method has a window."""
+    """Network: a FANet, a FANet+, a baseline, or a video method on a backbone; only the first two have the FANet
+    options, and a video method has a window."""
     crop: tuple[int, int]
     """Height and width of the training crops."""
     iterations: int

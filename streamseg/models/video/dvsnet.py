@@ -17,6 +17,7 @@ Golden: the decision network has 4,538,485 parameters.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -160,7 +161,7 @@ class DecisionNet(nn.Module):
         self.conv = nn.Conv2d(channels, 96, 3, padding=1)
         widths = (96 * grid[0] * grid[1], 1024, 1024, 10)
         self.layers = nn.Sequential()
-        for inputs, outputs in zip(widths, widths[1:], strict=False):
+        for inputs, outputs in pairwise(widths):
             self.layers.extend([nn.Linear(inputs, outputs), nn.LeakyReLU(0.1), nn.Dropout(0.5)])
         self.score = nn.Linear(widths[-1], 1)
 
