@@ -8,10 +8,10 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import fmean, median, quantiles
+from statistics import median, quantiles
 from time import perf_counter
 
 import torch
@@ -24,7 +24,6 @@ from streamseg.engine.fast import PRECISIONS, FastEngine, accelerate, capture_gr
 from streamseg.engine.labels import labels_from_scores
 from streamseg.engine.runtime import OPENERS, ExportedEngine, open_exported
 from streamseg.evaluate import paper, plot
-from streamseg.evaluate.video_methods import AFTER_LABELS, count_method_macs, mean_macs, position_calls
 from streamseg.models import checkpoint
 from streamseg.models.baselines import BASELINES
 from streamseg.models.bundled import BUNDLED_WEIGHTS
@@ -130,50 +129,11 @@ def measure_cost(
     precision = precision or available[0]
     if precision not in available:
         raise ValueError(f"precision is {precision!r:.80}; on this device choose one of: {', '.join(available)}.")
-    if isinstance(network, VideoMethod):
-        return measure_method(network, frames, precision, seconds, before)
     with torch.no_grad():
         fast = make_fast(network, frames, precision)
         timings = time_paths(label_paths(network, fast, frames, precision, compiled), device, batch, seconds, before)
         stages = stage_shares(fast, frames, device, seconds / 3) if fast else {}
     return Cost(network.name, parameters, macs / 1e9, timings, stages, paper_fps(network.name, size))
-
-
-def measure_method(method: VideoMethod, frames: Tensor, precision: str, seconds: float, before: int) -> Cost:
-    """Measure a video method by the position in its key interval, operator by operator, from frame to logits.
-
-    The last two lines are the mean over the positions and the slowest of them. The maximum leaves out the work after
-    the labels, the mean does not.
-    """
-    device, size = frames.device, (frames.shape[2], frames.shape[3])
-    macs = count_method_macs(method, size)
-    method = copy.deepcopy(method).to(PRECISIONS["fp32" if precision == "int8" else precision])
-    with torch.no_grad():
-        calls = {name: as_prepared(call) for name, call in position_calls(method, frames).items()}
-        timings = time_paths(calls, device, len(frames), seconds, before)
-    parameters = sum(x.numel() for x in method.parameters())
-    gmacs = mean_macs(macs, key_share=0.0) / 1e9
-    return Cost(method.name, parameters, gmacs, (*timings, *summarise_positions(timings, len(frames))))
-
-
-def as_prepared(call: Call) -> Callable[[], Call]:
-    """Return a function that prepares a call which needs no preparation."""
-    return lambda: call
-
-
-def summarise_positions(timings: Sequence[Timing], batch: int) -> tuple[Timing, Timing]:
-    """Return the mean time of a frame over its positions, and the time of the slowest position."""
-    frames = [timing for timing in timings if timing.way != AFTER_LABELS]
-    # the first frame of a stream, and changed ones, are rare where a schedule decides
-    usual = [timing for timing in frames if timing.way == "still frame"] or frames
-    later = sum(timing.median for timing in timings if timing.way == AFTER_LABELS)
-    means = [fmean(getattr(timing, name) for timing in usual) + later for name in ("median", "p95", "p99")]
-    slowest = max(frames, key=lambda timing: timing.median)
-    memory, rounds = slowest.memory_mb, min(timing.rounds for timing in timings)
-    return (
-        Timing("mean", means[0], means[1], means[2], 1000 * batch / means[0], memory, rounds),
-        replace(slowest, way="maximum"),
-    )
 
 
 def measure_exported(file: ExportedEngine, size: tuple[int, int], batch: int, seconds: float) -> Cost:
@@ -359,6 +319,8 @@ def profile(name: str, size: tuple[int, int], device: torch.device, precision: s
     if is_exported(name):
         return []
     network = open_network(name).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if isinstance(network, VideoMethod):
+        return []
     frames = torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8, device=device)
     cuda = device.type == "cuda"
     activities = [torch.profiler.ProfilerActivity.CUDA if cuda else torch.profiler.ProfilerActivity.CPU]

@@ -1,4 +1,4 @@
-"""Video methods: accuracy by the distance to the last key frame, multiply-accumulates and time by the same.
+"""The accuracy of video methods by the distance to the last key frame.
 
 The accuracy of a method that propagates depends on where its key frames are. So one stream is started at each of the
 first frames of a recording, as many as the key interval has: each labelled frame is then seen at each distance.
@@ -6,17 +6,13 @@ first frames of a recording, as many as the key interval has: each labelled fram
 Shapes: H height, W width.
 """
 
-import copy
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from streamseg.data.datasets import Dataset, in_parallel
 from streamseg.engine.engine import VideoEngine
@@ -25,11 +21,6 @@ from streamseg.evaluate.images import Score, check_engine_fits, to_score, valida
 from streamseg.evaluate.translate import to_lookup, translate_predicted
 from streamseg.models.video import VideoMethod
 from streamseg.parallel import distributed
-
-Call = Callable[[], object]
-
-AFTER_LABELS = "after the labels"
-"""Name of the work that a frame leaves for the time after its labels."""
 
 MAX_STREAMS = 32
 """The longest key interval whose distances are measured: each is a stream of its own."""
@@ -112,74 +103,6 @@ def label_next(method: VideoMethod, image: Tensor, state: Any) -> tuple[Tensor, 
     """Return the labels (H, W) of the next frame (1, 3, H, W) of a stream, and its state."""
     logits, state = method.step(image, state)
     return logits[0].argmax(dim=0).to(torch.uint8), state
-
-
-def position_calls(method: VideoMethod, image: Tensor) -> dict[str, Call]:
-    """Return a call of step for each position in the key interval; without an interval, for each kind of frame.
-
-    The work that a frame leaves for the time after its labels is a call of its own.
-
-    Args:
-        image: A batch of frames, of bytes.
-    """
-    calls: dict[str, Call] = {"key frame": partial(method.step, image)}
-    _, state = method.step(image)
-    frames = {"still frame": image, "changed frame": 255 - image}
-    if method.interval is not None:
-        frames = {f"{number} after": image for number in range(1, method.interval)}
-    for name, frame in frames.items():
-        calls[name] = partial(method.step, frame, state)
-        _, after = method.step(frame, state)
-        finished = method.finish(after)
-        if finished is not after:
-            calls[AFTER_LABELS] = partial(method.finish, after)
-        if method.interval is not None:
-            state = finished
-    return calls
-
-
-def count_method_macs(method: VideoMethod, size: tuple[int, int]) -> dict[str, int]:
-    """Count the multiply-accumulates of a frame at each position of the key interval, without computing.
-
-    Without an interval: of the first frame, of one that changes nothing, and of one that makes the schedule fire. The
-    work after the labels is counted with the frame that leaves it.
-    """
-    method = copy.deepcopy(method).to("meta").eval()
-    image = torch.empty(1, 3, *size, device="meta")
-    found, state = {}, None
-    positions = range(1 if method.interval is None else method.interval)
-    for number in positions:
-        found[f"{number} after" if number else "key frame"], state = count_step(method, image, state)
-    if method.interval is None:
-        found["still frame"], _ = count_step(method, image, state)
-        with firing(method):
-            found["changed frame"], _ = count_step(method, image, state)
-    return found
-
-
-def count_step(method: VideoMethod, image: Tensor, state: Any) -> tuple[int, Any]:
-    """Return the multiply-accumulates of a step on the meta device, and the state after it."""
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        _, state = method.step(image, state)
-        state = method.finish(state)
-    return counter.get_total_flops() // 2, state
-
-
-@contextmanager
-def firing(method: VideoMethod):  # type: ignore[no-untyped-def] # a generator behind a decorator
-    """Let the schedule of a method fire on every frame meanwhile."""
-    name, value = ("target", 100) if hasattr(method, "target") else ("threshold", 0)
-    before = getattr(method, name, None)
-    setattr(method, name, value)
-    yield
-    setattr(method, name, before)
-
-
-def mean_macs(macs: dict[str, int], key_share: float) -> float:
-    """Return the mean multiply-accumulates a frame: over the interval, or by the share of frames that fire."""
-    if "still frame" not in macs:
-        return fmean(macs.values())
-    return key_share * macs["changed frame"] + (1 - key_share) * macs["still frame"]
 
 
 def format_distances(scores: DistanceScores) -> str:
