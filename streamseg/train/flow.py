@@ -125,34 +125,33 @@ def make_synthetic_pairs(images: Tensor, generator: torch.Generator) -> tuple[Te
     """
     batch, _, height, width = images.shape
     size = (height, width)
-    # most neighbouring frames differ little, some much
-    strength = 10 ** (torch.rand(batch, 1, 1, 1, generator=generator) * 1.5 - 1.5)
-    bend = BEND * torch.tensor([width, height]).view(1, 2, 1, 1) * smooth_noise(batch, 2, 5, generator)
-    whole, region = (affine_flow(batch, size, generator) for _ in range(2))
-    inside = enlarge(smooth_noise(batch, 1, 4, generator), size) > 0.5
-    flow = strength * (torch.where(inside, region, whole) + enlarge(bend, size))
-    flow = flow.to(images.device)
-    current = warp(images, flow)
+    # numbers are drawn on the CPU, a few per image, so that all devices get the same pairs
+    strength = torch.rand(batch, 1, 1, 1, generator=generator).to(images.device)
+    bend = BEND * torch.tensor([width, height]).view(1, 2, 1, 1) * torch.randn(batch, 2, 5, 5, generator=generator)
+    regions = torch.randn(batch, 1, 4, 4, generator=generator)
+    motions = torch.rand(2, 4, batch, 1, 1, generator=generator).to(images.device)
     contrast, brightness = torch.rand(2, batch, 1, 1, 1, generator=generator).to(images.device)
+
+    whole, part = (affine_flow(motion, size) for motion in motions)
+    inside = enlarge(regions.to(images.device), size) > 0.5
+    flow = torch.where(inside, part, whole) + enlarge(bend.to(images.device), size)
+    # most neighbouring frames differ little, some much
+    flow = flow * 10 ** (1.5 * strength - 1.5)
+    current = warp(images, flow)
     current = (current - 128) * (0.8 + 0.4 * contrast) + 128 + 30 * (brightness - 0.5)
     return current.clamp(0, 255), images, flow
 
 
-def affine_flow(batch: int, size: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Return the flow (B, 2, H, W) of random shifts, zooms and turns about the middle."""
+def affine_flow(motion: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return the flow (B, 2, H, W) of shifts, zooms and turns about the middle, given as (4, B, 1, 1) in 0–1."""
     height, width = size
-    shift_x, shift_y, zoom, turn = (2 * torch.rand(4, batch, 1, 1, generator=generator) - 1).unbind()
-    x = torch.arange(width) - (width - 1) / 2
-    y = (torch.arange(height) - (height - 1) / 2)[:, None]
+    shift_x, shift_y, zoom, turn = (2 * motion - 1).unbind()
+    x = torch.arange(width, device=motion.device) - (width - 1) / 2
+    y = (torch.arange(height, device=motion.device) - (height - 1) / 2)[:, None]
     zoom, turn = ZOOM * zoom, TURN * turn
     return torch.stack(
         [SHIFT * width * shift_x + zoom * x - turn * y, SHIFT * height * shift_y + zoom * y + turn * x], dim=1
     )
-
-
-def smooth_noise(batch: int, channels: int, cells: int, generator: torch.Generator) -> Tensor:
-    """Return normal noise (B, C, cells, cells), to be enlarged."""
-    return torch.randn(batch, channels, cells, cells, generator=generator)
 
 
 def enlarge(noise: Tensor, size: tuple[int, int]) -> Tensor:
