@@ -10,6 +10,7 @@ Shapes: B batch, H height, W width of the frames that the layers see, h x w the 
 Golden, at 512 x 1024 without shrinking: 38,675,536 parameters and 42.101 GMACs; slim 5,462,296 and 6.556.
 """
 
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from streamseg.checks import check_count
+from streamseg.io.tensors import check_state_dict, read_tensors, write_tensors
 
 FLOW_SCALE = 20
 """The layers compute the flow in units of so many pixels of their input."""
@@ -52,6 +54,8 @@ class FlowOutputs(NamedTuple):
 class FlowNetS(nn.Module):
     """An encoder of two stacked frames, and a decoder that refines the flow from coarse to fine.
 
+    Its flow is zero until it is trained.
+
     Args:
         widths: Channels of conv1 … conv6; the decoder has those of conv5 down to conv2, halved after the first.
         shrink: Average the frames over squares of so many pixels first: methods for large frames use 2.
@@ -81,6 +85,8 @@ class FlowNetS(nn.Module):
                 nn.init.kaiming_normal_(module.weight, 0.1)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+        for module in (self.refine5.flow, self.refine4.flow, self.refine3.flow, self.refine2.flow, self.flow2):
+            nn.init.zeros_(module.weight)
 
     def forward(self, current: Tensor, previous: Tensor) -> Tensor:
         """Return the flow (B, 2, h, w) from the current to the previous frame, in pixels of this map."""
@@ -124,6 +130,19 @@ class Refine(nn.Module):
         height, width = skip.shape[-2:]
         up = F.leaky_relu(self.up(x), 0.1)[..., :height, :width]
         return torch.cat([skip, up, self.up_flow(flow)[..., :height, :width]], dim=1), flow
+
+
+def save_flow(network: FlowNetS, path: str | Path) -> None:
+    """Write the weights of a flow network to a safetensors file. The file appears whole or not at all."""
+    weights = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
+    write_tensors(Path(path), weights, {"format": "pt"})
+
+
+def load_flow(network: FlowNetS, path: str | Path) -> None:
+    """Load weights that save_flow wrote into a flow network of the same widths, in place."""
+    weights = read_tensors(Path(path))
+    check_state_dict(f"{path} does not hold this flow network", weights, network.state_dict())
+    network.load_state_dict(weights)
 
 
 def leaky_conv(inputs: int, outputs: int, kernel: int, *, stride: int = 1) -> nn.Sequential:

@@ -3,7 +3,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from video_methods import make_frames
 
-from streamseg.models.video.flownet import FLOW_SCALE, flownet, flownet_slim
+from streamseg.models.video.flownet import FLOW_SCALE, flownet, flownet_slim, load_flow, save_flow
 
 # the factory, height and width, parameters, GMACs, as published
 GOLDEN = [
@@ -55,8 +55,33 @@ def test_all_outputs_are_those_that_methods_take(size):
 def test_the_frames_are_not_interchangeable():
     torch.manual_seed(0)
     network = flownet_slim()
+    torch.nn.init.normal_(network.flow2.weight, std=0.01)
     now, before = make_frames(2)
     assert not network(now, before).equal(network(before, now))
+
+
+@torch.inference_mode()
+def test_the_flow_is_zero_until_it_is_trained():
+    now, before = make_frames(2)
+    assert not flownet_slim()(now, before).any()
+
+
+@torch.inference_mode()
+def test_saved_weights_give_the_same_flow(tmp_path):
+    network, other = flownet_slim(), flownet_slim()
+    torch.nn.init.normal_(network.flow2.weight, std=0.01)
+    save_flow(network, tmp_path / "flow.safetensors")
+    load_flow(other, tmp_path / "flow.safetensors")
+    now, before = make_frames(2)
+    assert other(now, before).equal(network(now, before))
+
+
+def test_weights_of_another_network_are_refused(tmp_path):
+    save_flow(flownet_slim(), tmp_path / "flow.safetensors")
+    with torch.device("meta"):
+        network = flownet()
+    with pytest.raises(ValueError, match="flow.safetensors does not hold this flow network"):
+        load_flow(network, tmp_path / "flow.safetensors")
 
 
 def test_a_shrink_of_0_is_refused():

@@ -7,7 +7,7 @@ from video_methods import build, make_frames, run
 
 from streamseg.models.baselines.swiftnet import swiftnet18
 from streamseg.models.fanet import fanet18
-from streamseg.models.video.accel import accel
+from streamseg.models.video.accel import Accel, accel
 from streamseg.models.video.dff import dff
 from streamseg.models.video.grfp import grfp
 from streamseg.models.video.netwarp import netwarp
@@ -159,6 +159,40 @@ def test_the_gradient_reaches_the_parts_that_train_and_no_others(method):
             assert parameter.grad.any(), name
     for name, buffer in built.named_buffers():
         assert is_part_of(name, built.trained) or buffer.equal(before[name]), name
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("method", "from_key"), [(dff, True), (accel, False), (netwarp, False), (grfp, False)])
+def test_flow_is_from_the_current_frame_to_the_key_frame_or_the_frame_before(method, from_key):
+    built = build(method, interval=None)
+    asked = []
+    built.flow.register_forward_pre_hook(lambda _, frames: asked.append(frames))
+    outputs = built.flow.outputs
+    built.flow.outputs = lambda *frames: asked.append(frames) or outputs(*frames)
+    frames = make_frames(3)
+    run(built, frames)
+    current, previous = asked[-1]
+    assert current.equal(frames[2])
+    assert previous.equal(frames[0 if from_key else 1])
+
+
+@torch.inference_mode()
+def test_a_picture_that_moves_as_the_flow_says_keeps_its_labels():
+    """Features of a shifted frame are nearly the shifted features, so warping by the true flow recovers them."""
+    torch.manual_seed(0)
+    network = swiftnet18(4)
+    frames = make_frames(5, size=(128, 192))  # frame 4 is frame 0, eight pixels to the right
+    flow = torch.zeros(1, 2, 32, 48)
+    flow[:, 0] = 2  # pixels of the features, at 1/4
+    built = Accel(network, swiftnet18(4), lambda current, previous: flow, interval=None).eval()
+    _, state = built.step(frames[0])
+    _, moved = built.step(frames[4], state)
+    expected = built.backbone.features(frames[4])[..., 4:-8]
+
+    def distance(features):
+        return (features[..., 4:-8] - expected).norm()
+
+    assert distance(moved.features) < 0.7 * distance(state.features)
 
 
 def test_an_image_alone_is_that_of_the_backbone(method):
