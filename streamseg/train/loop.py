@@ -43,6 +43,7 @@ def train(
     device: torch.device,
     initial: str = "imagenet",
     encoder_weights: Path | None = None,
+    flow_weights: Path | None = None,
     resume: bool = False,
     compiled: bool = False,
     tensorboard: bool = False,
@@ -59,11 +60,12 @@ def train(
         with_data: Folder of the second data set, if the config has one.
         initial: What the weights start from: imagenet (the encoder), nothing, or the path of a checkpoint.
         encoder_weights: File of ImageNet weights, instead of a download.
+        flow_weights: File of a trained flow network, for a video method that has one.
         compiled: Compile the network with torch.compile.
         save_seconds: Time between saves of the state.
         messages: Where to print progress; the default is standard error.
     """
-    setup = set_up(config, data, with_data, out, device, initial, encoder_weights, resume, threads)
+    setup = set_up(config, data, with_data, out, device, initial, encoder_weights, resume, threads, flow_weights)
     first = setup.first
     save = partial(save_training_state, out, settings=setup.settings, parts=setup.state.parts())
     log = start_log(setup, config, out, initial, tensorboard, messages)

@@ -15,6 +15,7 @@ from streamseg.models import checkpoint
 from streamseg.models.encoder import ResNet, load_imagenet
 from streamseg.models.fanet import FANet, init_as_identity
 from streamseg.models.video import VIDEO_METHODS, VideoMethod
+from streamseg.models.video.flownet import FlowNetS, load_flow
 from streamseg.parallel import distributed
 from streamseg.train.config import TrainConfig
 from streamseg.train.feed import FrameSet, build_clip_index, cache_on_device, weight_classes
@@ -89,6 +90,7 @@ def set_up(
     encoder_weights: Path | None,
     resume: bool,
     threads: int,
+    flow_weights: Path | None = None,
 ) -> TrainingSetup:
     """Check the settings, open the data, and build or restore what is trained; see train for the arguments."""
     config.check()
@@ -109,6 +111,8 @@ def set_up(
         initial = "nothing"
     if not resume:
         load_initial_weights(network, description, initial, encoder_weights, config.identity_init)
+        if flow_weights:
+            load_flow_weights(network, flow_weights)
     frame_sets = tuple(open_frame_sets(opened, config, device, threads))
     firsts = accumulate((len(dataset.classes) for dataset in opened.datasets), initial=0)
     class_weights = torch.cat(
@@ -285,6 +289,14 @@ def load_backbone(method: VideoMethod, description: checkpoint.Description, init
     if missing := [key for key in ours if key.startswith("backbone.") and key not in known]:
         raise ValueError(f"{initial} holds a {other.name}, which lacks {missing[0]}; expected weights of a {name}.")
     method.load_state_dict(ours | known)
+
+
+def load_flow_weights(network: checkpoint.Network, file: Path) -> None:
+    """Load a trained flow network into a video method."""
+    flow = getattr(network, "flow", None)
+    if not isinstance(flow, FlowNetS):
+        raise ValueError(f"{network.name} has no flow network to fill with {file}: leave out --flow-weights.")
+    load_flow(flow, file)
 
 
 def class_layers(description: checkpoint.Description) -> list[str]:

@@ -43,7 +43,7 @@ class Clockwork(VideoMethod[ClockworkState]):
     """The alternating clock: the deep part runs on every `interval`-th frame, in the paper on every other."""
 
     state_type = ClockworkState
-    trained = ()
+    trained = ("backbone",)
 
     def __init__(self, network: nn.Module, interval: int | None = 2):
         super().__init__(network, interval)
@@ -56,6 +56,9 @@ class Clockwork(VideoMethod[ClockworkState]):
     def next_frame(self, image: Tensor, state: ClockworkState) -> tuple[Tensor, ClockworkState]:
         logits = fuse(self, image, self.backbone.shallow(image), state.deep)
         return logits, state._replace(position=state.position + 1)
+
+    def clip_outputs(self, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        return train_backbone(self, clip)
 
 
 class PipelinedState(NamedTuple):
@@ -80,7 +83,7 @@ class PipelinedClockwork(VideoMethod[PipelinedState]):
     """
 
     state_type = PipelinedState
-    trained = ()
+    trained = ("backbone",)
 
     def __init__(self, network: nn.Module, interval: int | None = None):
         super().__init__(network, interval)
@@ -100,6 +103,9 @@ class PipelinedClockwork(VideoMethod[PipelinedState]):
         if state.deep.numel():
             return state
         return state._replace(deep=self.backbone.deep(Shallow(state.out, state.out, state.out)))
+
+    def clip_outputs(self, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        return train_backbone(self, clip)
 
 
 class AdaptiveState(NamedTuple):
@@ -160,6 +166,11 @@ class AdaptiveClockwork(VideoMethod[AdaptiveState]):
     def clip_outputs(self, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Train the classifier on Res-2, which nothing else trains: its logits are those of the clip."""
         return self.score2(self.backbone.shallow(clip[-1]).out), None
+
+
+def train_backbone(method: VideoMethod, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Return the logits of the last frame of a clip on its own: the authors train the image network alone."""
+    return method.backbone(clip[-1]), None
 
 
 def fuse(method: VideoMethod, image: Tensor, shallow: Shallow, deep: Tensor) -> Tensor:
