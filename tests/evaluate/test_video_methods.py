@@ -87,11 +87,11 @@ def test_a_video_evaluation_counts_key_frames(method, val):
     assert evaluate_video(method, camvid(val, "val"), 1).key_share == pytest.approx(100 * 3 / 7)
 
 
-def test_the_verb_evaluate_takes_the_window_as_key_interval(method, val, tmp_path):
+def test_the_verb_evaluate_takes_the_window_as_key_interval(method, val, tmp_path, monkeypatch, capsys):
     streamseg.save(method, streamseg.CAMVID, tmp_path / "w.safetensors")
     options = ("--dataset", "camvid", "--data", str(val), "--device", "cpu", "--json", str(tmp_path / "found.json"))
-    result = run("evaluate", str(tmp_path / "w.safetensors"), *options, "--window", "2")
-    assert "mIoU by distance to the key frame  0: " in result.stdout
+    assert run(monkeypatch, "evaluate", tmp_path / "w.safetensors", *options, "--window", "2") == 0
+    assert "mIoU by distance to the key frame  0: " in capsys.readouterr().out
     found = json.loads((tmp_path / "found.json").read_text())
     assert len(found["miou_by_distance"]) == 2
     assert found["key_share"] == pytest.approx(100 * 4 / 7)

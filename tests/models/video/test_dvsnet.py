@@ -1,5 +1,6 @@
 """DVSNet: regions, the two paths, and the decision between them."""
 
+from itertools import pairwise
 from unittest.mock import patch
 
 import pytest
@@ -89,7 +90,7 @@ def test_the_slices_of_a_side_cover_it_with_one_length(side, count, overlap):
     assert slices[0].start == 0
     assert slices[-1].stop == side
     assert len({part.stop - part.start for part in slices}) == 1
-    assert all(b.start <= a.stop for a, b in zip(slices, slices[1:], strict=False))
+    assert all(b.start <= a.stop for a, b in pairwise(slices))
     assert len(slices) == min(count, max(1, side // 32))
 
 
