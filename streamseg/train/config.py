@@ -123,6 +123,9 @@ class TrainConfig:
     """Share of the images that get half of the classes of another image in the batch (ClassMix); not with clips."""
     window: int = 1
     """Frames per video clip; each clip uses a random number of them, from 1 to this, so that any window works later."""
+    moved_clips: bool = False
+    """Make the frames before each frame of a video method's clip by small camera motions of the frame itself, for data
+    whose frames are far apart, such as CamVid's train, with one a second."""
     attention: Literal["fast", "dot", "self", "channel", "none"] = "fast"
     """Attention of a FANet; dot is fast without the L2 normalisation, self has a softmax."""
     key_channels: int = 32
@@ -216,6 +219,7 @@ class TrainConfig:
             ("classmix", 0 <= self.classmix <= 1, "0 to 1"),
             ("window", 1 <= self.window <= 1024, "1 to 1024"),
             ("window", not method or self.window > 1, "2 or more for a video method, its key interval or clip"),
+            ("moved_clips", method or not self.moved_clips, "False: only video methods have this option"),
             ("consistency_loss", not (method and self.consistency_loss), "0 for a video method"),
             ("window", self.window == 1 or self.attention in ("fast", "dot"), "1: this attention has no past"),
             ("key_channels", 1 <= self.key_channels <= 1024, "1 to 1024"),

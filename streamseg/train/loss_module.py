@@ -38,6 +38,7 @@ class LossModule(nn.Module):
         consistency_loss: Weight of the loss on probabilities that change when the camera moves a little.
         loss_stride: Compute the loss at every n-th pixel of each row and column.
         auxiliary_stride: The same for the losses of the auxiliary heads.
+        moved_clips: Make the past frames of a video method's clips by moving the camera over the present ones.
         processes: Number of processes that share each batch.
     """
 
@@ -59,6 +60,7 @@ class LossModule(nn.Module):
         consistency_loss: float = 0.0,
         loss_stride: int = 1,
         auxiliary_stride: int = 1,
+        moved_clips: bool = False,
         processes: int = 1,
     ):
         super().__init__()
@@ -71,6 +73,7 @@ class LossModule(nn.Module):
         self.consistency_loss = consistency_loss
         self.loss_stride = loss_stride
         self.auxiliary_stride = auxiliary_stride
+        self.moved_clips = moved_clips
         self.processes = processes
         self.register_buffer("class_weights", class_weights, persistent=False)
         self.register_buffer("members", label_sets and label_sets.members, persistent=False)
@@ -95,6 +98,8 @@ class LossModule(nn.Module):
             place: (2,): where the grids of the strides start; needed with a stride.
         """
         if isinstance(self.network, VideoMethod):
+            if self.moved_clips and past is not None and motion is not None:
+                past = move_camera_back(images, motion, past.shape[1])
             return self.clip_loss(self.network, images, labels, past, place)
         predict: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]] = self.network.outputs
         if isinstance(self.network, FANet) and past is not None and used is not None:
@@ -147,6 +152,13 @@ class LossModule(nn.Module):
         else:
             counts = soft_iou_counts(logits, labels)
         return mean + self.iou_loss * iou_loss(distributed.sum_with_gradient(counts))
+
+
+def move_camera_back(images: Tensor, motion: Tensor, count: int) -> Tensor:
+    """Return frames (B, P, 3, h, w) that a camera with a steady motion (B, 3) saw before the images, latest first."""
+    zoom, shift = motion[:, :1], motion[:, 1:]
+    steps = range(1, count + 1)
+    return torch.stack([shift_camera(images, torch.cat([zoom**k, k * shift], dim=1)) for k in steps], dim=1)
 
 
 @torch.no_grad()

@@ -167,6 +167,7 @@ def make_state(
         consistency_loss=config.consistency_loss,
         loss_stride=config.loss_stride,
         auxiliary_stride=config.auxiliary_stride,
+        moved_clips=config.moved_clips,
         processes=processes,
     )
     loss_module = loss_module.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
