@@ -18,8 +18,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import streamseg
 from streamseg import cli
 from streamseg.cli.pages import find_page
+from streamseg.evaluate.method_cost import count_method_macs
 from streamseg.evaluate.paper import TABLES
 from streamseg.models.baselines import swiftnet18
+from streamseg.models.video import METHODS
 from streamseg.models.video.accel import accel
 from streamseg.models.video.dff import dff
 from streamseg.models.video.grfp import grfp
@@ -156,6 +158,26 @@ def test_the_python_of_the_page_on_video_methods_runs(folder):
     for block in blocks("docs/video-methods.md", "python"):
         exec(block, {})
     assert (folder / "stream.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("clockwork", {"1 after": "other frames"}),
+        ("clockwork-pipelined", {"still frame": "every frame"}),
+        ("clockwork-adaptive", {"still frame": "still frame", "changed frame": "when it fires"}),
+        ("low-latency", {"still frame": "still frame", "changed frame": "when it fires"}),
+        ("dvsnet", {"still frame": "still frame", "changed frame": "when it fires"}),
+    ],
+)
+def test_the_costs_of_the_schedules_are_correct(name, kinds):
+    text = (ROOT / "docs/video-methods.md").read_text()
+    with torch.device("meta"):
+        built = [METHODS[name](backbone()).eval() for backbone in (swiftnet18, streamseg.fanet18)]
+    macs = [count_method_macs(method, (1024, 2048)) for method in built]
+    for kind, words in kinds.items():
+        costs = " | ".join(f"{found[kind] / 1e9:.2f}" for found in macs)
+        assert f"| `{name}`, {words} | {costs} |" in text
 
 
 def test_the_costs_of_the_video_methods_are_correct():
