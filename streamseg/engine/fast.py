@@ -97,8 +97,6 @@ class FastEngine(Engine):
         self.context_shape = (model.key_channels, sum(self.widths))
         self.buffers: dict[Size, GraphBuffers] = {}
         self.sizes: SizeCounter[Size] = SizeCounter(MAX_GRAPHS)
-        self.capture_when_idle = False
-        """Whether only capture_next captures graphs, so that no frame waits for it."""
         is_int8 = precision == torch.uint8
         frames = [to_checked_frame(frame)[None] for frame in calibration] if is_int8 else []
         with torch.inference_mode(False):  # tensors made in inference mode could not be changed outside of it
@@ -107,6 +105,8 @@ class FastEngine(Engine):
                 self.folded = to_int8(self.folded, frames)
         self.calibrating, self.calibration = is_int8 and not frames, list[Tensor]()
         self.lock = DeviceLock(model.mean.device)
+        if self.device.type == "cuda":
+            kernels.make_kernel_folder()
 
     @property
     def device(self) -> torch.device:
@@ -264,7 +264,7 @@ class FastEngine(Engine):
             self.keep_buffers(key, buffers)
         buffers.frame.copy_(batch.images, non_blocking=True)
         self.set_past(buffers, batch.past, tuple(batch.weights))
-        if buffers.graph is None and is_kept and (capture_first or is_known) and not self.capture_when_idle:
+        if buffers.graph is None and is_kept and (capture_first or is_known):
             self.capture(buffers)
         if buffers.graph is None:
             with CAPTURE_LOCK:  # a capture in another thread could record these kernels
@@ -318,14 +318,6 @@ class FastEngine(Engine):
         """Capture the graph of a size."""
         LOG.info("Preparing for frames of %d x %d; the first time takes half a minute.", *buffers.input.shape[-2:])
         buffers.graph = capture_graph(partial(self.run, buffers), self.device)
-
-    def capture_next(self) -> bool:
-        """Capture the graph of the most frequent size that has none; False if no other size is left."""
-        with self.lock:
-            missing = [key for key, it in self.buffers.items() if it.graph is None and self.sizes.counts[key] > 1]
-            if missing:
-                self.capture(self.buffers[max(missing, key=self.sizes.counts.__getitem__)])
-        return len(missing) > 1
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -321,6 +321,7 @@ def test_sizes_are_captured_while_other_threads_label_frames_of_prepared_ones(on
         on_gpu.request(FrameBatch(other[None], None, [0.0], [tuple(other.shape[1:])]))
     wrong = calls = 0
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.inference_mode(), torch.cuda.stream(stream):
         while on_gpu.preparation.thread is not None or not calls:
             for batch in (first, FrameBatch(others[-1][None], None, [0.0], [(200, 300)])):
