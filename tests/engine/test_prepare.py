@@ -1,10 +1,12 @@
 import copy
 import gc
+import re
 import subprocess
 import sys
 import textwrap
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -348,3 +350,16 @@ def test_hysteresis_and_confidence_need_no_kernel_that_was_not_prepared(on_gpu):
     assert predictions[0].labels.shape == predictions[0].confidence.shape == (720, 1280)
     assert len(on_gpu.fast.buffers) == 1
     assert states[0].low_res_labels is not None
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_with_an_empty_folder_of_kernels_frames_are_labelled_while_they_are_compiled():
+    program = Path(__file__).parents[2] / "benchmarks" / "first_labels.py"
+    done = subprocess.run([sys.executable, program, "160", "240"], capture_output=True, text=True, timeout=4 * PATIENCE)
+    assert done.returncode == 0, done.stderr
+    cold = done.stdout.splitlines()[0]
+    found = {name: float(value) for name, value in re.findall(r"([a-z][a-z0-9 ]+) ([\d.]+)(?:,|$)", cold)}
+    assert found["first labels after s"] < found["fast engine after s"]
+    assert found["frames by the eager network"] > 10
+    assert found["same labels"] > 0.95
