@@ -85,7 +85,7 @@ class Preparation:
 
     def __init__(self, fast: FastEngine):
         self.fast = fast
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # the garbage collector may call stop() in any thread
         self.waiting: dict[Size, FrameBatch] = {}
         """Batches without images to prepare for, first come first served; the first is being prepared."""
         self.failed: set[Size] = set()
