@@ -210,7 +210,7 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     """Open the network, and return it with how to run it and how to draw its labels."""
     from streamseg.engine import runtime
     from streamseg.engine.engine import ImageEngine, VideoEngine
-    from streamseg.engine.open import open_engine
+    from streamseg.engine.open import open_preparing_engine
     from streamseg.models import checkpoint
     from streamseg.stream.label_frames import check_window
     from streamseg.stream.settings import DrawStyle, LabelSettings
@@ -219,7 +219,7 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     policy = pick_policy(options.window, options.half_life, options.steady)
     size = parse_size("--size", options.size)
     device = pick_device(options.device or runtime.default_device(options.weights))
-    engine, classes, trained = open_engine(
+    engine, classes, trained = open_preparing_engine(
         options.weights, device, options.precision, eager=options.tile, trust=options.trust
     )
     if isinstance(engine, runtime.ExportedEngine):
