@@ -1,8 +1,8 @@
 """Time the regions of real labels, for docs/regions.md: python benchmarks/regions.py [HEIGHT WIDTH].
 
 The samples are scaled to a size, 1024 x 2048 by default, and labelled with the bundled weights. For each: how long
-find_regions takes of one core (processor time, the median and the least of 100 calls), the same with ids, and polygons; whether the
-regions are those of scipy, if that is installed; and which share of the pixels the polygons keep.
+find_regions takes of one core (processor time, the median and the least of 100 calls), the same with ids, and polygons;
+whether the regions are those of scipy, if that is installed; and which share of the pixels the polygons keep.
 """
 
 import sys
