@@ -13,6 +13,7 @@ MORE = {
     "train": "[training](training.md)",
     "evaluate": "[results](results.md), [video](video.md)",
     "check": "[your own data](own-data.md)",
+    "convert": "[your own data](own-data.md#from-an-annotation-tool)",
     "pack": "[training](training.md)",
     "reproduce": "[reproduce](reproduce.md)",
     "benchmark": "[performance](performance.md)",

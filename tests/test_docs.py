@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from statistics import fmean, stdev
 
+import annotation_exports
 import pytest
 import torch
 from clips import make_clip
@@ -373,7 +374,9 @@ def test_the_commands_of_the_page_on_your_own_data_run(checkout, monkeypatch):
                     assert words[words.index(option) + 1] == old
                     words[words.index(option) + 1] = new
             words += ["--crop", "64", "64"]
-        return words[1] != "train" or "--initial" in words  # the other is that of the readme
+        return words[1] != "convert" and (
+            words[1] != "train" or "--initial" in words
+        )  # the other is that of the readme
 
     run_lines("docs/own-data.md", monkeypatch, wanted)
     for written in ("sheet.png", "run/weights.safetensors", "run/confusion.png", "00-overlay.png"):
@@ -381,17 +384,14 @@ def test_the_commands_of_the_page_on_your_own_data_run(checkout, monkeypatch):
     assert len(list((checkout / "drafts").glob("*-labels.png"))) == 6
 
 
-def test_the_polygons_of_the_page_on_your_own_data_become_labels(checkout):
-    (checkout / "mine/labels").mkdir(parents=True)
-    (checkout / "polygons").mkdir()
-    (checkout / "mine/classes.txt").write_text("street #804080\ntraffic\n")
-    square = {"label": "traffic", "points": [[8, 8], [8, 20], [30, 20], [30, 8]], "shape_type": "polygon"}
-    drawn = {"imageWidth": 64, "imageHeight": 48, "shapes": [square]}
-    (checkout / "polygons/a.json").write_text(json.dumps(drawn))
-    for block in blocks("docs/own-data.md", "python"):
-        exec(block, {})
-    labels = Image.open(checkout / "mine/labels/a.png")
-    assert (labels.size, labels.getpixel((15, 15)), labels.getpixel((40, 40))) == ((64, 48), 1, 255)
+def test_the_export_of_the_page_on_your_own_data_becomes_a_data_set(checkout, monkeypatch, capsys):
+    (checkout / "export").mkdir()
+    annotation_exports.write_cvat_masks(
+        checkout / "export", {f"{i:02}": annotation_exports.make_labels() for i in range(30)}
+    )
+    run_lines("docs/own-data.md", monkeypatch, lambda words: words[1:3] == ["convert", "export"])
+    assert capsys.readouterr().out in (ROOT / "docs/own-data.md").read_text()
+    assert len(list((checkout / "mine/labels").iterdir())) == 30
 
 
 def test_the_self_contained_commands_of_the_troubleshooting_page_run(checkout, monkeypatch):

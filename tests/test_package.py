@@ -15,9 +15,10 @@ LAYERS = """
 checks classes machine
 class_table palette
 io
-parallel data models
-draw engine
+draw
 regions
+parallel data models
+engine
 stream
 evaluate
 train deploy
@@ -36,7 +37,7 @@ DOORS = {
     "fsspec": "io.stores",
     "h11": "serve",
     "matplotlib": "evaluate.plot",
-    "numpy": "io.images regions",
+    "numpy": "data.formats io.images regions",
     "onnx": "deploy",
     "onnxruntime": "deploy engine.runtime",  # the one writes files, the other runs them
     "openvino": "deploy engine.runtime",
@@ -76,7 +77,7 @@ def test_imports_point_one_way(path):
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.parts[0] not in ("cli", "__main__.py")], ids=str)
 def test_every_module_has_a_test(path):
-    if path.parts[:2] in (("models", "baselines"), ("engine", "kernels"), ("serve", "page")):
+    if path.parts[:2] in (("models", "baselines"), ("engine", "kernels"), ("serve", "page"), ("data", "formats")):
         path = path.parent.with_suffix(".py")  # one test file for the whole folder
     assert (Path(__file__).parent / path.parent / f"test_{path.name}").exists()
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import streamseg
 from streamseg.cli.benchmarking import benchmark
 from streamseg.cli.completion import completion
+from streamseg.cli.converting import convert
 from streamseg.cli.deploying import export, serve
 from streamseg.cli.listing import weights
 from streamseg.cli.measuring import evaluate, reproduce
@@ -33,6 +34,7 @@ __all__ = [
     "check",
     "complete_ray",
     "completion",
+    "convert",
     "evaluate",
     "export",
     "main",

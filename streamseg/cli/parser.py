@@ -20,6 +20,7 @@ from cyclopts.exceptions import (
 
 from streamseg.cli.benchmarking import benchmark
 from streamseg.cli.completion import completion
+from streamseg.cli.converting import convert
 from streamseg.cli.deploying import export, serve
 from streamseg.cli.listing import weights
 from streamseg.cli.measuring import evaluate, reproduce
@@ -40,7 +41,21 @@ Examples:
 """What the help of the program itself says."""
 VERBS: dict[str, Callable[..., int]] = {
     verb.__name__: verb
-    for verb in (segment, train, evaluate, check, pack, reproduce, benchmark, export, serve, warm, weights, completion)
+    for verb in (
+        segment,
+        train,
+        evaluate,
+        check,
+        convert,
+        pack,
+        reproduce,
+        benchmark,
+        export,
+        serve,
+        warm,
+        weights,
+        completion,
+    )
 }
 OLD_OPTIONS = {"train": {old.replace("_", "-"): new.replace("_", "-") for old, new in OLD_NAMES.items()}}
 """Former names of options, by verb: they still work, with a note."""

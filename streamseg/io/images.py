@@ -1,6 +1,6 @@
 """Read and write picture files: frames, labels, legends.
 
-A frame is RGB, uint8, (3, H, W). Only this module imports PIL, and only it and the regions import numpy.
+A frame is RGB, uint8, (3, H, W). Only this module imports PIL.
 """
 
 import contextlib
