@@ -14,6 +14,7 @@ MORE = {
     "evaluate": "[results](results.md), [video](video.md)",
     "check": "[your own data](own-data.md)",
     "convert": "[your own data](own-data.md#from-an-annotation-tool)",
+    "prelabel": "[your own data](own-data.md#drafts-for-an-annotation-tool)",
     "pack": "[training](training.md)",
     "reproduce": "[reproduce](reproduce.md)",
     "benchmark": "[performance](performance.md)",

@@ -24,6 +24,7 @@ from streamseg.cli.measuring import evaluate, reproduce
 from streamseg.cli.messages import ErrorHandler, debugging, has_colours, out_of_memory, print_error
 from streamseg.cli.pages import find_page, wants_help
 from streamseg.cli.parser import VERBS, UsageError, complete_ray, parse
+from streamseg.cli.prelabelling import prelabel
 from streamseg.cli.segmenting import segment
 from streamseg.cli.training import check, pack, train
 from streamseg.cli.warming import warm
@@ -39,6 +40,7 @@ __all__ = [
     "export",
     "main",
     "pack",
+    "prelabel",
     "reproduce",
     "run",
     "run_program",

@@ -53,6 +53,7 @@ NAMES = {
 """The choices for the first name after a verb; bundled weights are completed where a file may be given too."""
 FILES_TOO = {
     "segment": {"--weights": BUNDLED},
+    "prelabel": {"--weights": BUNDLED},
     "train": {"--initial": ("imagenet", "nothing", *BUNDLED), "--class-table": tuple(CLASS_TABLES)},
     "evaluate": {"--class-table": tuple(CLASS_TABLES)},
 }

@@ -25,6 +25,7 @@ from streamseg.cli.deploying import export, serve
 from streamseg.cli.listing import weights
 from streamseg.cli.measuring import evaluate, reproduce
 from streamseg.cli.messages import print_error
+from streamseg.cli.prelabelling import prelabel
 from streamseg.cli.segmenting import segment
 from streamseg.cli.training import check, pack, recipe_command, train
 from streamseg.cli.warming import warm
@@ -47,6 +48,7 @@ VERBS: dict[str, Callable[..., int]] = {
         evaluate,
         check,
         convert,
+        prelabel,
         pack,
         reproduce,
         benchmark,

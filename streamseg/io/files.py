@@ -1,6 +1,7 @@
 """Write files whole or not at all."""
 
 import os
+import shutil
 import stat
 import uuid
 from collections.abc import Iterator
@@ -34,6 +35,35 @@ def written_whole(path: Path) -> Iterator[Path]:
         if error.errno and error.filename in (None, str(temporary)):
             raise type(error)(f"Could not write {path}: {error.strerror}.") from error
         raise
+
+
+@contextmanager
+def folder_written_whole(path: Path) -> Iterator[Path]:
+    """Give a temporary folder to write to. At the end it is renamed to the path; after an error it is removed."""
+    check_new_folder(path)
+    temporary = path.parent / f"{UNFINISHED}{uuid.uuid4().hex}"
+    try:
+        temporary.mkdir()
+        yield temporary
+        if path.exists():
+            path.rmdir()
+        temporary.rename(path)
+    except OSError as error:
+        if error.errno and (error.filename is None or str(error.filename).startswith(str(temporary))):
+            raise type(error)(f"Could not write {path}: {error.strerror}.") from error
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_new_folder(path: Path) -> None:
+    """Raise an error if a folder cannot be written, because something is there or its own folder is missing."""
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(f"{path} is a file: give a new folder.")
+    if path.exists() and any(path.iterdir()):
+        raise FileExistsError(f"{path} is not empty: give a new folder.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"No folder {path.parent} to write {path.name} into: create it first.")
 
 
 def check_writable(path: Path) -> Path:

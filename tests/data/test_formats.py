@@ -10,9 +10,11 @@ import pytest
 import runs
 from PIL import Image
 
+from streamseg.classes import Classes
 from streamseg.data.datasets import folder
 from streamseg.data.formats.convert import convert
 from streamseg.data.formats.labelstudio import decode_brush
+from streamseg.data.formats.prelabels import WRITERS, PrelabelledPicture, find_outlines, write_cvat
 from streamseg.data.formats.yolo import parse_yaml
 from streamseg.data.layouts import read_classes
 from streamseg.io.images import read_label_ids
@@ -323,3 +325,42 @@ def test_a_brush_region_of_every_length_of_run_round_trips():
     mask = numpy.random.default_rng(0).random((150, 160)) > 0.7
     mask[20:140] = True
     numpy.testing.assert_array_equal(decode_brush(exports.pack_brush(mask), *mask.shape), mask)
+
+
+def complete_labels(seed=0):
+    """Labels as networks write them: every pixel has a class."""
+    labels = exports.make_labels(seed)
+    return numpy.where(labels == 255, 2, labels).astype(numpy.uint8)
+
+
+def write_prelabels(folder, kind, tolerance):
+    place, write = WRITERS[kind]
+    found = []
+    for i in range(2):
+        labels = complete_labels(i)
+        exports.save_picture(folder / place / f"{i}.png", labels, i)
+        outlines = find_outlines(labels, exports.CLASSES, min_area=1, tolerance=tolerance)
+        found.append(PrelabelledPicture(f"{i}.png", labels.shape, outlines))
+    write(folder, found, exports.CLASSES)
+    if kind == "labelstudio":  # what it exports after its user has accepted the predictions
+        edit(folder / "tasks.json", lambda tasks: [task.update(annotations=task.pop("predictions")) for task in tasks])
+
+
+@pytest.mark.parametrize(("tolerance", "share"), [(0, 1), (0.75, 0.99)])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_labels_for_a_tool_are_converted_back_to_themselves(tmp_path, kind, tolerance, share):
+    source = tmp_path / "export"
+    write_prelabels(source, kind, tolerance)
+    done = convert(source, tmp_path / "mine")
+    assert done.format == kind
+    for i, labels in enumerate(labels_in(tmp_path / "mine", done.classes.names).values()):
+        assert (labels == complete_labels(i)).mean() >= share
+
+
+def test_names_are_written_as_text_in_xml(tmp_path):
+    classes = Classes(('"road" & <more>',), ((1, 2, 3),))
+    labels = numpy.zeros((8, 8), numpy.uint8)
+    outlines = find_outlines(labels, classes, min_area=1, tolerance=0)
+    exports.save_picture(tmp_path / "export/images/a & b.png", labels)
+    write_cvat(tmp_path / "export", [PrelabelledPicture("a & b.png", labels.shape, outlines)], classes)
+    assert convert(tmp_path / "export", tmp_path / "mine").classes == classes

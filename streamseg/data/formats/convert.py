@@ -1,8 +1,6 @@
 """Convert the export of an annotation tool to the layout `folder`, which check and train read."""
 
 import re
-import shutil
-import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +11,10 @@ import torch
 
 from streamseg.classes import IGNORE, Classes
 from streamseg.data.formats.detect import open_export
-from streamseg.data.formats.files import ExportError
+from streamseg.data.formats.files import ExportError, place_picture
 from streamseg.data.formats.shapes import IGNORED, AnnotatedPicture, Export, draw_labels
 from streamseg.data.layouts import fill_colours
-from streamseg.io.files import UNFINISHED
+from streamseg.io.files import check_new_folder, folder_written_whole
 from streamseg.io.images import write_labels
 
 
@@ -59,12 +57,11 @@ def convert(
         link: Link to the pictures instead of copying them.
         progress: Called with the number of pictures done and of all.
     """
-    check_out(out)
+    check_new_folder(out)
     format, export = open_export(source, format, images)
     listed = choose_classes(export, classes, background)
-    temporary = out.parent / f"{UNFINISHED}{uuid.uuid4().hex}"
-    try:
-        (temporary / "images").mkdir(parents=True)
+    with folder_written_whole(out) as temporary:
+        (temporary / "images").mkdir()
         (temporary / "labels").mkdir()
         writer = FolderWriter(temporary, listed, background, pick_splits(export.subsets), link)
         for done, picture in enumerate(export.pictures(), start=1):
@@ -74,22 +71,7 @@ def convert(
         check_written(source, writer, {} if classes else foreign)
         lines = (f"{name} #{bytes(colour).hex()}\n" for name, colour in zip(listed.names, listed.colours, strict=True))
         (temporary / "classes.txt").write_text("".join(lines), encoding="utf-8")
-        if out.exists():
-            out.rmdir()
-        temporary.rename(out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return Conversion(format, listed, writer.counts, writer.empty, writer.other_kinds, sorted(writer.others))
-
-
-def check_out(out: Path) -> None:
-    """Raise an error if a folder cannot be written because something is there."""
-    if out.exists() and not out.is_dir():
-        raise NotADirectoryError(f"{out} is a file: give a new folder.")
-    if out.exists() and any(out.iterdir()):
-        raise FileExistsError(f"{out} is not empty: give a new folder.")
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f"No folder {out.parent} to write {out.name} into: create it first.")
 
 
 def choose_classes(export: Export, kept: Sequence[str], background: str) -> Classes:
@@ -156,10 +138,7 @@ class FolderWriter:
         labels = self.folder / "labels" / f"{place}.png"
         for path in (target, labels):
             path.parent.mkdir(exist_ok=True)
-        if self.link:
-            link_picture(picture.image, target)
-        else:
-            shutil.copyfile(picture.image, target)
+        place_picture(picture.image, target, link=self.link)
         drawn = draw_labels(picture, self.number_of, self.unlabelled)
         write_labels(labels, torch.from_numpy(drawn), self.classes)
         self.counts[split or "all"] += 1
@@ -179,14 +158,6 @@ class FolderWriter:
             raise ExportError(f"{picture.image} and {other} would have the same name, {name}: rename one of them.")
         self.names[place.casefold()] = picture.image
         return split, place
-
-
-def link_picture(image: Path, target: Path) -> None:
-    """Link to a picture."""
-    try:
-        target.symlink_to(image.resolve())
-    except OSError as error:
-        raise OSError(f"Could not link to {image} ({error.strerror}): leave out --link, to copy.") from error
 
 
 def check_written(source: Path, writer: FolderWriter, foreign: Mapping[str, Path]) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -73,6 +74,17 @@ def to_mask(picture: Any) -> NDArray[numpy.bool_]:
 def file_name(text: str) -> str:
     """Return a name for output files, from the name that an export has for a picture; folders become part of it."""
     return re.sub(r'[\\/:*?"<>|\x00-\x1f\x7f]+', "_", text).lstrip("._ ") or "picture"
+
+
+def place_picture(image: Path, target: Path, *, link: bool) -> None:
+    """Copy a picture, or link to it."""
+    if not link:
+        shutil.copyfile(image, target)
+        return
+    try:
+        target.symlink_to(image.resolve())
+    except OSError as error:
+        raise OSError(f"Could not link to {image} ({error.strerror}): leave out --link, to copy.") from error
 
 
 class PictureFiles:
