@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from streamseg.io.files import check_writable, written_whole
+from streamseg.io.files import check_new_folder, check_writable, folder_written_whole, written_whole
 
 
 def test_a_file_appears_when_it_is_whole_and_not_before(tmp_path):
@@ -106,3 +106,39 @@ def test_a_file_in_place_of_a_folder_is_named(tmp_path):
     (tmp_path / "a").touch()
     with pytest.raises(NotADirectoryError, match=r"a is a file, not a folder: give another place to write b\.png\.$"):
         check_writable(tmp_path / "a" / "b.png")
+
+
+def test_a_folder_appears_when_it_is_whole_and_not_before(tmp_path):
+    path = tmp_path / "result"
+    path.mkdir()
+    with folder_written_whole(path) as temporary:
+        (temporary / "a.txt").write_text("half")
+        assert list(path.iterdir()) == []
+    assert [file.name for file in path.iterdir()] == ["a.txt"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nothing_is_left_of_a_folder_that_failed(tmp_path):
+    def fail(folder):
+        (folder / "a.txt").write_text("half")
+        raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"), folder_written_whole(tmp_path / "result") as temporary:
+        fail(temporary)
+    with (
+        pytest.raises(OSError, match=r"Could not write .*result: No such file or directory\.$"),
+        folder_written_whole(tmp_path / "result") as temporary,
+    ):
+        (temporary / "missing" / "a.txt").write_text("x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_folder_takes_the_place_of_nothing(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    for path, message in (
+        (tmp_path, "is not empty: give a new folder"),
+        (tmp_path / "file", "is a file: give a new folder"),
+        (tmp_path / "no/new", "No folder .*no to write new into: create it first"),
+    ):
+        with pytest.raises(OSError, match=message):
+            check_new_folder(path)
