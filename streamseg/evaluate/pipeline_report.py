@@ -5,6 +5,7 @@ from pathlib import Path
 
 from streamseg.evaluate import plot
 from streamseg.evaluate.pipeline_benchmark import PipelineFigures, Speed, StageTimes
+from streamseg.io.sources import plural
 from streamseg.stream.latency import STAGES
 
 COLUMN = 22
@@ -18,7 +19,7 @@ def format_figures(figures: PipelineFigures, machine: dict[str, str]) -> str:
     return "\n".join(
         [
             f"{machine['device']}: {figures.frames} frames of {video.name} ({video.codec}, {video.height} x "
-            f"{video.width}), {figures.rounds} rounds in turn",
+            f"{video.width}), {plural(figures.rounds, 'round')} in turn",
             *textwrap.wrap(f"({about})", 110),
             "",
             *speed_lines(figures.speeds),
