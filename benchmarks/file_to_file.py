@@ -28,6 +28,8 @@ from scene import make_video
 HERE = Path(__file__).parent
 DEVICES = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
 SIZES = {"pipeline-720p": (720, 1280), "pipeline-1080p": (1080, 1920)}
+MIN_SECONDS = 5.0
+"""A part is not started with less time left."""
 QUICK_SIZES = {"pipeline-720p": (72, 128), "pipeline-1080p": (108, 192)}
 
 
@@ -57,7 +59,7 @@ def commands(videos: dict[str, Path], quick: bool) -> dict[str, list[str]]:
 
 def run_part(command: list[str], seconds: float) -> str:
     """Run a command for some time; return what went wrong, or nothing."""
-    if seconds < 5:
+    if seconds < MIN_SECONDS:
         return "was left out for lack of time"
     with subprocess.Popen(command, start_new_session=True) as process:
         try:

@@ -156,10 +156,11 @@ def check_video(name: str) -> Path:
     sources, problems = resolve_sources([name])
     if problems:
         raise problems[0]
-    if len(sources) != 1 or not isinstance(sources[0], VideoFile):
-        found = "a camera" if isinstance(sources[0], LiveSource) else "no video"
-        raise ValueError(f"{name} is {found}: the pipeline is measured on a video file, such as drive.mp4.")
-    return Path(sources[0].address)
+    source, *others = sources
+    if others or not isinstance(source, VideoFile):
+        found = f"{len(sources)} sources" if others else "a camera" if isinstance(source, LiveSource) else "no video"
+        raise ValueError(f"{name} is {found}: the pipeline is measured on one video file, such as drive.mp4.")
+    return Path(source.address)
 
 
 def measure_pipeline(
@@ -283,11 +284,12 @@ def run_segment(videos: Sequence[Path], kind: str, settings: LabelSettings, styl
     pipeline = Pipeline(pairs, settings, style, meter)
     with sampled_queues(pipeline) as queues:
         result = pipeline.run()
+        summary = meter.summary()
     if result.signal:
         raise KeyboardInterrupt
     if result.problems:
         raise ValueError(result.problems[0])
-    return Run(result.frames, summary=meter.summary(), queues=queues, first_labels=meter.first_labels)
+    return Run(result.frames, summary=summary, queues=queues, first_labels=meter.first_labels)
 
 
 @contextmanager
