@@ -21,15 +21,16 @@ import torch
 from scene import SIZE, moving_scene
 from torch import Tensor
 
-from streamseg.engine.open import open_engine
+from streamseg.cli.segmenting import SegmentOptions, open_model
 from streamseg.evaluate.benchmark import describe_machine
+from streamseg.evaluate.pipeline_benchmark import wait_until_prepared
 from streamseg.io.outputs import OutputFiles
 from streamseg.io.sources import Capture
 from streamseg.machine import available_cores
 from streamseg.stream.latency import Meter, Summary, summary_to_json
+from streamseg.stream.observer import PipelineObserver
 from streamseg.stream.pipeline import Pipeline
 from streamseg.stream.settings import DrawStyle, LabelSettings
-from streamseg.stream.state import LastFrames
 
 FRAMES = 24
 """Frames in memory, over and over."""
@@ -85,14 +86,13 @@ class Figures:
     summary: dict
 
 
-class FirstLabelsMeter(Meter):
-    """A meter that keeps when the first labels came."""
+class FirstFrame(PipelineObserver):
+    """Keeps the time.monotonic() of the first frame that left the pipeline, which writes nothing."""
 
-    first = 0.0
+    seen = 0.0
 
-    def labelled(self, latency: float) -> None:
-        self.first = self.first or time.monotonic()
-        super().labelled(latency)
+    def frame_written(self, *_: object) -> None:
+        self.seen = self.seen or time.monotonic()
 
 
 def run_cameras(
@@ -111,12 +111,12 @@ def run_cameras(
         )
         for i in range(cameras)
     ]
-    meter = FirstLabelsMeter()
-    result = Pipeline([(source, OutputFiles()) for source in sources], settings, DrawStyle(), meter).run()  # type: ignore[misc]
+    meter, first = Meter(), FirstFrame()
+    pairs = [(source, OutputFiles()) for source in sources]
+    result = Pipeline(pairs, settings, DrawStyle(), meter, observer=first).run()  # type: ignore[arg-type]
     if result.signal:
         raise KeyboardInterrupt
-    first = min(source.begin for source in sources)
-    return meter.summary(), result.problems, meter.first - first
+    return meter.summary(), result.problems, first.seen - min(source.begin for source in sources)
 
 
 def measure(
@@ -130,6 +130,7 @@ def measure(
     """Measure a number of cameras, after a short run in which the engine prepares itself."""
     frames = list(moving_scene(size, FRAMES))
     _, problems, first = run_cameras(settings, frames, cameras, rate, warm_up)
+    wait_until_prepared(settings)
     before = memory(settings.device)
     summary, more, _ = run_cameras(settings, frames, cameras, rate, seconds)
     after = memory(settings.device)
@@ -185,26 +186,25 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--warm-up", type=float, default=5.0, help="seconds of the run before the one that counts")
     parser.add_argument("--size", type=SIZE, default=(720, 1280), help="height and width of the frames")
-    parser.add_argument("--input-size", type=SIZE, help="of the network; the frame's by default")
+    parser.add_argument("--input-size", default="", help="of the network; the frame's by default")
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--precision", default="")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default="", help="a GPU if there is one")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     options = parser.parse_args()
-    device = torch.device(options.device)
-    torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
+    given = {"weights": options.weights, "device": options.device, "precision": options.precision}
+    given["size"] = options.input_size
     setups = [(options.cameras or 16, options.rate or 30.0)]
     if not (options.cameras or options.rate):
         setups.append((64, 10.0))
     found = []
     for cameras, rate in setups:
-        engine, classes, _ = open_engine(options.weights, device, options.precision)
-        settings = LabelSettings(engine, classes, LastFrames(1), size=options.input_size)
+        settings, _ = open_model(SegmentOptions(**given))
         figures = measure(settings, options.size, cameras, rate, options.seconds, options.warm_up)
         print(report(figures), "\n", flush=True)
         found.append(figures)
         if options.json:  # after each, so that a run that is stopped leaves the first
-            text = json.dumps({"machine": machine(device), "runs": [asdict(one) for one in found]}, indent=2)
+            text = json.dumps({"machine": machine(settings.device), "runs": [asdict(one) for one in found]}, indent=2)
             options.json.write_text(text + "\n", encoding="utf-8")
 
 

@@ -1,21 +1,20 @@
 """Bare decoding and encoding of video: the speed to which a pipeline on the same files is compared.
 
-FFmpeg's frames go from the decoder to the encoder as they are. The codecs and their settings are those of `segment`;
-decoder and encoder run in one thread each, beside the threads of the codecs.
+FFmpeg's frames go from the decoder to the encoder as they are. Codecs, settings and containers are those of `segment`;
+decoder and encoder run in one thread each, beside the threads of the codecs, as in FFmpeg's own program.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from pathlib import Path
-from typing import cast
 
 from torch import Tensor
 
 from streamseg.io.pyav import av
 from streamseg.io.video_reading import open_container, open_video
-from streamseg.io.video_writing import CODEC_OPTIONS, LABEL_FORMAT, VIDEO_FORMATS
+from streamseg.io.video_writing import VideoWriter, open_label_writer, open_video_writer
 from streamseg.parallel.threads import BoundedQueue, GroupStopped, ThreadGroup
 
 QUEUE_SIZE = 8
@@ -86,15 +85,17 @@ def decode_in_thread(path: Path) -> Iterator["av.VideoFrame"]:
 
 def transcode(path: Path, out: Path, rate: float) -> int:
     """Decode a video and encode it as `segment` encodes an overlay; return the number of frames."""
-    formats = VIDEO_FORMATS[out.suffix]
-    codec = next(codec for codec in formats.codecs if codec in av.codecs_available)
-    return encode(decode_in_thread(path), out, formats.container, codec, "yuv420p", rate)
+    return encode(decode_in_thread(path), lambda size: open_video_writer(out, size, exact_rate(rate)))
 
 
 def encode_labels(path: Path, labels: Sequence["av.VideoFrame"], out: Path, rate: float) -> int:
     """Decode a video, and encode ready labels, over and over, as `segment` encodes those of its frames."""
     maps = (ready for ready, _ in zip(cycle(labels), decode_in_thread(path), strict=False))
-    return encode(maps, out, LABEL_FORMAT.container, LABEL_FORMAT.codecs[0], "gray", rate)
+    return encode(maps, lambda size: open_label_writer(out, size, exact_rate(rate)))
+
+
+def exact_rate(rate: float) -> Fraction:
+    return Fraction(rate).limit_denominator(1001)
 
 
 def to_label_frames(labels: Iterable[Tensor]) -> list["av.VideoFrame"]:
@@ -102,28 +103,26 @@ def to_label_frames(labels: Iterable[Tensor]) -> list["av.VideoFrame"]:
     return [av.VideoFrame.from_ndarray(one.contiguous().numpy(), "gray") for one in labels]
 
 
-def encode(frames: Iterable["av.VideoFrame"], out: Path, container: str, codec: str, pixels: str, rate: float) -> int:
-    """Encode frames, which are converted only if the encoder cannot take them; return their number."""
-    exact = Fraction(rate).limit_denominator(1001)
-    count, stream = 0, None
-    with av.open(f"file:{out}", "w", format=container) as output:
-        for frame in frames:
-            # 4:2:0 has half as many rows and columns of colour
-            even = 1 if pixels == "gray" else 2
-            height, width = (side + side % even for side in (frame.height, frame.width))
-            if stream is None:
-                stream = cast("av.VideoStream", output.add_stream(codec, rate=exact, options=CODEC_OPTIONS[codec]))
-                context = stream.codec_context
-                context.height, context.width, context.pix_fmt = height, width, pixels
-                context.time_base, context.thread_type, context.bit_rate = 1 / exact, "AUTO", 0
-            if (frame.format.name, frame.height, frame.width) != (pixels, height, width):
-                frame = frame.reformat(width, height, pixels)
-            # the encoder decides anew which frames are key frames
-            frame.pict_type, frame.pts, frame.time_base = 0, count, 1 / exact
-            output.mux(stream.encode(frame))
+def encode(frames: Iterable["av.VideoFrame"], open_writer: Callable[[tuple[int, int]], VideoWriter]) -> int:
+    """Encode frames with the encoder of a writer; return their number.
+
+    The frames go to the encoder as they are, and are converted only if it cannot take them.
+    """
+    iterator = iter(frames)
+    first = next(iterator, None)
+    if first is None:
+        return 0
+    count = 0
+    with open_writer((first.height, first.width)) as writer:
+        context = writer.stream.codec_context
+        wanted = (context.pix_fmt, context.height, context.width)
+        for frame in chain([first], iterator):
+            if (frame.format.name, frame.height, frame.width) != wanted:
+                frame = frame.reformat(context.width, context.height, context.pix_fmt)
+            frame.pict_type = 0  # the encoder decides anew which frames are key frames
+            frame.pts, frame.time_base = round(count * writer.step * writer.ticks), Fraction(1, writer.ticks)
+            writer.mux(writer.stream.encode(frame))
             count += 1
-        if stream is not None:
-            output.mux(stream.encode(None))
     return count
 
 

@@ -44,7 +44,9 @@ MIN_FRAMES = 8
 WARM_UP_FRAMES = 16
 """The length of the clip with which everything runs once before it is timed: int8 is calibrated with eight frames."""
 SAMPLING_SECONDS = 0.005
-"""Time between two looks at the queues of a pipeline."""
+"""Time between two looks at a pipeline."""
+PREPARATION_SECONDS = 120.0
+"""How long to wait for an engine that prepares itself in the background."""
 WAITING, IDLE = 2 / 3, 1 / 3
 """A queue that is fuller on average makes the stage before it wait; one that is emptier, the stage behind it."""
 
@@ -138,17 +140,6 @@ class PipelineFigures:
     stages: tuple[StageTimes, ...]
 
 
-class FirstLabelsMeter(Meter):
-    """A meter that keeps the time of the first labels."""
-
-    first_labels = 0.0
-
-    def labelled(self, latency: float) -> None:
-        if not self.frames_labelled:
-            self.first_labels = self.clock() - self.begin
-        super().labelled(latency)
-
-
 def check_video(name: str) -> Path:
     """Return the path of a video; an error if a name stands for anything else."""
     if is_address(name):
@@ -192,7 +183,10 @@ def measure_pipeline(
         segment = partial(run_segment, settings=settings, style=style, folder=folder)
         first = segment([start], LABELS)
         labels = to_label_frames(labels for labels, _ in read_label_video(folder / "labels-0.mkv"))
-        segment([start] * streams, OVERLAY)
+        for _ in range(2):  # an engine may prepare a batch size only when it has come twice
+            wait_until_prepared(settings)
+            segment([start] * streams, OVERLAY)
+        wait_until_prepared(settings)
         part = shorten(clip, folder / "part.mkv", count // streams)
         rate = info.rate
 
@@ -234,6 +228,13 @@ def shorten(video: Path, out: Path, frames: int) -> Path:
         return video
     copy_start(video, out, frames)
     return out
+
+
+def wait_until_prepared(settings: LabelSettings) -> None:
+    """Wait for an engine that prepares itself in the background."""
+    preparation, end = getattr(settings.model, "preparation", None), time.monotonic() + PREPARATION_SECONDS
+    while preparation is not None and preparation.waiting and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def run_in_turn(ways: Sequence[Way], rounds: int, progress: Callable[[int, int], None]) -> dict[str, list[Run]]:
@@ -280,45 +281,59 @@ def run_segment(videos: Sequence[Path], kind: str, settings: LabelSettings, styl
         (VideoFile(f"stream {i}", str(video)), OutputFiles(**{kind: folder / f"{kind}-{i}.{suffix}"}))
         for i, video in enumerate(videos)
     ]
-    meter = FirstLabelsMeter()
+    meter = Meter()
     pipeline = Pipeline(pairs, settings, style, meter)
-    with sampled_queues(pipeline) as queues:
+    with sampled(pipeline, meter) as samples:
         result = pipeline.run()
         summary = meter.summary()
     if result.signal:
         raise KeyboardInterrupt
     if result.problems:
         raise ValueError(result.problems[0])
-    return Run(result.frames, summary=summary, queues=queues, first_labels=meter.first_labels)
+    return Run(result.frames, summary=summary, queues=samples.fills(), first_labels=samples.first_labels)
+
+
+@dataclass
+class Samples:
+    """What was seen of a pipeline while it ran."""
+
+    queues: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """How full the queues between the stages were."""
+    first_labels: float = 0.0
+    """Seconds from the start to the first labels."""
+
+    def fills(self) -> dict[str, float]:
+        """Return how full each queue was on average."""
+        return {name: fmean(found) for name, found in self.queues.items()}
+
+    def take(self, pipeline: Pipeline, meter: Meter) -> None:
+        """Look at a pipeline once."""
+        if not self.first_labels and meter.frames_labelled:
+            self.first_labels = meter.clock() - meter.begin
+        for stream in pipeline.streams:
+            queues = {"decode, network": stream.inbox, "network, draw": stream.labelled, "draw, encode": stream.drawn}
+            for name, queue in queues.items():
+                if stream.threads and not queue.closed:
+                    self.queues[name].append(len(queue.waiting) / queue.room)
 
 
 @contextmanager
-def sampled_queues(pipeline: Pipeline) -> Iterator[dict[str, float]]:
-    """Give a dictionary that holds, at the end, how full the queues of a pipeline were on average."""
-    samples: dict[str, list[float]] = defaultdict(list)
-    fills: dict[str, float] = {}
-    done = threading.Event()
+def sampled(pipeline: Pipeline, meter: Meter) -> Iterator[Samples]:
+    """Look at a pipeline again and again while it runs."""
+    samples, done = Samples(), threading.Event()
 
-    def sample() -> None:
+    def work() -> None:
         while not done.wait(SAMPLING_SECONDS):
-            for stream in pipeline.streams:
-                queues = {
-                    "decode, network": stream.inbox,
-                    "network, draw": stream.labelled,
-                    "draw, encode": stream.drawn,
-                }
-                for name, queue in queues.items():
-                    if stream.threads and not queue.closed:
-                        samples[name].append(len(queue.waiting) / queue.room)
+            samples.take(pipeline, meter)
 
-    thread = threading.Thread(target=sample, name="queues", daemon=True)
+    thread = threading.Thread(target=work, name="samples", daemon=True)
     thread.start()
     try:
-        yield fills
+        yield samples
     finally:
         done.set()
         thread.join()
-        fills.update({name: fmean(found) for name, found in samples.items()})
+        samples.take(pipeline, meter)
 
 
 def summarise_speed(way: Way, runs: dict[str, list[Run]]) -> Speed:

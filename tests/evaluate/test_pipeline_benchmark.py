@@ -15,6 +15,7 @@ import streamseg
 from streamseg.evaluate import pipeline_benchmark
 from streamseg.evaluate.pipeline_benchmark import (
     Run,
+    Samples,
     Way,
     check_video,
     describe_queue,
@@ -23,10 +24,11 @@ from streamseg.evaluate.pipeline_benchmark import (
     run_segment,
     summarise_speed,
     summarise_stages,
+    wait_until_prepared,
 )
 from streamseg.io.video_reading import read_label_video
 from streamseg.parallel.threads import BoundedQueue, ThreadGroup
-from streamseg.stream.latency import Stage, Summary
+from streamseg.stream.latency import Meter, Stage, Summary
 from streamseg.stream.settings import DrawStyle, LabelSettings
 from streamseg.stream.state import LastFrames
 
@@ -151,24 +153,31 @@ def test_a_full_queue_holds_up_what_is_before_it_and_an_empty_one_what_is_behind
     assert describe_queue("draw, encode", fill) == sentence
 
 
-def test_the_queues_of_running_streams_are_sampled(monkeypatch):
+def test_the_queues_of_running_streams_are_sampled():
     group = ThreadGroup()
     inbox, labelled, drawn = (BoundedQueue(group, 2) for _ in range(3))
     inbox.put("frame")
     drawn.close()
-    stream = SimpleNamespace(threads=["draw"], inbox=inbox, labelled=labelled, drawn=drawn)
-    waiting = SimpleNamespace(threads=[], inbox=inbox, labelled=labelled, drawn=drawn)
-    seen = iter([False, False, True])
-    event = SimpleNamespace(wait=lambda seconds: next(seen), set=lambda: None)
-    monkeypatch.setattr(pipeline_benchmark.threading, "Event", lambda: event)
-    monkeypatch.setattr(
-        pipeline_benchmark.threading,
-        "Thread",
-        lambda target, **_: SimpleNamespace(start=target, join=lambda: None),
-    )
-    with pipeline_benchmark.sampled_queues(SimpleNamespace(streams=[stream, waiting])) as fills:
-        pass
-    assert fills == {"decode, network": 0.5, "network, draw": 0.0}
+    queues = {"inbox": inbox, "labelled": labelled, "drawn": drawn}
+    pipeline = SimpleNamespace(streams=[SimpleNamespace(threads=threads, **queues) for threads in (["draw"], [])])
+    meter, samples = Meter(clock=iter([3.0, 5.0]).__next__), Samples()
+    samples.take(pipeline, meter)
+    assert samples.first_labels == 0
+    meter.labelled(0.1)
+    inbox.put("frame")
+    for _ in range(2):
+        samples.take(pipeline, meter)
+    assert samples.first_labels == 2.0
+    assert samples.fills() == pytest.approx({"decode, network": 2.5 / 3, "network, draw": 0.0})
+
+
+def test_an_engine_that_prepares_itself_in_the_background_is_waited_for(monkeypatch, settings):
+    waiting = ["size"]
+    engine = SimpleNamespace(preparation=SimpleNamespace(waiting=waiting))
+    monkeypatch.setattr(pipeline_benchmark.time, "sleep", lambda seconds: waiting.clear())
+    wait_until_prepared(replace(settings, model=engine))
+    assert not waiting
+    wait_until_prepared(settings)  # one that does not
 
 
 def test_a_video_file_is_found(tmp_path):
