@@ -77,7 +77,6 @@ def benchmark(
 
     Examples:
         streamseg benchmark
-        streamseg benchmark fanet18 --size 512x1024 --precision int8
         streamseg benchmark fanet18 enet --json figures.json --plot figures.png
         streamseg benchmark run/weights.safetensors model.onnx --json -
         streamseg benchmark --pipeline drive.mp4 --size 360x640

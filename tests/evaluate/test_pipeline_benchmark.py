@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from clips import make_clip
 from commands import complaint, run
 from PIL import Image
@@ -235,3 +236,15 @@ def test_the_verb_prints_tables_and_writes_json_and_a_plot(tmp_path, model, monk
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
     names = {"drive.mp4", "weights.safetensors", "a.json", "a.png"}
     assert {path.name for path in tmp_path.iterdir()} == names
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_has_stages_for_the_copies_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_clip(tmp_path / "drive.mp4", 40, size=(128, 256))
+    options = ["--device", "cuda", "--rounds", "2", "--frames", "40", "--json", "a.json"]
+    assert run(monkeypatch, "benchmark", "--pipeline", "drive.mp4", *options) == 0
+    entry = json.loads((tmp_path / "a.json").read_text())
+    assert all({"network", "upload", "download"} <= set(stages["ms"]) for stages in entry["stages"])
+    assert all(speed["of_bare"] > 0 for speed in entry["speeds"] if speed["bare"])
