@@ -39,7 +39,7 @@ def commands(videos: dict[str, Path], quick: bool) -> dict[str, list[str]]:
     pipeline = [*program, "-m", "streamseg", "benchmark", "--device", DEVICES[0], "--pipeline"]
     cameras = [*program, str(HERE / "cameras.py")]
     clients = [*program, str(HERE / "serve.py"), "clients", "--seconds", "15"]
-    first = [*program, str(HERE / "first_labels.py"), str(videos["pipeline-720p"])]
+    first = [*program, str(HERE / "segment_start.py"), str(videos["pipeline-720p"])]
     few, many = ["--cameras", "16", "--rate", "30"], ["--cameras", "64", "--rate", "10"]
     small: list[str] = []
     if quick:

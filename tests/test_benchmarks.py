@@ -18,8 +18,8 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import cameras  # noqa: E402 (scripts of a folder that is no package)
 import file_to_file  # noqa: E402
-import first_labels  # noqa: E402
 import scene  # noqa: E402
+import segment_start  # noqa: E402
 import serve as serve_benchmark  # noqa: E402
 
 
@@ -79,8 +79,8 @@ def test_the_figures_of_cameras_are_written(tmp_path, model, monkeypatch, capsys
 
 
 def test_every_cache_of_kernels_is_in_the_given_folder(tmp_path):
-    found = first_labels.with_cache(tmp_path)
-    assert all(Path(found[name]).parent == tmp_path for name in first_labels.CACHES)
+    found = segment_start.with_cache(tmp_path)
+    assert all(Path(found[name]).parent == tmp_path for name in segment_start.CACHES)
     assert "PATH" in found
 
 
@@ -91,9 +91,9 @@ def test_the_first_labels_are_timed_with_an_empty_and_with_a_filled_cache(monkey
         seen.append((cache, options))
         return {"frames": 3, "first_labels_seconds": float(len(seen))}
 
-    monkeypatch.setattr(first_labels, "run_segment", run_segment)
-    monkeypatch.setattr(first_labels, "time_import", lambda: 1.0)
-    figures = first_labels.measure(Path("in.mp4"), 3, "--device", "cpu")
+    monkeypatch.setattr(segment_start, "run_segment", run_segment)
+    monkeypatch.setattr(segment_start, "time_import", lambda: 1.0)
+    figures = segment_start.measure(Path("in.mp4"), 3, "--device", "cpu")
     folders = [cache for cache, _ in seen]
     assert folders[0] == folders[1] != folders[2] == folders[3] != folders[4] == folders[5]
     assert (figures["empty"]["first_labels_seconds"], figures["filled"]["first_labels_seconds"]) == (3.0, 4.0)
@@ -105,12 +105,12 @@ def test_the_first_labels_are_timed_with_an_empty_and_with_a_filled_cache(monkey
 def test_the_first_labels_of_a_new_process_are_timed(tmp_path):
     video = make_clip(tmp_path / "in.mp4", 5)
     (tmp_path / "cache").mkdir()
-    found = first_labels.run_segment(video, tmp_path / "cache", "--device", "cpu", "--size", "32x32")
+    found = segment_start.run_segment(video, tmp_path / "cache", "--device", "cpu", "--size", "32x32")
     assert found["frames"] == 5
     assert 0 < found["first_labels_seconds"] <= found["end_seconds"]
     assert found["longest_wait_seconds"] >= 0
     with pytest.raises(SystemExit, match="segment failed with status 2: streamseg: "):
-        first_labels.run_segment(tmp_path / "none.mp4", tmp_path / "cache")
+        segment_start.run_segment(tmp_path / "none.mp4", tmp_path / "cache")
 
 
 @pytest.mark.slow
@@ -162,6 +162,6 @@ def test_a_part_that_fails_or_takes_too_long_does_not_stop_the_others(tmp_path, 
     assert (tmp_path / "two.json").read_text() == "{}"
 
 
-@pytest.mark.parametrize("script", [scene, cameras, first_labels, file_to_file, serve_benchmark])
+@pytest.mark.parametrize("script", [scene, cameras, segment_start, file_to_file, serve_benchmark])
 def test_a_benchmark_says_how_it_is_run(script):
     assert f"python benchmarks/{Path(script.__file__).name}" in script.__doc__

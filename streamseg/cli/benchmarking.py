@@ -61,8 +61,9 @@ def benchmark(
     Args:
         models: What to measure, from a frame to its labels: names of networks, which get random weights and 19
             classes, bundled weights, checkpoints, or files that export wrote (.onnx, .xml, .pt2). Networks are fanet18,
-            fanet34, fanetplus18, fanetplus34, and the baselines segnet, enet, icnet, erfnet, bisenet18, shelfnet18,
-            swiftnet18, fcn16s, fcn8s, deeplab.
+            fanet34, fanetplus18, fanetplus34, the baselines segnet, enet, icnet, erfnet, bisenet18, shelfnet18,
+            swiftnet18, fcn16s, fcn8s, deeplab, and video methods on a backbone, such as dff-swiftnet18, which are
+            measured by the position in their key interval.
         size: Height and width of the frames; with --pipeline of the network input, by default the frame's.
         batch: Frames per batch.
         compiled: Measure torch.compile too, which takes a minute for each network.
@@ -81,8 +82,6 @@ def benchmark(
         streamseg benchmark run/weights.safetensors model.onnx --json -
         streamseg benchmark --pipeline drive.mp4 --size 360x640
     """
-    from dataclasses import asdict
-
     check_figures(json)
     if plot:
         check_writable(plot)
@@ -97,9 +96,43 @@ def benchmark(
     check_count("batch", batch)
     check_positive("seconds", seconds)
     check_models(models)
+    return benchmark_networks(
+        models,
+        size,
+        batch,
+        device,
+        precision,
+        json,
+        plot,
+        compiled=compiled,
+        seconds=seconds,
+        profile=profile,
+        trust=trust,
+        quiet=quiet,
+    )
+
+
+def benchmark_networks(
+    models: Sequence[str],
+    size: str,
+    batch: int,
+    device: str,
+    precision: str,
+    json: Path | None,
+    plot: Path | None,
+    *,
+    compiled: bool,
+    seconds: float,
+    profile: bool,
+    trust: bool,
+    quiet: bool,
+) -> int:
+    """Measure networks alone, and report."""
+    from dataclasses import asdict
+
     with loading(quiet):
         from streamseg.engine import runtime
-        from streamseg.evaluate import benchmark as costs, plot as plots
+        from streamseg.evaluate import benchmark as costs, method_cost, plot as plots
 
     # one device for all, or their times could not be compared
     usual = "cpu" if any(runtime.default_device(Path(name)) for name in models) else ""
@@ -111,11 +144,14 @@ def benchmark(
     found = []
     for number, name in enumerate(models):
         progress(number, len(models))
-        found.append(
-            costs.measure_cost(
-                name, frame_size, batch, place, precision, compiled=compiled, seconds=seconds, trust=trust
+        if (method := method_cost.open_method(name)) is not None:
+            found.append(method_cost.measure_method(method, frame_size, batch, place, precision, seconds))
+        else:
+            found.append(
+                costs.measure_cost(
+                    name, frame_size, batch, place, precision, compiled=compiled, seconds=seconds, trust=trust
+                )
             )
-        )
     if not quiet:
         clear_line()
     machine = costs.describe_machine(place)

@@ -9,6 +9,7 @@ channels_last, in half precision on a GPU.
 from streamseg.engine.kernels.attention import attend, gather_context
 from streamseg.engine.kernels.backend import VERSION, use_triton
 from streamseg.engine.kernels.convolution import MAX_TILES, convolve
+from streamseg.engine.kernels.folder import kernel_folder, make_kernel_folder
 from streamseg.engine.kernels.labels import label
 from streamseg.engine.kernels.pyramid import pool_pyramid
 from streamseg.engine.kernels.resize import add_resized, resize_into
@@ -21,7 +22,9 @@ __all__ = [
     "attend",
     "convolve",
     "gather_context",
+    "kernel_folder",
     "label",
+    "make_kernel_folder",
     "pool_pyramid",
     "resize_frame",
     "resize_into",
