@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from streamseg.io.yuv import BT601, BT709, BT2020, Orientation, Yuv420, empty_yuv
+from streamseg.io.yuv import BT601, BT709, BT2020, Orientation, Yuv420, default_matrix, empty_yuv
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -71,20 +71,20 @@ def new_reformatter() -> Callable[..., "VideoFrame"]:
 
 
 def default_colour_matrix(height: int) -> str:
-    """Return the colour matrix that players assume for a video that does not declare one."""
-    return "ITU709" if height > 576 else "ITU601"
+    """Return FFmpeg's name of the colour matrix of a video that does not declare one."""
+    return "ITU709" if default_matrix(height) == BT709 else "ITU601"
 
 
 def to_planes(frame: "VideoFrame", orientation: Orientation, *, pinned: bool) -> Yuv420 | None:
     """Return a copy of a frame's planes if it is YUV 4:2:0 in a colour space that yuv.py knows, else None."""
-    kind, size, number = frame.format.name, (frame.height, frame.width), frame.colorspace
-    if number == UNDECLARED_MATRIX:
-        number = 1 if default_colour_matrix(frame.height) == "ITU709" else 6
-    if kind not in YUV_BITS or number not in COLOUR_MATRICES:
+    kind, size = frame.format.name, (frame.height, frame.width)
+    declared = frame.colorspace != UNDECLARED_MATRIX
+    matrix = COLOUR_MATRICES.get(frame.colorspace) if declared else default_matrix(frame.height)
+    if kind not in YUV_BITS or matrix is None:
         return None
     bits, full_range = YUV_BITS[kind], kind == "yuvj420p" or frame.color_range == FULL_RANGE
     pixels = empty_yuv(size, bits, pinned=pinned)
-    picture = Yuv420(pixels, size, bits, COLOUR_MATRICES[number], full_range, orientation)
+    picture = Yuv420(pixels, size, bits, matrix, full_range, orientation)
     # numpy copies: torch would start a pool of threads in each thread that decodes
     unsigned = f"uint{8 * pixels.itemsize}"
     luma, chroma = picture.luma.numpy().view(unsigned), picture.chroma.numpy().view(unsigned)

@@ -70,11 +70,9 @@ class Capture:
     @property
     def frame(self) -> "Tensor":
         """The frame as RGB, (3, H, W)."""
-        from torch import Tensor
+        from streamseg.io.yuv import as_rgb
 
-        from streamseg.io.yuv import to_rgb
-
-        return self.pixels if isinstance(self.pixels, Tensor) else to_rgb(self.pixels)
+        return as_rgb(self.pixels)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,11 @@ class ColourMatrix(NamedTuple):
 BT601, BT709, BT2020 = ColourMatrix(0.299, 0.114), ColourMatrix(0.2126, 0.0722), ColourMatrix(0.2627, 0.0593)
 
 
+def default_matrix(height: int) -> ColourMatrix:
+    """Return the colour matrix that players assume for a video that does not declare one."""
+    return BT709 if height > 576 else BT601
+
+
 @dataclass(frozen=True)
 class Orientation:
     """How a stored picture becomes upright: transpose it, then take rows and columns forwards (1) or backwards (-1)."""
@@ -149,6 +154,11 @@ def to_rgb(picture: Yuv420) -> Tensor:
         ]
     )
     return picture.orientation.turn(rgb.add_(0.5).clamp_(0, 255).to(torch.uint8))
+
+
+def as_rgb(pixels: Tensor | Yuv420) -> Tensor:
+    """Return a picture as an RGB frame (3, height, width); one that is RGB already is returned unchanged."""
+    return to_rgb(pixels) if isinstance(pixels, Yuv420) else pixels
 
 
 def repeats_chroma(picture: Yuv420) -> bool:

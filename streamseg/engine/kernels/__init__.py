@@ -8,6 +8,7 @@ channels_last, in half precision on a GPU.
 
 from streamseg.engine.kernels.attention import attend, gather_context
 from streamseg.engine.kernels.backend import VERSION, use_triton
+from streamseg.engine.kernels.colour import to_rgb, to_yuv
 from streamseg.engine.kernels.convolution import MAX_TILES, convolve
 from streamseg.engine.kernels.labels import label
 from streamseg.engine.kernels.pyramid import pool_pyramid
@@ -27,6 +28,8 @@ __all__ = [
     "resize_into",
     "squares",
     "stem_convolution",
+    "to_rgb",
+    "to_yuv",
     "unfold_frame",
     "use_triton",
 ]
