@@ -16,7 +16,8 @@ checks classes machine
 class_table palette
 io
 parallel data models
-draw engine
+engine
+draw
 stream
 evaluate
 train deploy
