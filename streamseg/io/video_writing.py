@@ -73,8 +73,8 @@ CODEC_OPTIONS = {
 LABEL_SLICES = 16
 """Parts of a large frame of labels that are encoded at once; FFmpeg's default is 4. Not by the number of cores, so that
 the same labels make the same file. The file grows by 3 %."""
-LEAST_SLICED = 2**17
-"""Pixels of a frame from which on it has so many parts."""
+LEAST_SLICED = 256
+"""Height and width of a frame from which on it has so many parts."""
 
 # FFmpeg's numbers of colour matrices and of the range of video
 BT709, BT601 = 1, 6
@@ -131,7 +131,7 @@ class VideoWriter:
             )
         height, width = self.size
         options = dict(CODEC_OPTIONS[codec])
-        if codec == "ffv1" and height * width >= LEAST_SLICED:
+        if codec == "ffv1" and min(height, width) >= LEAST_SLICED:
             options["slices"] = str(LABEL_SLICES)
         stream = cast("VideoStream", self.container.add_stream(codec, rate=rate, options=options))
         context = stream.codec_context
