@@ -74,6 +74,7 @@ class Pipeline:
         regions: RegionSettings | None = None,
         display: DisplayWindow | None = None,
         observer: PipelineObserver | None = None,
+        hardware: str = "",
     ):
         """
         Args:
@@ -83,6 +84,7 @@ class Pipeline:
             regions: What to do with regions and zones.
             display: Shows the frames.
             observer: Receives messages, written frames and ticks.
+            hardware: The hardware decoder of videos: cuda, vaapi, videotoolbox or auto; empty for none.
         """
         engine = to_engine(settings.model)
         self.shared = SharedRun(
@@ -97,6 +99,7 @@ class Pipeline:
             records=records,
             raw=raw,
             regions=regions,
+            hardware=hardware,
         )
         self.settings, self.display, self.group = settings, display, self.shared.group
         self.streams = [SourceStream(source, results, self.shared) for source, results in sources]
