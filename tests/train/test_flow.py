@@ -6,13 +6,17 @@ from video_methods import make_frames
 from streamseg.models.video.flownet import FlowNetS
 from streamseg.models.video.scheme import warp
 from streamseg.train.flow import (
+    SHIFT,
+    ZOOM,
     FlowErrors,
+    affine_flow,
     elapsed_shares,
     end_point_error,
     is_visible,
     make_synthetic_pairs,
     multiscale_error,
     photometric_error,
+    photometric_loss,
     random_crops,
     roughness,
     train_flow,
@@ -79,19 +83,69 @@ def test_crops_are_parts_of_the_pictures_and_small_pictures_stay_whole(pictures)
     assert len({tuple(column.tolist()) for column in columns}) == 8
 
 
-def test_the_true_flow_has_no_loss_and_zero_flow_has_the_mean_length(pictures):
+@pytest.mark.parametrize("shrink", [1, 2])
+def test_only_the_true_flow_has_no_loss(pictures, shrink):
     current, previous, flow = make_synthetic_pairs(pictures.float(), generator())
-    network = tiny()  # zero flow until it is trained
-    levels = [level.shape[-2:] for level in network.outputs(current, previous).pyramid]
 
     class Known(FlowNetS):
         def outputs(self, current, previous):
-            pyramid = tuple(F.adaptive_avg_pool2d(flow / 20, tuple(size)) for size in levels)
-            return super().outputs(current, previous)._replace(pyramid=pyramid)
+            outputs = super().outputs(current, previous)
+            # in units of 20 pixels of the frames that the layers see
+            pyramid = (F.adaptive_avg_pool2d(flow / shrink / 20, level.shape[2:]) for level in outputs.pyramid)
+            return outputs._replace(pyramid=tuple(pyramid))
 
-    known = Known((8, 16, 16, 16, 16, 16), shrink=1)
-    assert multiscale_error(known, current, previous, flow) == 0
-    assert multiscale_error(network, current, previous, flow) > 0.01
+    widths = (8, 16, 16, 16, 16, 16)
+    assert multiscale_error(Known(widths, shrink), current, previous, flow) < 1e-6
+    # zero flow until it is trained
+    assert multiscale_error(FlowNetS(widths, shrink), current, previous, flow) > 0.01
+
+
+def test_affine_motions_are_shifts_zooms_and_turns():
+    def motion(**given):
+        names = ("shift_x", "shift_y", "zoom", "turn")
+        return affine_flow(torch.tensor([given.get(name, 0.5) for name in names]).view(4, 1, 1, 1), (5, 9))[0]
+
+    x, y = torch.arange(9.0) - 4, (torch.arange(5.0) - 2)[:, None]
+    assert not motion().any()
+    torch.testing.assert_close(motion(shift_x=1)[0], torch.full((5, 9), SHIFT * 9))
+    torch.testing.assert_close(motion(shift_y=0)[1], torch.full((5, 9), -SHIFT * 5))
+    torch.testing.assert_close(motion(zoom=1), ZOOM * torch.stack([x.expand(5, 9), y.expand(5, 9)]))
+    turned = motion(turn=1)
+    assert turned.abs().max() > 0
+    torch.testing.assert_close(turned[0] * x + turned[1] * y, torch.zeros(5, 9))  # at right angles to the radius
+
+
+def test_real_pairs_are_taken_as_earlier_and_later(monkeypatch, pictures):
+    seen = []
+
+    def no_loss(network, *frames):
+        seen.append(frames)
+        return torch.zeros(())
+
+    monkeypatch.setattr("streamseg.train.flow.photometric_loss", no_loss)
+    pairs = torch.stack([torch.zeros_like(pictures), torch.ones_like(pictures)], dim=1)
+    next(train_flow(tiny(), pictures, pairs, iter([0.9]), batch=2))
+    current, previous = seen[0]
+    assert current.eq(1).all()
+    assert previous.eq(0).all()
+
+
+def test_the_photometric_loss_is_least_for_the_true_flow():
+    frames = make_frames(2)
+    earlier, later = frames.float()  # later(p) = earlier(p + 2)
+
+    class Shift(FlowNetS):
+        def forward(self, current, previous):
+            flow = torch.zeros(1, 2, 16, 24)
+            flow[:, 0] = self.pixels / 4  # in pixels of its map
+            return flow
+
+    network = Shift((8, 16, 16, 16, 16, 16), shrink=1)
+    losses = {}
+    for network.pixels in (-2, 0, 2, 4):
+        losses[network.pixels] = photometric_loss(network, later, earlier).item()
+    assert min(losses, key=losses.get) == 2
+    assert losses[2] < 0.2 * losses[0]
 
 
 def test_errors_of_zero_flow_are_those_of_zero(pictures):

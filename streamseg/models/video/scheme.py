@@ -193,12 +193,13 @@ def save_state(state: VideoState, path: str | Path) -> None:
 
 
 def load_state(method: VideoMethod[State], path: str | Path) -> State:
-    """Read a state that save_state wrote, bit for bit, for the method that made it."""
+    """Read a state that save_state wrote, bit for bit, onto the device of the method that made it."""
     tensors = read_tensors(Path(path))
     kind: Any = method.state_type
     if set(tensors) != set(kind._fields):
         raise ValueError(f"{path} holds no {kind.__name__}: give a file that save_state wrote for this method.")
-    fields = {name: tensor.item() if tensor.ndim == 0 else tensor for name, tensor in tensors.items()}
+    device = next(method.parameters()).device
+    fields = {name: tensor.to(device) if tensor.ndim else tensor.item() for name, tensor in tensors.items()}
     return kind(**fields)
 
 

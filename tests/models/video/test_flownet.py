@@ -40,6 +40,7 @@ def test_frames_of_half_the_size_cost_a_quarter():
 def test_all_outputs_are_those_that_methods_take(size):
     torch.manual_seed(0)
     network = flownet_slim()
+    torch.nn.init.normal_(network.flow2.weight, std=0.01)
     now, before = make_frames(2, size)
     outputs = network.outputs(now, before)
     height, width = (-(-side // 8) for side in size)
@@ -47,6 +48,8 @@ def test_all_outputs_are_those_that_methods_take(size):
     assert outputs.detail.shape == (1, network.detail_channels, height, width)
     assert outputs.deep.shape[1] == network.deep_channels == 384
     assert len(outputs.pyramid) == 5
+    assert outputs.flow.any()
+    # units of 20 pixels of the input; the map has a quarter of them
     assert outputs.flow.equal(FLOW_SCALE / 4 * outputs.pyramid[0])
     assert network(now, before).equal(outputs.flow)
 

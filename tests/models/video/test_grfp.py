@@ -14,6 +14,15 @@ def test_the_unit_has_the_published_parameters():
     assert sum(parameter.numel() for parameter in STGRU(19).parameters()) == 37_408
 
 
+def test_the_candidate_starts_as_six_times_the_identity():
+    unit = STGRU(4)
+    for convolution in (unit.candidate_now, unit.candidate_before):
+        identity = torch.zeros(4, 4, 7, 7)
+        identity[:, :, 3, 3] = 6 * torch.eye(4)
+        assert (convolution.weight - identity).abs().max() < 0.1
+    assert unit.keep == 2
+
+
 def test_centred_probabilities_sum_to_zero():
     centred = centred_softmax(torch.randn(2, 5, 3, 4))
     torch.testing.assert_close(centred.sum(1), torch.zeros(2, 3, 4), atol=1e-6, rtol=0)
