@@ -4,6 +4,7 @@ Shapes: B batch, H x W the frame.
 """
 
 import copy
+import os
 import platform
 import shutil
 import subprocess
@@ -20,7 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from streamseg.engine import kernels
 from streamseg.engine.engine import FrameBatch
-from streamseg.engine.fast import PRECISIONS, FastEngine, accelerate, capture_graph, fast_precisions
+from streamseg.engine.fast import PRECISIONS, FastEngine, accelerate, fast_precisions
+from streamseg.engine.graphs import capture_graph
 from streamseg.engine.labels import labels_from_scores
 from streamseg.engine.runtime import OPENERS, ExportedEngine, open_exported
 from streamseg.evaluate import paper, plot
@@ -238,7 +240,10 @@ def label_from_full_scores(network: ImageNetwork, frames: Tensor) -> Tensor:
 
 def as_graph(call: Call, device: torch.device) -> Call:
     """Capture a call as a CUDA graph; on the CPU, return the call itself."""
-    return capture_graph(call, device).replay if device.type == "cuda" else call
+    if device.type != "cuda":
+        return call
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        return capture_graph(call, device).replay
 
 
 def time_in_turn(calls: dict[str, Call], device: torch.device, seconds: float) -> dict[str, list[float]]:
@@ -355,6 +360,11 @@ def describe_machine(device: torch.device) -> dict[str, str]:
         values = output.splitlines()[device.index or 0].split(", ") if output else []
         found |= dict(zip(fields.split(","), values, strict=False))
     return found
+
+
+def describe_load() -> str:
+    """Return how many processes have wanted a core in the last minute; unknown on Windows."""
+    return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
 
 
 def format_costs(costs: Sequence[Cost], size: tuple[int, int], batch: int, machine: dict[str, str]) -> str:
