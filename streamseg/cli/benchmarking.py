@@ -62,8 +62,7 @@ def benchmark(
         models: What to measure, from a frame to its labels: names of networks, which get random weights and 19
             classes, bundled weights, checkpoints, or files that export wrote (.onnx, .xml, .pt2). Networks are fanet18,
             fanet34, fanetplus18, fanetplus34, the baselines segnet, enet, icnet, erfnet, bisenet18, shelfnet18,
-            swiftnet18, fcn16s, fcn8s, deeplab, and video methods on a backbone, such as dff-swiftnet18, which are
-            measured by the position in their key interval.
+            swiftnet18, fcn16s, fcn8s, deeplab, and video methods, such as dff-swiftnet18, by position in the interval.
         size: Height and width of the frames; with --pipeline of the network input, by default the frame's.
         batch: Frames per batch.
         compiled: Measure torch.compile too, which takes a minute for each network.
@@ -144,14 +143,11 @@ def benchmark_networks(
     found = []
     for number, name in enumerate(models):
         progress(number, len(models))
-        if (method := method_cost.open_method(name)) is not None:
-            found.append(method_cost.measure_method(method, frame_size, batch, place, precision, seconds))
-        else:
-            found.append(
-                costs.measure_cost(
-                    name, frame_size, batch, place, precision, compiled=compiled, seconds=seconds, trust=trust
-                )
+        found.append(
+            method_cost.measure_any(
+                name, frame_size, batch, place, precision, compiled=compiled, seconds=seconds, trust=trust
             )
+        )
     if not quiet:
         clear_line()
     machine = costs.describe_machine(place)
