@@ -28,7 +28,7 @@ __main__
 # the only place that imports a third-party package
 DOORS = {
     "PIL": "io.images",
-    "av": "io.pyav io.video_reading io.video_writing",
+    "av": "io.live_process io.pyav io.video_reading io.video_writing",
     "cyclopts": "cli",
     "fastapi": "serve",
     "fsspec": "io.stores",

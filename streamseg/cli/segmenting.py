@@ -33,7 +33,7 @@ from streamseg.models.bundled import DEFAULT
 
 if TYPE_CHECKING:
     from streamseg.io.display import DisplayWindow
-    from streamseg.io.outputs import OutputFiles
+    from streamseg.io.outputs import Output
     from streamseg.io.sources import Source
     from streamseg.stream.pipeline import Pipeline, RunResult
     from streamseg.stream.settings import DrawStyle, LabelSettings
@@ -116,8 +116,8 @@ class SegmentPlan:
     """What to read and which files to write."""
 
     sources: list["Source"]
-    outputs: list["OutputFiles"]
-    """The files of each source."""
+    outputs: Sequence["Output"]
+    """The files or the address of each source."""
     missing: list[OSError | ValueError]
     """What is wrong with names that cannot be read."""
     raw: bool
@@ -179,6 +179,8 @@ def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions) -> Segm
     """Resolve the sources and plan the files to write; raise an error if they cannot be read or written."""
     from streamseg.io.outputs import check_json_lines, plan_outputs
     from streamseg.io.resolve import resolve_sources
+    from streamseg.io.sources import play
+    from streamseg.io.web import is_address
 
     if options.tile:
         with loading(options.quiet):  # before a picture may be read, to resolve the names
@@ -202,6 +204,8 @@ def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions) -> Segm
         raise ValueError(f"--show has one window, and there are {len(sources)} sources: give one, or leave it out.")
     if options.json and options.json != STANDARD_OUTPUT:
         check_json_lines(options.json, sources, outputs)
+    if is_address(out):
+        sources = [play(source) for source in sources]
     return SegmentPlan(sources, outputs, missing, raw)
 
 
@@ -276,7 +280,8 @@ def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSetting
         if not result.frames and problems:
             raise ValueError(problems[0])
         if records:
-            records.write(dumps({"summary": latency.summary_to_json(meter.summary())}) + "\n")
+            summary = latency.summary_to_json(meter.summary()) | count_sent(pipeline)
+            records.write(dumps({"summary": summary}) + "\n")
 
     if not options.quiet:
         clear_line()
@@ -314,8 +319,12 @@ def wait_for_window(screen: "DisplayWindow | None", plan: SegmentPlan, result: "
 
 def list_results(pipeline: "Pipeline", result: "RunResult", deadline: float | None) -> Iterator[str]:
     """Yield the lines that report the written files and the labels of a run."""
+    from streamseg.io.outputs import OutputFiles
+
     for stream in pipeline.streams:
-        if stream.written and not stream.results.are_pictures:
+        if stream.sender and stream.sender.reached:
+            yield f"{stream.source.name}: {stream.sender.counts}"
+        elif isinstance(stream.results, OutputFiles) and stream.written and not stream.results.are_pictures:
             yield f"{stream.source.name}: {'  '.join(list_files(stream.results))}"
     if result.frames > 1:
         yield f"\nall frames: {list_largest_classes(pipeline.settings.classes.names, result.shares)}"
@@ -324,7 +333,14 @@ def list_results(pipeline: "Pipeline", result: "RunResult", deadline: float | No
             yield f"{format_deadline(deadline, result)}\n"
 
 
-def list_files(files: "OutputFiles") -> Iterator[str]:
+def count_sent(pipeline: "Pipeline") -> dict[str, object]:
+    """Return how many frames each stream sent to its address, for JSON; nothing if there is no address."""
+    senders = {stream.source.name: stream.sender for stream in pipeline.streams if stream.sender}
+    counts = {name: {"sent": sender.sent, "dropped": sender.dropped} for name, sender in senders.items()}
+    return {"sent": counts} if counts else {}
+
+
+def list_files(files: "Output") -> Iterator[str]:
     """Yield the names of the files of a video, with a hint beside labels that nobody can watch."""
     for path in files.paths:
         unwatchable = path == files.labels and not files.colours

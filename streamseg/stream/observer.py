@@ -1,6 +1,6 @@
 """The interface through which a pipeline reports progress."""
 
-from streamseg.io.outputs import OutputFiles
+from streamseg.io.outputs import Output
 from streamseg.io.sources import Capture
 
 
@@ -10,7 +10,7 @@ class PipelineObserver:
     def message(self, sentence: str) -> None:
         """Handle a note for the user. Called from the threads that read and label."""
 
-    def frame_written(self, capture: Capture, shares: list[float], files: OutputFiles) -> None:
+    def frame_written(self, capture: Capture, shares: list[float], files: Output) -> None:
         """Handle a written frame, with the share of each class. Called from the thread that writes its source."""
 
     def tick(self) -> None:

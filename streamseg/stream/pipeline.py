@@ -18,7 +18,7 @@ from torch import Tensor
 
 from streamseg.engine.engine import to_engine
 from streamseg.io.display import DisplayWindow
-from streamseg.io.outputs import OutputFiles
+from streamseg.io.outputs import Output
 from streamseg.io.sources import Source
 from streamseg.parallel.signals import StopSignals
 from streamseg.stream.deadline import Deadline
@@ -62,7 +62,7 @@ class Pipeline:
 
     def __init__(
         self,
-        sources: Sequence[tuple[Source, OutputFiles]],
+        sources: Sequence[tuple[Source, Output]],
         settings: LabelSettings,
         style: DrawStyle,
         meter: Meter,

@@ -11,7 +11,8 @@ Shapes: H height, W width.
 import json
 import threading
 import time
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import IO, BinaryIO
 
@@ -22,7 +23,9 @@ from streamseg import draw
 from streamseg.checks import CutShort
 from streamseg.classes import IGNORE, Classes
 from streamseg.io.images import render_legend
-from streamseg.io.outputs import FrameOutput, OutputFiles, open_writer
+from streamseg.io.live_sender import LiveSender
+from streamseg.io.live_video import LiveFrame, video_sender
+from streamseg.io.outputs import FrameOutput, LiveOutput, Output, open_writer
 from streamseg.io.sources import Capture, Source
 from streamseg.parallel.threads import BoundedQueue, ThreadGroup
 from streamseg.stream.deadline import Deadline
@@ -98,7 +101,7 @@ class FrameJob:
 class SourceStream:
     """A source with its output files, its queues and its threads."""
 
-    def __init__(self, source: Source, results: OutputFiles, shared: SharedRun):
+    def __init__(self, source: Source, results: Output, shared: SharedRun):
         self.source, self.results, self.shared = source, results, shared
         self.state: State | None = None
         self.legend = LegendCache()
@@ -115,6 +118,8 @@ class SourceStream:
         self.threads: list[threading.Thread] = []
         """Drawer and writer, once started. The reader, which may hang in a device, is not waited for."""
         self.written = 0
+        self.sender: LiveSender[LiveFrame] | None = None
+        """Sends the frames, if they go to an address."""
 
     @property
     def running(self) -> bool:
@@ -241,7 +246,7 @@ class SourceStream:
     def write(self) -> None:
         """Write each drawn frame to the source's files, and report it."""
         shared = self.shared
-        with open_writer(self.results, self.source, shared.settings.classes) as write_frame:
+        with self.open_output() as write_frame:
             for job in self.drawn:
                 begin = time.perf_counter()
                 write_frame(FrameOutput(job.capture, job.picture, job.labels, job.confidence, job.colours))
@@ -255,6 +260,32 @@ class SourceStream:
                 if shared.records:
                     self.write_record(shared.records, job, age)
                 shared.observer.frame_written(job.capture, job.shares, self.results)
+
+    @contextmanager
+    def open_output(self) -> Iterator[Callable[[FrameOutput], None]]:
+        """Give a function that writes frames to the source's files, or sends them to its address."""
+        if not isinstance(self.results, LiveOutput):
+            with open_writer(self.results, self.source, self.shared.settings.classes) as write_frame:
+                yield write_frame
+            return
+        if not self.results.address:
+            yield lambda frame: None
+            return
+        name, address, rate = self.source.name, self.results.address, self.source.rate
+        sender = self.sender = video_sender(name, address, rate, self.shared.observer.message)
+
+        def send(frame: FrameOutput) -> None:
+            picture = frame.colours if frame.overlay is None else frame.overlay
+            assert picture is not None
+            sender.put(LiveFrame(picture, frame.capture.seconds))
+
+        try:
+            yield send
+            sender.close()
+        finally:
+            sender.abort()
+        if sender.problem:
+            self.shared.problems.append(sender.problem)
 
     def write_record(self, records: IO[str], job: FrameJob, age: float) -> None:
         """Write a line of JSON about a frame."""
