@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import av
@@ -85,3 +85,79 @@ def silent_server() -> Iterator[int]:
     """Accept connections and never answer; yield the port."""
     with socket.create_server((LOCALHOST, 0)) as server:
         yield server.getsockname()[1]
+
+
+class Broker:
+    """The smallest MQTT broker: it takes connections and messages (QoS 0), and keeps them.
+
+    Args:
+        refusal: The return code of CONNACK; 5 stands for "not authorised".
+    """
+
+    def __init__(self, refusal: int = 0, port: int = 0):
+        self.refusal = refusal
+        self.server = socket.create_server((LOCALHOST, port))
+        self.port = self.server.getsockname()[1]
+        self.connects: list[bytes] = []
+        self.messages: list[tuple[str, str]] = []
+        self.clients: list[socket.socket] = []
+        self.thread = threading.Thread(target=self.accept, daemon=True)
+        self.thread.start()
+
+    def accept(self) -> None:
+        while True:
+            try:
+                client, _ = self.server.accept()
+            except OSError:  # closed
+                return
+            self.clients.append(client)
+            threading.Thread(target=self.talk, args=(client,), daemon=True).start()
+
+    def talk(self, client: socket.socket) -> None:
+        with client, client.makefile("rb") as data:
+            while head := data.read(1):
+                size = shift = 0
+                while True:  # seven bits a byte, the lowest first
+                    (byte,) = data.read(1)
+                    size |= (byte & 127) << shift
+                    shift += 7
+                    if not byte & 128:
+                        break
+                body, kind = data.read(size), head[0] >> 4
+                if kind == 1:
+                    self.connects.append(body)
+                    client.sendall(bytes((0x20, 2, 0, self.refusal)))
+                elif kind == 3:
+                    length = int.from_bytes(body[:2], "big")
+                    self.messages.append((body[2 : 2 + length].decode(), body[2 + length :].decode()))
+                elif kind == 12:
+                    client.sendall(bytes((0xD0, 0)))
+                elif kind == 14:
+                    return
+
+    def close(self) -> None:
+        """Break all connections, and take no more."""
+        self.server.shutdown(socket.SHUT_RDWR)
+        self.server.close()
+        self.thread.join(PATIENCE)
+        for client in self.clients:
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def websocket_server(port: int = 0) -> Iterator[tuple[str, list[str]]]:
+    """Take text messages; yield the address and the list of messages."""
+    from websockets.sync.server import serve
+
+    messages: list[str] = []
+
+    def take(connection) -> None:
+        messages.extend(connection)
+
+    with serve(take, LOCALHOST, port) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"ws://{LOCALHOST}:{server.socket.getsockname()[1]}/lines", messages
+        server.shutdown()
+        thread.join(PATIENCE)

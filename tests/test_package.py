@@ -38,6 +38,7 @@ DOORS = {
     "onnx": "deploy",
     "onnxruntime": "deploy engine.runtime",  # the one writes files, the other runs them
     "openvino": "deploy engine.runtime",
+    "paho": "io.live_lines",
     "pyarrow": "deploy.archive",
     "ray": "parallel.cluster",
     "safetensors": "io.tensors",
@@ -46,6 +47,7 @@ DOORS = {
     "tkinter": "io.display",
     "triton": "engine.kernels",
     "uvicorn": "serve",
+    "websockets": "io.live_lines",
 }
 
 

@@ -1,7 +1,7 @@
 """The verb segment: pictures, videos and cameras, on this machine or on a cluster."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -14,7 +14,6 @@ from streamseg.checks import check_positive
 from streamseg.cli.messages import STANDARD_OUTPUT, clear_line, loading, open_messages, print_error
 from streamseg.cli.options import (
     Device,
-    Json,
     Palette,
     Precision,
     Quiet,
@@ -29,10 +28,12 @@ from streamseg.cli.options import (
     weights_on_cluster,
 )
 from streamseg.io.files import written_whole
+from streamseg.io.web import is_address
 from streamseg.models.bundled import DEFAULT
 
 if TYPE_CHECKING:
     from streamseg.io.display import DisplayWindow
+    from streamseg.io.live_lines import LineSender
     from streamseg.io.outputs import Output
     from streamseg.io.sources import Source
     from streamseg.stream.pipeline import Pipeline, RunResult
@@ -71,9 +72,9 @@ class SegmentOptions:
     """Draw a line between the classes."""
     alpha: float = 0.5
     """Opacity of the colours in the overlay, 0 to 1."""
-    json: Json = None
+    json: Annotated[str, option("FILE", "none")] = ""
     """A file for one line of JSON per frame: shares of the classes, latency, age of the mask, network input size; - for
-    standard output."""
+    standard output, or an address that takes lines: ws://HOST/PATH or mqtt://HOST/TOPIC."""
     show: bool = False
     """Show the overlay of one source in a window; q closes it. The last picture stays until it is closed."""
     window: Annotated[int | None, option("FRAMES", "what the weights were trained with")] = None
@@ -161,7 +162,7 @@ def split_names(names: tuple[str, ...], out: str) -> tuple[tuple[str, ...], str]
 
 def check_options(options: SegmentOptions, out: str) -> None:
     """Raise an error if options are wrong, or do not go together."""
-    if out == "-" and options.json == STANDARD_OUTPUT:
+    if out == options.json == "-":
         raise ValueError("Raw labels and lines of JSON cannot share standard output: give --json a file name.")
     video = (options.window or 1) > 1 or options.half_life or options.steady
     if options.tile and (options.confidence or video or options.deadline or options.size):
@@ -177,10 +178,10 @@ def check_options(options: SegmentOptions, out: str) -> None:
 
 def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions) -> SegmentPlan:
     """Resolve the sources and plan the files to write; raise an error if they cannot be read or written."""
+    from streamseg.io.live_lines import check_line_address
     from streamseg.io.outputs import check_json_lines, plan_outputs
     from streamseg.io.resolve import resolve_sources
     from streamseg.io.sources import play
-    from streamseg.io.web import is_address
 
     if options.tile:
         with loading(options.quiet):  # before a picture may be read, to resolve the names
@@ -202,8 +203,10 @@ def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions) -> Segm
         )
     if options.show and len(sources) > 1:
         raise ValueError(f"--show has one window, and there are {len(sources)} sources: give one, or leave it out.")
-    if options.json and options.json != STANDARD_OUTPUT:
-        check_json_lines(options.json, sources, outputs)
+    if is_address(options.json):
+        check_line_address(options.json)
+    elif options.json and options.json != "-":
+        check_json_lines(Path(options.json), sources, outputs)
     if is_address(out):
         sources = [play(source) for source in sources]
     return SegmentPlan(sources, outputs, missing, raw)
@@ -255,6 +258,7 @@ def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSetting
 
     from streamseg.cli.progress import TerminalObserver
     from streamseg.io.display import DisplayWindow
+    from streamseg.io.live_lines import LineSender
     from streamseg.stream import latency
     from streamseg.stream.pipeline import Pipeline
 
@@ -262,7 +266,7 @@ def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSetting
     meter = latency.Meter()
     observer = TerminalObserver(meter, settings.classes.names, messages, options.quiet)
     screen = DisplayWindow("streamseg") if options.show else None
-    with open_records(options.json) as records:
+    with open_records(options.json, observer.message) as records:
         pipeline = Pipeline(
             list(zip(plan.sources, plan.outputs, strict=True)),
             settings,
@@ -279,9 +283,12 @@ def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSetting
         problems = [*map(str, plan.missing), *result.problems]
         if not result.frames and problems:
             raise ValueError(problems[0])
-        if records:
+        if records is not None:
             summary = latency.summary_to_json(meter.summary()) | count_sent(pipeline)
             records.write(dumps({"summary": summary}) + "\n")
+    lines = records.sender if isinstance(records, LineSender) else None
+    if lines and lines.problem:
+        problems.append(lines.problem)
 
     if not options.quiet:
         clear_line()
@@ -289,6 +296,8 @@ def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSetting
         print(line, file=messages)
     if result.frames > 1:
         print(latency.format_summary(meter.summary()), file=messages)
+    if lines and lines.reached:
+        print(f"\n--json: {lines.counts}", file=messages)
     for problem in problems:
         print_error(problem)
     if result.signal:
@@ -298,15 +307,24 @@ def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSetting
 
 
 @contextmanager
-def open_records(path: Path | None) -> Iterator[TextIO | None]:
-    """Open the file for lines of JSON, which appears when it is complete; or standard output, or nothing."""
+def open_records(place: str, notify: Callable[[str], None]) -> Iterator["TextIO | LineSender | None"]:
+    """Open the file for lines of JSON, which appears when it is complete; an address, standard output, or nothing."""
+    from streamseg.io.live_lines import LineSender
+
     with ExitStack() as files:
-        if path == STANDARD_OUTPUT:
+        if is_address(place):
+            lines = LineSender(place, notify)
+            try:
+                yield lines
+                lines.sender.close()
+            finally:
+                lines.sender.abort()
+        elif place == "-":
             if isinstance(sys.stdout, TextIOWrapper):
                 sys.stdout.reconfigure(line_buffering=True)  # a reader gets each line at once
             yield sys.stdout
-        elif path:
-            yield files.enter_context(files.enter_context(written_whole(path)).open("w", encoding="utf-8"))
+        elif place:
+            yield files.enter_context(files.enter_context(written_whole(Path(place))).open("w", encoding="utf-8"))
         else:
             yield None
 

@@ -15,11 +15,16 @@ import struct
 import sys
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-import av
-from av.container import OutputContainer
-from av.video import VideoStream
+if TYPE_CHECKING:
+    from av.container import OutputContainer
+    from av.video import VideoStream
+
+try:
+    import av
+except ImportError:  # needed for video only; who starts this process says so
+    av = None  # type: ignore[assignment]
 
 TICKS = 90_000
 """Ticks of a second, as in RTP and in transport streams."""
@@ -75,7 +80,7 @@ def send_frames(header: dict[str, Any], frames: BinaryIO, answer: Callable[[str]
         container.close()
 
 
-def add_stream(container: OutputContainer, height: int, width: int, rate: Fraction) -> VideoStream:
+def add_stream(container: "OutputContainer", height: int, width: int, rate: Fraction) -> "VideoStream":
     """Add a stream of H.264 without delay, with a key frame a second for those who join."""
     codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
     options = {"g": str(max(1, round(rate))), "bf": "0"}
@@ -90,7 +95,7 @@ def add_stream(container: OutputContainer, height: int, width: int, rate: Fracti
     return stream
 
 
-def to_picture(planes: bytes, height: int, width: int, stream: VideoStream) -> "av.VideoFrame":
+def to_picture(planes: bytes, height: int, width: int, stream: "VideoStream") -> "av.VideoFrame":
     """Return planes as a frame for the encoder; an odd size is padded with the last row or column."""
     context = stream.codec_context
     picture = av.VideoFrame(context.width, context.height, "gbrp")

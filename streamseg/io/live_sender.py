@@ -128,7 +128,7 @@ class LiveSender(Generic[Item]):
                 if self.connection is None:
                     self.connection = self.connect(item)
                 self.connection.send(item)
-            except (OSError, ValueError, ImportError) as error:
+            except Exception as error:  # whatever a library raises: the run goes on without it
                 self.put_back(item)
                 self.disconnect(error)
             else:
@@ -136,7 +136,7 @@ class LiveSender(Generic[Item]):
         if self.connection:
             try:
                 self.connection.close()
-            except (OSError, ValueError) as error:
+            except Exception as error:
                 self.disconnect(error)
 
     def next_item(self) -> Item | None:
@@ -173,7 +173,7 @@ class LiveSender(Generic[Item]):
 
     def disconnect(self, error: Exception) -> None:
         """Give up a connection; say so once, and plan the next attempt."""
-        now, reason = time.monotonic(), str(error).rstrip(".")
+        now, reason = time.monotonic(), (str(error) or type(error).__name__).rstrip(".")
         if self.connection:
             self.connection.abort()
             self.connection = None

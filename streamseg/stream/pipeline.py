@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from streamseg.parallel.signals import StopSignals
 from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
 from streamseg.stream.network_thread import MAX_BATCH, NetworkThread
-from streamseg.stream.observer import PipelineObserver
+from streamseg.stream.observer import LineWriter, PipelineObserver
 from streamseg.stream.settings import DrawStyle, LabelSettings
 from streamseg.stream.source_threads import SharedRun, SourceStream
 
@@ -68,7 +68,7 @@ class Pipeline:
         meter: Meter,
         *,
         deadline: float | None = None,
-        records: IO[str] | None = None,
+        records: LineWriter | None = None,
         raw: BinaryIO | None = None,
         display: DisplayWindow | None = None,
         observer: PipelineObserver | None = None,

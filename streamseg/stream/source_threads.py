@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from streamseg.io.sources import Capture, Source
 from streamseg.parallel.threads import BoundedQueue, ThreadGroup
 from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
-from streamseg.stream.observer import PipelineObserver
+from streamseg.stream.observer import LineWriter, PipelineObserver
 from streamseg.stream.settings import DrawStyle, LabelSettings
 from streamseg.stream.state import State
 
@@ -52,7 +52,7 @@ class SharedRun:
     """Whether any source is live."""
     shows: bool
     """Whether the frames are shown in a window."""
-    records: IO[str] | None
+    records: LineWriter | None
     """Receives a line of JSON for each frame."""
     raw: BinaryIO | None
     """Receives the labels of each frame as bytes."""
@@ -287,7 +287,7 @@ class SourceStream:
         if sender.problem:
             self.shared.problems.append(sender.problem)
 
-    def write_record(self, records: IO[str], job: FrameJob, age: float) -> None:
+    def write_record(self, records: LineWriter, job: FrameJob, age: float) -> None:
         """Write a line of JSON about a frame."""
         shares = zip(self.shared.settings.classes.names, job.shares, strict=True)
         entry = {

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from clips import make_clip
 from commands import error_line
-from listeners import LOCALHOST, free_port, receiving, rtmp_receiver, rtsp_receiver
+from listeners import LOCALHOST, free_port, receiving, rtmp_receiver, rtsp_receiver, websocket_server
 from segment_run import overlay_of, paint, watch
+from waiting import until
 
 import streamseg
 
@@ -83,5 +84,42 @@ def test_what_cannot_be_sent_is_one_sentence(here, segment, capsys, arguments, e
         make_clip(Path(name), 2)
     paint("a.png")
     message = error_line(capsys, segment(*arguments))
+    assert expected in message
+    assert "secret" not in message
+
+
+def test_the_lines_of_a_run_go_to_a_websocket(here, segment, capsys):
+    pytest.importorskip("websockets")
+    make_clip(Path("drive.mp4"), 4)
+    with websocket_server() as (address, messages):
+        assert segment("drive.mp4", "--no-overlay", "--json", address) == 0
+        until(lambda: len(messages) == 5)
+    *frames, last = map(json.loads, messages)
+    assert [entry["frame"] for entry in frames] == [0, 1, 2, 3]
+    assert last["summary"]["frames"]["written"] == 4
+    assert f"--json: {address}  (5 lines sent)" in capsys.readouterr().out
+
+
+def test_lines_that_nobody_takes_are_one_sentence_and_the_video_is_written(here, segment, capsys):
+    pytest.importorskip("websockets")
+    make_clip(Path("drive.mp4"), 4)
+    port = free_port()
+    assert segment("drive.mp4", "out.mp4", "--json", f"ws://user:secret@{LOCALHOST}:{port}/x") == 1
+    shown = capsys.readouterr()
+    assert f"streamseg: --json: ws://{LOCALHOST}:{port}/x could not be reached: Connection refused." in shown.err
+    assert "secret" not in shown.err + shown.out
+    assert len(watch(Path("out.mp4"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("http://u:secret@h/x", "http://h/x is no address for lines of JSON"),
+        ("mqtt://u:secret@h", "mqtt://h is no address for lines of JSON: expected mqtt://host:port/topic"),
+    ],
+)
+def test_an_address_that_takes_no_lines_is_one_sentence(here, segment, capsys, address, expected):
+    paint("a.png")
+    message = error_line(capsys, segment("a.png", "--json", address))
     assert expected in message
     assert "secret" not in message
