@@ -157,7 +157,6 @@ def serve(
 
     Examples:
         streamseg serve
-        streamseg serve run/weights.safetensors --port 8080
         streamseg serve --host 0.0.0.0 --token mine --precision int8
         streamseg serve --source door=rtsp://camera/1 --source drive=drive.mp4
         curl localhost:8000/segment --data-binary @photo.jpg -o labels.png

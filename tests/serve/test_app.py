@@ -71,4 +71,5 @@ def test_the_options_and_addresses_in_the_document_on_serving_exist(running, mon
     for option in re.findall(r"(?<!-)--[a-z][a-z-]*", document):
         assert option in known, option
     addresses = re.findall(r"^curl localhost:8000(/[a-z.]+)", document, re.MULTILINE)
-    assert {*addresses} > {*running.ask("/openapi.json").json["paths"]}
+    paths = [path for path in running.ask("/openapi.json").json["paths"] if "{" not in path]
+    assert {*addresses} > {*paths}
