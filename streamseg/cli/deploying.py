@@ -21,6 +21,7 @@ from streamseg.cli.options import (
     parse_size,
     pick_device,
     pick_palette,
+    set_key_interval,
 )
 from streamseg.io.files import check_writable
 from streamseg.models.bundled import find_weights
@@ -200,15 +201,17 @@ def open_served(
     """Open the network to serve."""
     from streamseg import serve as server
     from streamseg.engine import runtime
-    from streamseg.engine.open import open_engine
+    from streamseg.engine.open import open_preparing_engine
     from streamseg.stream.label_frames import check_window
     from streamseg.stream.state import LastFrames
 
     place = pick_device(device or runtime.default_device(weights))
-    engine, classes, trained = open_engine(weights, place, precision, trust=trust)
+    engine, classes, trained = open_preparing_engine(weights, place, precision, trust=trust)
     if isinstance(engine, runtime.ExportedEngine):
         check_exported(engine, None if window is None else LastFrames(window), precision=precision)
     frames = trained if window is None else window
+    if window is not None and set_key_interval(engine, LastFrames(window)) != LastFrames(window):
+        frames = 1  # the streams of a video method have a key interval, and no window
     check_window(engine, LastFrames(frames))
     drawn = pick_palette(classes, palette)
     return server.ServedModel(engine, classes, frames, find_weights(weights), drawn)

@@ -25,6 +25,7 @@ from streamseg.cli.options import (
     pick_device,
     pick_palette,
     pick_policy,
+    set_key_interval,
     weights_on_cluster,
 )
 from streamseg.io.files import written_whole
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from streamseg.io.sources import Source
     from streamseg.stream.pipeline import Pipeline, RunResult
     from streamseg.stream.settings import DrawStyle, LabelSettings
+
+HARDWARE_DECODERS = ("auto", "cuda", "vaapi", "videotoolbox")
 
 MAX_LATE_SHARE = 0.05
 """The largest share of late frames at which a deadline counts as held."""
@@ -98,6 +101,9 @@ class SegmentOptions:
     """Frames per second of numbered pictures and raw frames."""
     device: Device = ""
     """cuda or cpu."""
+    hardware_decoding: Annotated[str, option("NAME", "none", choices=HARDWARE_DECODERS)] = ""
+    """Decode videos and streams by hardware: cuda (NVDEC), vaapi, videotoolbox, or auto for the first that works. What
+    it cannot decode is decoded on the CPU, and a message says so."""
     precision: Precision = ""
     """Precision of the network; int8 is 1.2 to 1.8 times as fast as fp32 on a CPU."""
     trust: bool = False
@@ -215,8 +221,8 @@ def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions) -> Segm
 def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     """Open the network, and return it with how to run it and how to draw its labels."""
     from streamseg.engine import runtime
-    from streamseg.engine.engine import ImageEngine
-    from streamseg.engine.open import open_engine
+    from streamseg.engine.engine import ImageEngine, VideoEngine
+    from streamseg.engine.open import open_preparing_engine
     from streamseg.models import checkpoint
     from streamseg.stream.label_frames import check_window
     from streamseg.stream.settings import DrawStyle, LabelSettings
@@ -225,7 +231,7 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     policy = pick_policy(options.window, options.half_life, options.steady)
     size = parse_size("--size", options.size)
     device = pick_device(options.device or runtime.default_device(options.weights))
-    engine, classes, trained = open_engine(
+    engine, classes, trained = open_preparing_engine(
         options.weights, device, options.precision, eager=options.tile, trust=options.trust
     )
     if isinstance(engine, runtime.ExportedEngine):
@@ -240,9 +246,9 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
             steady=options.steady,
         )
         size = engine.manifest.size or size
-    elif options.tile and isinstance(engine, ImageEngine):
+    elif options.tile and isinstance(engine, ImageEngine | VideoEngine):
         checkpoint.require_fanet(engine.model, "--tile")
-    policy = policy or LastFrames(1 if options.tile else trained, steady=options.steady)
+    policy = set_key_interval(engine, policy) or LastFrames(1 if options.tile else trained, steady=options.steady)
     check_window(engine, policy)
     chosen = tuple(find_class(name, classes.names) for name in options.classes.split(",") if name.strip())
     settings = LabelSettings(engine, classes, policy, options.cut, size, options.tile, options.confidence)
@@ -277,6 +283,7 @@ def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSetting
             raw=sys.stdout.buffer if plan.raw else None,
             display=screen,
             observer=observer,
+            hardware=options.hardware_decoding,
         )
         observer.total = lambda: pipeline.total
         result = pipeline.run()
@@ -399,15 +406,18 @@ def segment_on_cluster(names: Sequence[str], out: str, options: SegmentOptions) 
 
     if not out or out == "-":
         raise ValueError("--ray writes to a folder: give its name as the last name, or with --out.")
-    names_of_refused = ("json", "show", "tile", "deadline", "raw_size", "rate")
+    names_of_refused = ("json", "show", "tile", "deadline", "raw_size", "rate", "hardware_decoding")
     refused = [f"--{name.replace('_', '-')}" for name in names_of_refused if getattr(options, name)]
     if refused:
         raise ValueError(f"--ray labels videos into a folder: leave out {', '.join(refused)}.")
     with loading(options.quiet):
         from streamseg.deploy import archive
         from streamseg.engine import runtime
+        from streamseg.engine.engine import VideoEngine
 
         settings, style = open_model(options)  # as each worker will do: errors show at once
+    if options.window is not None and isinstance(settings.model, VideoEngine):
+        raise ValueError("--ray runs a video method with the key interval of its weights: leave out --window.")
     job = archive.ArchiveSettings(
         weights_on_cluster(options.weights),
         settings.policy,

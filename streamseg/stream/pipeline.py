@@ -72,6 +72,7 @@ class Pipeline:
         raw: BinaryIO | None = None,
         display: DisplayWindow | None = None,
         observer: PipelineObserver | None = None,
+        hardware: str = "",
     ):
         """
         Args:
@@ -80,6 +81,7 @@ class Pipeline:
             raw: Receives the labels of each frame as bytes.
             display: Shows the frames.
             observer: Receives messages, written frames and ticks.
+            hardware: The hardware decoder of videos: cuda, vaapi, videotoolbox or auto; empty for none.
         """
         engine = to_engine(settings.model)
         self.shared = SharedRun(
@@ -93,6 +95,7 @@ class Pipeline:
             shows=display is not None,
             records=records,
             raw=raw,
+            hardware=hardware,
         )
         self.settings, self.display, self.group = settings, display, self.shared.group
         self.streams = [SourceStream(source, results, self.shared) for source, results in sources]
