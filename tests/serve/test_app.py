@@ -39,7 +39,8 @@ def test_the_page_loads_nothing_from_other_servers(running):
 
 def test_openapi_lists_the_addresses_for_programs(running):
     paths = running.ask("/openapi.json").json["paths"]
-    assert {*paths} == {"/segment", "/healthz", "/metrics", "/info", "/browser", "/model.onnx"}
+    streams = {"/streams", "/streams/{name}.mjpeg"}
+    assert {*paths} == {"/segment", "/healthz", "/metrics", "/info", "/browser", "/model.onnx"} | streams
     assert {*paths["/segment"]["post"]["responses"]} >= {"200", "400", "401", "406", "408", "413", "415", "503"}
 
 
