@@ -9,8 +9,8 @@ import re
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -291,7 +291,51 @@ class RawFrames:
             raise ValueError(f"Standard input was empty: expected raw RGB frames of {height} x {width} pixels.")
 
 
-Source: TypeAlias = Pictures | NumberedPictures | VideoFile | LiveSource | RawFrames
+@dataclass(frozen=True)
+class PlayedVideo:
+    """A video that is read at its own pace, as a camera delivers it: for live outputs."""
+
+    name: str
+    video: NumberedPictures | VideoFile | RawFrames
+    live: ClassVar[bool] = True
+    moving: ClassVar[bool] = True
+    audio_from: ClassVar[str | None] = None
+
+    @property
+    def address(self) -> str:
+        return self.video.address
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return self.video.paths
+
+    @property
+    def rate(self) -> Fraction | None:
+        return self.video.rate
+
+    def captures(self, decoding: Decoding = TO_RGB) -> Generator[Capture, None, None]:
+        """Yield each frame when it is due; what is late is not waited for."""
+        begin, video = None, self.video
+        with closing(video.captures(decoding) if isinstance(video, VideoFile) else video.captures()) as captures:
+            for capture in captures:
+                now = time.monotonic()
+                if begin is None:
+                    begin = now - capture.seconds
+                due = begin + capture.seconds
+                if due > now:
+                    time.sleep(due - now)
+                    now = time.monotonic()
+                yield replace(capture, captured=now)
+
+
+Source: TypeAlias = Pictures | NumberedPictures | VideoFile | LiveSource | RawFrames | PlayedVideo
+
+
+def play(source: Source) -> Source:
+    """Return a source as a live one; pictures as they are."""
+    if isinstance(source, NumberedPictures | VideoFile | RawFrames):
+        return PlayedVideo(source.name, source)
+    return source
 
 
 def read_into(file: io.FileIO, buffer: bytearray) -> int:

@@ -11,10 +11,10 @@ Shapes: H height, W width.
 import json
 import threading
 import time
-from collections.abc import Generator
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -25,13 +25,15 @@ from streamseg.classes import Classes
 from streamseg.engine import kernels
 from streamseg.engine.labels import count_labels
 from streamseg.io.images import render_legend
-from streamseg.io.outputs import FrameOutput, OutputFiles, open_writer
-from streamseg.io.sources import Capture, Decoding, LiveSource, Source, VideoFile
+from streamseg.io.live_sender import LiveSender
+from streamseg.io.live_video import LiveFrame, video_sender
+from streamseg.io.outputs import FrameOutput, LiveOutput, Output, open_writer
+from streamseg.io.sources import Capture, Decoding, LiveSource, PlayedVideo, Source, VideoFile
 from streamseg.io.yuv import Yuv420, default_matrix
 from streamseg.parallel.threads import BoundedQueue, ThreadGroup
 from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
-from streamseg.stream.observer import PipelineObserver
+from streamseg.stream.observer import LineWriter, PipelineObserver
 from streamseg.stream.region_outputs import RegionOutputs, RegionSettings
 from streamseg.stream.settings import DrawStyle, LabelSettings
 from streamseg.stream.state import State
@@ -55,7 +57,7 @@ class SharedRun:
     """Whether any source is live."""
     shows: bool
     """Whether the frames are shown in a window."""
-    records: IO[str] | None
+    records: LineWriter | None
     """Receives a line of JSON for each frame."""
     raw: BinaryIO | None
     """Receives the labels of each frame as bytes."""
@@ -117,7 +119,7 @@ class FrameJob:
 class SourceStream:
     """A source with its output files, its queues and its threads."""
 
-    def __init__(self, source: Source, results: OutputFiles, shared: SharedRun):
+    def __init__(self, source: Source, results: Output, shared: SharedRun):
         self.source, self.results, self.shared = source, results, shared
         self.state: State | None = None
         self.legend = LegendCache()
@@ -135,6 +137,8 @@ class SourceStream:
         self.threads: list[threading.Thread] = []
         """Drawer and writer, once started. The reader, which may hang in a device, is not waited for."""
         self.written = 0
+        self.sender: LiveSender[LiveFrame] | None = None
+        """Sends the frames, if they go to an address."""
 
     @property
     def running(self) -> bool:
@@ -183,7 +187,7 @@ class SourceStream:
 
     def captures(self) -> Generator[Capture, None, None]:
         """Yield the source's frames, for a GPU as the planes that a video stores."""
-        if isinstance(self.source, VideoFile | LiveSource):
+        if isinstance(self.source, VideoFile | LiveSource | PlayedVideo):
             return self.source.captures(self.shared.decoding)
         return self.source.captures()
 
@@ -276,7 +280,7 @@ class SourceStream:
         It waits for the GPU: frame and labels may be freed then.
         """
         shared = self.shared
-        if not shared.planes or shared.shows or self.results.are_pictures:
+        if not shared.planes or shared.shows or self.results.are_pictures or isinstance(self.results, LiveOutput):
             return download(picture)[0]
         planes = kernels.to_yuv(picture, default_matrix(picture.shape[1]))
         return planes.with_pixels(download(planes.pixels)[0])
@@ -284,7 +288,7 @@ class SourceStream:
     def write(self) -> None:
         """Write each drawn frame to the source's files, and report it."""
         shared = self.shared
-        with open_writer(self.results, self.source, shared.settings.classes) as write_frame:
+        with self.open_output() as write_frame:
             for job in self.drawn:
                 begin = time.perf_counter()
                 write_frame(FrameOutput(job.capture, job.picture, job.labels, job.confidence, job.colours))
@@ -300,7 +304,33 @@ class SourceStream:
                     self.write_record(shared.records, job, age)
                 shared.observer.frame_written(job.capture, job.shares, self.results)
 
-    def write_record(self, records: IO[str], job: FrameJob, age: float) -> None:
+    @contextmanager
+    def open_output(self) -> Iterator[Callable[[FrameOutput], None]]:
+        """Give a function that writes frames to the source's files, or sends them to its address."""
+        if not isinstance(self.results, LiveOutput):
+            with open_writer(self.results, self.source, self.shared.settings.classes) as write_frame:
+                yield write_frame
+            return
+        if not self.results.address:
+            yield lambda frame: None
+            return
+        name, address, rate = self.source.name, self.results.address, self.source.rate
+        sender = self.sender = video_sender(name, address, rate, self.shared.observer.message)
+
+        def send(frame: FrameOutput) -> None:
+            picture = frame.colours if frame.overlay is None else frame.overlay
+            assert isinstance(picture, Tensor)
+            sender.put(LiveFrame(picture, frame.capture.seconds))
+
+        try:
+            yield send
+            sender.close()
+        finally:
+            sender.abort()
+        if sender.problem:
+            self.shared.problems.append(sender.problem)
+
+    def write_record(self, records: LineWriter, job: FrameJob, age: float) -> None:
         """Write a line of JSON about a frame."""
         shares = zip(self.shared.settings.classes.names, job.shares, strict=True)
         entry = {
