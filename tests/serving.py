@@ -26,7 +26,7 @@ from streamseg.engine.engine import EagerEngine, Engine
 for library in ("fastapi", "uvicorn", "websockets"):
     pytest.importorskip(library, reason=f"{library} is not installed: pip install 'streamseg[serve]'")
 
-from streamseg.serve import Limits, RequestGate, ServedModel, Server, listen  # noqa: E402 (needs these libraries)
+from streamseg.serve import Limits, RequestGate, ServedModel, Server, add_sources, listen  # noqa: E402 (needs these libraries)
 
 WINDOW = 3
 
@@ -116,11 +116,15 @@ class RunningServer:
 
 @contextmanager
 def run_server(
-    limits: Limits | None = None, token: str = "", weights: Path = Path("small.onnx")
+    limits: Limits | None = None,
+    token: str = "",
+    weights: Path = Path("small.onnx"),
+    sources: dict[str, str] | None = None,
 ) -> Iterator[RunningServer]:
-    """Run a server in a thread; weights is the file that it says it serves."""
+    """Run a server in a thread; weights is the file that it says it serves, sources are those that it reads itself."""
     engine = PausableEngine(small_engine())
     gate = RequestGate(ServedModel(engine, streamseg.CAMVID, WINDOW, weights), limits, token)
+    add_sources(gate, sources or {})
     listening = listen("127.0.0.1", 0)
     server = Server(gate)
     thread = threading.Thread(target=server.run, args=([listening],))

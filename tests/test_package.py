@@ -15,10 +15,10 @@ LAYERS = """
 checks classes machine
 class_table palette
 io
-draw
 regions
 parallel data models
 engine
+draw
 stream
 evaluate
 train deploy
@@ -30,7 +30,7 @@ __main__
 # the only place that imports a third-party package
 DOORS = {
     "PIL": "io.images",
-    "av": "io.pyav io.video_reading io.video_writing",
+    "av": "io.hardware io.live_process io.pyav io.video_reading io.video_writing",
     "cv2": "models.video.dis",
     "cyclopts": "cli",
     "fastapi": "serve",
@@ -41,6 +41,7 @@ DOORS = {
     "onnx": "deploy",
     "onnxruntime": "deploy engine.runtime",  # the one writes files, the other runs them
     "openvino": "deploy engine.runtime",
+    "paho": "io.live_lines",
     "pyarrow": "deploy.archive",
     "ray": "parallel.cluster",
     "safetensors": "io.tensors",
@@ -49,6 +50,7 @@ DOORS = {
     "tkinter": "io.display",
     "triton": "engine.kernels",
     "uvicorn": "serve",
+    "websockets": "io.live_lines",
 }
 
 

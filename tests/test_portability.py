@@ -91,7 +91,7 @@ def test_every_imported_library_is_declared_in_pyproject():
     names = {word.split(">")[0].split("<")[0].split("[")[0].replace("-", "_").lower() for word in declared}
     names |= {"pil" if name == "pillow" else name for name in names}
     comes_with = {"starlette": "fastapi", "h11": "uvicorn", "triton": "torch", "tkinter": "python", "pandas": "ray"}
-    comes_with |= {"cv2": "opencv_python_headless"}
+    comes_with |= {"cv2": "opencv_python_headless", "paho": "paho_mqtt"}
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

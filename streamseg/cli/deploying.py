@@ -129,6 +129,7 @@ def serve(
     megabytes: float = 32.0,
     megapixels: float = 32.0,
     seconds: float = 30.0,
+    source: Annotated[tuple[str, ...], option("NAME=ADDRESS", "none")] = (),
     palette: Palette = "bright",
     device: Device = "",
     precision: Precision = "",
@@ -148,6 +149,7 @@ def serve(
         megabytes: The largest picture, as a file.
         megapixels: The largest picture, in millions of pixels.
         seconds: Timeout for receiving a picture, and for labelling it.
+        source: A camera, stream or video that the server reads and shows at /streams/NAME.mjpeg; may be repeated.
         palette: Colours of overlays and of the page: bright ones, or the data set's own. Label files keep its own.
         device: cuda or cpu.
         precision: Precision of the network; int8 is 1.2 to 1.8 times as fast as fp32 on a CPU.
@@ -156,8 +158,8 @@ def serve(
 
     Examples:
         streamseg serve
-        streamseg serve run/weights.safetensors --port 8080
         streamseg serve --host 0.0.0.0 --token mine --precision int8
+        streamseg serve --source door=rtsp://camera/1 --source drive=drive.mp4
         curl localhost:8000/segment --data-binary @photo.jpg -o labels.png
     """
     from importlib.util import find_spec
@@ -177,11 +179,13 @@ def serve(
     token = token or os.environ.get("STREAMSEG_TOKEN", "")
     if token and not server.TOKEN.fullmatch(token):
         raise ValueError("The token may hold only letters, digits and . _ ~ + -: choose another.")
+    sources = server.parse_sources(source)
     with server.listen(host, port) as listening:
         model = open_served(weights, device, precision, window, trust, palette)
         allow_large_pictures()  # the server has limits of its own
         limits = server.Limits(round(megabytes * 2**20), round(megapixels * 1e6), seconds, queue)
         gate = server.RequestGate(model, limits, token, batch)
+        server.add_sources(gate, sources)
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listening.getsockname()[1]}"
         print(f"{address} serves {model.weights.name}. Ctrl-C stops it.", file=open_messages(quiet), flush=True)

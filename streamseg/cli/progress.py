@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from streamseg.cli.messages import clear_line, print_error
 from streamseg.cli.segmenting import list_largest_classes
-from streamseg.io.outputs import OutputFiles
+from streamseg.io.outputs import Output
 from streamseg.io.sources import Capture
 from streamseg.stream import latency
 from streamseg.stream.observer import PipelineObserver
@@ -31,7 +31,7 @@ class TerminalObserver(PipelineObserver):
     def message(self, sentence: str) -> None:
         print_error(sentence)
 
-    def frame_written(self, capture: Capture, shares: list[float], files: OutputFiles) -> None:
+    def frame_written(self, capture: Capture, shares: list[float], files: Output) -> None:
         if files.are_pictures and files.paths and not self.quiet:
             clear_line()
             print(f"{capture.name}: {list_largest_classes(self.classes, shares)}", file=self.messages)

@@ -4,14 +4,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 from streamseg.checks import check_count
 from streamseg.cli.messages import STANDARD_OUTPUT
 from streamseg.cli.options import option
-from streamseg.io.files import check_writable, written_whole
+from streamseg.cli.records import open_text
+from streamseg.io.files import check_writable
 
 if TYPE_CHECKING:
     from streamseg.classes import Classes
@@ -36,8 +36,8 @@ class RegionOptions:
     zones: Annotated[Path | None, option("FILE", "none")] = None
     """A TOML or JSON file of zones and lanes to watch; they are drawn on the overlay (docs/regions.md)."""
     events: Annotated[str, option("TARGET,...", "none")] = ""
-    """Where the events of the zones go, as JSON: a file, to which they are added; http://… or https://…, to which each
-    is posted; - for standard output."""
+    """Where the events of the zones go, as JSON: a file, to which they are added; an http or https address, to which
+    each is posted; - for standard output."""
 
     @property
     def targets(self) -> list[str]:
@@ -119,15 +119,3 @@ def open_region_outputs(
             form = pick_format(options.regions, options.regions_format)
             write = stack.enter_context(region_writer(file, form, classes))
         yield RegionSettings(classes, write, options.min_area, only, areas, sinks)
-
-
-@contextmanager
-def open_text(path: Path) -> Iterator[TextIO]:
-    """Open a file for text, which appears when it is complete; or standard output."""
-    if path == STANDARD_OUTPUT:
-        if isinstance(sys.stdout, TextIOWrapper):
-            sys.stdout.reconfigure(line_buffering=True)  # a reader gets each line at once
-        yield sys.stdout
-    else:
-        with written_whole(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-            yield file

@@ -2,10 +2,9 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -13,7 +12,6 @@ from streamseg.checks import check_positive
 from streamseg.cli.messages import STANDARD_OUTPUT, clear_line, loading, open_messages, print_error
 from streamseg.cli.options import (
     Device,
-    Json,
     Palette,
     Precision,
     Quiet,
@@ -28,15 +26,19 @@ from streamseg.cli.options import (
     set_key_interval,
     weights_on_cluster,
 )
-from streamseg.cli.regions import NO_REGIONS, RegionOptions, check_region_options, open_region_outputs, open_text
+from streamseg.cli.records import open_records
+from streamseg.cli.regions import NO_REGIONS, RegionOptions, check_region_options, open_region_outputs
+from streamseg.io.web import is_address
 from streamseg.models.bundled import DEFAULT
 
 if TYPE_CHECKING:
     from streamseg.io.display import DisplayWindow
-    from streamseg.io.outputs import OutputFiles
+    from streamseg.io.outputs import Output
     from streamseg.io.sources import Source
     from streamseg.stream.pipeline import Pipeline, RunResult
     from streamseg.stream.settings import DrawStyle, LabelSettings
+
+HARDWARE_DECODERS = ("auto", "cuda", "vaapi", "videotoolbox")
 
 MAX_LATE_SHARE = 0.05
 """The largest share of late frames at which a deadline counts as held."""
@@ -71,9 +73,9 @@ class SegmentOptions:
     """Draw a line between the classes."""
     alpha: float = 0.5
     """Opacity of the colours in the overlay, 0 to 1."""
-    json: Json = None
+    json: Annotated[str, option("FILE", "none")] = ""
     """A file for one line of JSON per frame: shares of the classes, latency, age of the mask, network input size; - for
-    standard output."""
+    standard output, or an address that takes lines: ws://HOST/PATH or mqtt://HOST/TOPIC."""
     show: bool = False
     """Show the overlay of one source in a window; q closes it. The last picture stays until it is closed."""
     window: Annotated[int | None, option("FRAMES", "what the weights were trained with")] = None
@@ -97,6 +99,9 @@ class SegmentOptions:
     """Frames per second of numbered pictures and raw frames."""
     device: Device = ""
     """cuda or cpu."""
+    hardware_decoding: Annotated[str, option("NAME", "none", choices=HARDWARE_DECODERS)] = ""
+    """Decode videos and streams by hardware: cuda (NVDEC), vaapi, videotoolbox, or auto for the first that works. What
+    it cannot decode is decoded on the CPU, and a message says so."""
     precision: Precision = ""
     """Precision of the network; int8 is 1.2 to 1.8 times as fast as fp32 on a CPU."""
     trust: bool = False
@@ -116,8 +121,8 @@ class SegmentPlan:
     """What to read and which files to write."""
 
     sources: list["Source"]
-    outputs: list["OutputFiles"]
-    """The files of each source."""
+    outputs: Sequence["Output"]
+    """The files or the address of each source."""
     missing: list[OSError | ValueError]
     """What is wrong with names that cannot be read."""
     raw: bool
@@ -162,7 +167,7 @@ def split_names(names: tuple[str, ...], out: str) -> tuple[tuple[str, ...], str]
 
 def check_options(options: SegmentOptions, out: str, region_options: RegionOptions) -> None:
     """Raise an error if options are wrong, or do not go together."""
-    if out == "-" and options.json == STANDARD_OUTPUT:
+    if out == options.json == "-":
         raise ValueError("Raw labels and lines of JSON cannot share standard output: give --json a file name.")
     if [out, str(options.json), *region_options.results].count("-") > 1:
         raise ValueError("OUT, --json, --regions and --events cannot share standard output: give file names.")
@@ -182,8 +187,10 @@ def check_options(options: SegmentOptions, out: str, region_options: RegionOptio
 
 def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions, region_options: RegionOptions) -> SegmentPlan:
     """Resolve the sources and plan the files to write; raise an error if they cannot be read or written."""
+    from streamseg.io.live_lines import check_line_address
     from streamseg.io.outputs import check_json_lines, files_of, plan_outputs
     from streamseg.io.resolve import resolve_sources
+    from streamseg.io.sources import play
 
     if options.tile:
         with loading(options.quiet):  # before a picture may be read, to resolve the names
@@ -205,11 +212,16 @@ def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions, region_
         )
     if options.show and len(sources) > 1:
         raise ValueError(f"--show has one window, and there are {len(sources)} sources: give one, or leave it out.")
-    if options.json and options.json != STANDARD_OUTPUT:
-        check_json_lines(options.json, sources, outputs)
     used = [path for source, files in zip(sources, outputs, strict=True) for path in files_of(files, source)]
     used += [path for source in sources for path in source.paths]
-    check_region_options(region_options, [*used, *([options.json] if options.json else [])])
+    if is_address(options.json):
+        check_line_address(options.json)
+    elif options.json and options.json != "-":
+        check_json_lines(Path(options.json), sources, outputs)
+        used.append(Path(options.json))
+    check_region_options(region_options, used)
+    if is_address(out):
+        sources = [play(source) for source in sources]
     return SegmentPlan(sources, outputs, missing, raw)
 
 
@@ -265,6 +277,7 @@ def run_plan(
 
     from streamseg.cli.progress import TerminalObserver
     from streamseg.io.display import DisplayWindow
+    from streamseg.io.live_lines import LineSender
     from streamseg.stream import latency
     from streamseg.stream.pipeline import Pipeline
 
@@ -275,7 +288,7 @@ def run_plan(
     observer = TerminalObserver(meter, settings.classes.names, messages, options.quiet)
     screen = DisplayWindow("streamseg") if options.show else None
     with (
-        open_records(options.json) as records,
+        open_records(options.json, observer.message) as records,
         open_region_outputs(region_options, settings.classes, unsent) as regions,
     ):
         pipeline = Pipeline(
@@ -289,14 +302,19 @@ def run_plan(
             regions=regions,
             display=screen,
             observer=observer,
+            hardware=options.hardware_decoding,
         )
         observer.total = lambda: pipeline.total
         result = pipeline.run()
         problems = [*map(str, plan.missing), *result.problems]
         if not result.frames and problems:
             raise ValueError(problems[0])
-        if records:
-            records.write(dumps({"summary": latency.summary_to_json(meter.summary())}) + "\n")
+        if records is not None:
+            summary = latency.summary_to_json(meter.summary()) | count_sent(pipeline)
+            records.write(dumps({"summary": summary}) + "\n")
+    lines = records.sender if isinstance(records, LineSender) else None
+    if lines and lines.problem:
+        problems.append(lines.problem)
 
     problems += unsent
     if not options.quiet:
@@ -305,19 +323,14 @@ def run_plan(
         print(line, file=messages)
     if result.frames > 1:
         print(latency.format_summary(meter.summary()), file=messages)
+    if lines and lines.reached:
+        print(f"\n--json: {lines.counts}", file=messages)
     for problem in problems:
         print_error(problem)
     if result.signal:
         print_error(f"Stopped after {result.frames} frames: the files hold those.")
     wait_for_window(screen, plan, result)
     return 128 + result.signal if result.signal else int(bool(problems))
-
-
-@contextmanager
-def open_records(path: Path | None) -> Iterator[TextIO | None]:
-    """Open the file for lines of JSON, which appears when it is complete; or standard output, or nothing."""
-    with open_text(path) if path else nullcontext() as file:
-        yield file
 
 
 def wait_for_window(screen: "DisplayWindow | None", plan: SegmentPlan, result: "RunResult") -> None:
@@ -328,8 +341,12 @@ def wait_for_window(screen: "DisplayWindow | None", plan: SegmentPlan, result: "
 
 def list_results(pipeline: "Pipeline", result: "RunResult", deadline: float | None) -> Iterator[str]:
     """Yield the lines that report the written files and the labels of a run."""
+    from streamseg.io.outputs import OutputFiles
+
     for stream in pipeline.streams:
-        if stream.written and not stream.results.are_pictures:
+        if stream.sender and stream.sender.reached:
+            yield f"{stream.source.name}: {stream.sender.counts}"
+        elif isinstance(stream.results, OutputFiles) and stream.written and not stream.results.are_pictures:
             yield f"{stream.source.name}: {'  '.join(list_files(stream.results))}"
     if result.frames > 1:
         yield f"\nall frames: {list_largest_classes(pipeline.settings.classes.names, result.shares)}"
@@ -338,7 +355,14 @@ def list_results(pipeline: "Pipeline", result: "RunResult", deadline: float | No
             yield f"{format_deadline(deadline, result)}\n"
 
 
-def list_files(files: "OutputFiles") -> Iterator[str]:
+def count_sent(pipeline: "Pipeline") -> dict[str, object]:
+    """Return how many frames each stream sent to its address, for JSON; nothing if there is no address."""
+    senders = {stream.source.name: stream.sender for stream in pipeline.streams if stream.sender}
+    counts = {name: {"sent": sender.sent, "dropped": sender.dropped} for name, sender in senders.items()}
+    return {"sent": counts} if counts else {}
+
+
+def list_files(files: "Output") -> Iterator[str]:
     """Yield the names of the files of a video, with a hint beside labels that nobody can watch."""
     for path in files.paths:
         unwatchable = path == files.labels and not files.colours
@@ -379,7 +403,7 @@ def segment_on_cluster(names: Sequence[str], out: str, options: SegmentOptions) 
 
     if not out or out == "-":
         raise ValueError("--ray writes to a folder: give its name as the last name, or with --out.")
-    names_of_refused = ("json", "show", "tile", "deadline", "raw_size", "rate")
+    names_of_refused = ("json", "show", "tile", "deadline", "raw_size", "rate", "hardware_decoding")
     refused = [f"--{name.replace('_', '-')}" for name in names_of_refused if getattr(options, name)]
     if refused:
         raise ValueError(f"--ray labels videos into a folder: leave out {', '.join(refused)}.")

@@ -22,6 +22,7 @@ from streamseg.evaluate.benchmark import (
     Timing,
     allocated,
     is_exported,
+    measure_cost,
     open_network,
     summarise_times,
     time_paths,
@@ -33,6 +34,24 @@ from streamseg.models.video import VideoMethod
 
 AFTER_LABELS = "after the labels"
 """Name of the work that a frame leaves for the time after its labels."""
+
+
+def measure_any(
+    name: str,
+    size: tuple[int, int],
+    batch: int,
+    device: torch.device,
+    precision: str = "",
+    *,
+    compiled: bool = False,
+    seconds: float = 3.0,
+    trust: bool = False,
+) -> Cost:
+    """Measure a network, an exported file, or a video method by its positions; the arguments are measure_cost's."""
+    method = open_method(name)
+    if method is not None:
+        return measure_method(method, size, batch, device, precision, seconds)
+    return measure_cost(name, size, batch, device, precision, compiled=compiled, seconds=seconds, trust=trust)
 
 
 def open_method(name: str) -> VideoMethod | None:

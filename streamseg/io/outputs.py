@@ -6,18 +6,22 @@ Planning imports torch only where a file already exists, so that a bad file name
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from urllib.parse import quote
 
 from streamseg.checks import PICTURE_SUFFIXES, check_suffix, check_video_suffix
 from streamseg.classes import Classes
 from streamseg.io.files import check_writable, written_whole
 from streamseg.io.sources import NUMBER_FIELD, Capture, Pictures, Source, fill_number, numbered_files
+from streamseg.io.web import is_address, redact
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from streamseg.io.yuv import Yuv420
 
 FOLDER = "segmented"
 """The folder for several outputs, if no name was given."""
@@ -28,10 +32,11 @@ class FrameOutput:
     """The outputs of a frame; None for those that are not written."""
 
     capture: Capture
-    overlay: "Tensor | None"
+    overlay: "Tensor | Yuv420 | None"
+    """RGB, or planes for a video."""
     labels: "Tensor"
     confidence: "Tensor | None"
-    colours: "Tensor | None" = None
+    colours: "Tensor | Yuv420 | None" = None
 
 
 @dataclass(frozen=True)
@@ -62,12 +67,35 @@ class OutputFiles:
     def for_frame(self, name: str, number: int) -> "OutputFiles":
         """Return the files of a frame by its name and number."""
         files = {}
-        for field in fields(self):
-            path = getattr(self, field.name)
+        for part in fields(self):
+            path = getattr(self, part.name)
             if path is not None:
                 path = path.with_name(fill_number(path.name, number).replace("{name}", name))
-            files[field.name] = path
+            files[part.name] = path
         return OutputFiles(**files)
+
+
+@dataclass(frozen=True)
+class LiveOutput:
+    """The address that a source's overlay, or the colours of its labels, are sent to; None for the other one."""
+
+    overlay: str | None = field(default=None, repr=False)
+    colours: str | None = field(default=None, repr=False)
+    labels: ClassVar[None] = None
+    confidence: ClassVar[None] = None
+    are_pictures: ClassVar[bool] = False
+    paths: ClassVar[list[Path]] = []
+
+    @property
+    def address(self) -> str:
+        return self.overlay or self.colours or ""
+
+    def for_capture(self, capture: Capture) -> "LiveOutput":
+        return self
+
+
+Output: TypeAlias = OutputFiles | LiveOutput
+"""Where the frames of a source go."""
 
 
 def plan_outputs(
@@ -79,15 +107,22 @@ def plan_outputs(
     confidence: bool = False,
     colours: bool = False,
     missing: int = 0,
-) -> list[OutputFiles]:
-    """Return the output files of each source; raise an error if they cannot be written or would destroy something.
+) -> Sequence[Output]:
+    """Return the outputs of each source; raise an error if they cannot be written or would destroy something.
 
     Args:
         out: A picture or video, numbered pictures, or a folder, which is made with the first file; empty for the
-            current folder, - for no files.
+            current folder, - for no files; or an address such as rtsp://host/path, with {name} for the source's name.
         missing: How many further sources were named but not found: they do not change where the others go.
     """
     wanted = len(sources) + missing
+    if is_address(out):
+        if labels or confidence:
+            raise ValueError(
+                f"Labels cannot be sent to {redact(out)}, as its video is not lossless: leave out --labels and "
+                "--confidence, or write them to a file; --colours --no-overlay sends the labels in colours."
+            )
+        return plan_live_outputs(sources, out, overlay=overlay, colours=colours, several=wanted > 1)
     if out == "-":
         if wanted > 1:
             raise ValueError(f"The labels of {wanted} sources cannot share standard output: give a folder.")
@@ -125,6 +160,30 @@ def plan_outputs(
     return planned
 
 
+def plan_live_outputs(
+    sources: Sequence[Source], out: str, *, overlay: bool, colours: bool, several: bool
+) -> list[LiveOutput]:
+    """Return the address of each source; raise a ValueError if video cannot be sent there."""
+    from streamseg.io.live_video import check_live_address
+
+    shown = redact(out)
+    addresses = [out.replace("{name}", quote(source.name, safe="")) for source in sources]
+    for address in addresses:
+        check_live_address(address)
+    if overlay and colours:
+        raise ValueError(f"{shown} takes one video: leave out --colours, or add --no-overlay to send them alone.")
+    if several and "{name}" not in out:
+        raise ValueError(
+            f"{shown} is one address, and there are several sources: put {{name}} into it, for the source's name."
+        )
+    for source in sources:
+        if not source.moving:
+            raise ValueError(f"{source.name} is a picture, and {shown} takes video: write it to a file.")
+    if not (overlay or colours):
+        return [LiveOutput() for _ in sources]
+    return [LiveOutput(overlay=address) if overlay else LiveOutput(colours=address) for address in addresses]
+
+
 def check_output_format(source: Source, path: Path) -> None:
     """Raise a ValueError if a source cannot be written to a file of this format."""
     is_picture = path.suffix.lower() in PICTURE_SUFFIXES
@@ -151,7 +210,7 @@ def check_output_files(files: OutputFiles, source: Source, sources: Sequence[Sou
                 )
 
 
-def check_json_lines(path: Path, sources: Sequence[Source], planned: Sequence[OutputFiles]) -> None:
+def check_json_lines(path: Path, sources: Sequence[Source], planned: Sequence[Output]) -> None:
     """Raise an error if the lines of JSON about frames cannot be written to a file, or would destroy something."""
     check_writable(path)
     used = [file for source in sources for file in source.paths]
@@ -162,9 +221,9 @@ def check_json_lines(path: Path, sources: Sequence[Source], planned: Sequence[Ou
         raise ValueError(f"{path} exists and was not written by streamseg: give another name for --json.")
 
 
-def files_of(files: OutputFiles, source: Source) -> list[Path]:
+def files_of(files: Output, source: Source) -> list[Path]:
     """Return the files that a source is written to; numbered pictures as their one pattern."""
-    if isinstance(source, Pictures):
+    if isinstance(source, Pictures) and isinstance(files, OutputFiles):
         return [path for i, picture in enumerate(source.pictures) for path in files.for_frame(picture.name, i).paths]
     return files.paths
 
@@ -207,18 +266,19 @@ def open_writer(files: OutputFiles, source: Source, classes: Classes) -> Iterato
 def write_pictures(files: OutputFiles, classes: Classes, frame: FrameOutput) -> None:
     """Write the pictures of one frame, which appear together."""
     from streamseg.io import images
+    from streamseg.io.yuv import as_rgb
 
     files = files.for_capture(frame.capture)
     make_folders(files)
     with ExitStack() as stack:
         if files.overlay and frame.overlay is not None:
-            images.write_image(stack.enter_context(written_whole(files.overlay)), frame.overlay)
+            images.write_image(stack.enter_context(written_whole(files.overlay)), as_rgb(frame.overlay))
         if files.labels:
             images.write_labels(stack.enter_context(written_whole(files.labels)), frame.labels, classes)
         if files.confidence and frame.confidence is not None:
             images.write_grey(stack.enter_context(written_whole(files.confidence)), frame.confidence)
         if files.colours and frame.colours is not None:
-            images.write_image(stack.enter_context(written_whole(files.colours)), frame.colours)
+            images.write_image(stack.enter_context(written_whole(files.colours)), as_rgb(frame.colours))
 
 
 def make_folders(files: OutputFiles) -> None:

@@ -27,13 +27,18 @@ class Spans:
 
 def find_spans(labels: NDArray[numpy.uint8]) -> Spans:
     """Return the spans of labels (H, W)."""
-    height, width = labels.shape
-    begins = numpy.empty((height, width), dtype=bool)
-    begins[:, 0] = True
-    numpy.not_equal(labels[:, 1:], labels[:, :-1], out=begins[:, 1:])
-    start = numpy.flatnonzero(begins)
-    end = numpy.append(start[1:], height * width)
-    return Spans(start, end, labels.reshape(-1)[start], width)
+    width = labels.shape[1]
+    flat = labels.reshape(-1)
+    begins = numpy.empty(-(-flat.size // 8) * 8, dtype=bool)
+    numpy.not_equal(flat[1:], flat[:-1], out=begins[1 : flat.size])
+    begins[: flat.size : width] = True
+    begins[flat.size :] = False
+    # few pixels begin a span: eight at a time are skipped, which takes half of the time of flatnonzero(begins)
+    eights = numpy.flatnonzero(begins.view(numpy.uint64) != 0)
+    found = numpy.flatnonzero(begins.reshape(-1, 8).take(eights, axis=0))
+    start = 8 * eights.take(found // 8) + found % 8
+    end = numpy.append(start[1:], flat.size)
+    return Spans(start, end, flat.take(start), width)
 
 
 def connect_spans(spans: Spans, connectivity: int) -> tuple[Ints, int]:

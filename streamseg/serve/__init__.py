@@ -12,3 +12,4 @@ from streamseg.serve.server import (
     listen as listen,
     run_server as run_server,
 )
+from streamseg.serve.sources import add_sources as add_sources, parse_sources as parse_sources

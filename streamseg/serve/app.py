@@ -1,7 +1,7 @@
 """The web application: all addresses, and the errors that they share.
 
-POST /segment is in segment.py, the WebSocket /stream in websocket.py, and what a browser needs in order to run the
-network itself in browser.py.
+POST /segment is in segment.py, the WebSocket /stream in websocket.py, the sources that the server reads in views.py,
+and what a browser needs in order to run the network itself in browser.py.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 import streamseg
 from streamseg.deploy.export import samples_folder
-from streamseg.serve import browser, page, segment, websocket
+from streamseg.serve import browser, page, segment, views, websocket
 from streamseg.serve.counters import format_metrics
 from streamseg.serve.gate import Gate, RequestError, RequestGate, require_token
 
@@ -36,7 +36,11 @@ def build_app(gate: RequestGate) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        for source in gate.sources.values():
+            source.start(asyncio.get_running_loop())
         yield
+        for source in gate.sources.values():
+            await asyncio.to_thread(source.close)
         await asyncio.to_thread(gate.close)
 
     app = FastAPI(
@@ -55,7 +59,7 @@ def build_app(gate: RequestGate) -> FastAPI:
         },
     )
     app.state.gate, app.state.browser = gate, browser.BrowserModel(gate.served)
-    for part in (segment.router, websocket.router, router, browser.router):
+    for part in (segment.router, views.router, websocket.router, router, browser.router):
         app.include_router(part)
     files = {path.name: path for path in page.PAGE.iterdir() if path.suffix in (".html", ".css", ".js", ".svg")}
     addresses = {"/": files["index.html"], "/docs": files["docs.html"]} | {f"/{name}": files[name] for name in files}

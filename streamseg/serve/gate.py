@@ -16,7 +16,7 @@ from email.message import Message as Header
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request, WebSocket
 from fastapi.responses import JSONResponse
@@ -30,6 +30,9 @@ from streamseg.io.images import TooLargeError, UnknownFormatError, decode_upload
 from streamseg.serve.batches import Batcher, Labelled
 from streamseg.serve.counters import Counter, Gauge, PrometheusHistogram
 from streamseg.stream.state import State
+
+if TYPE_CHECKING:
+    from streamseg.serve.sources import ServedSource
 
 TOKEN = re.compile(r"[A-Za-z0-9._~+-]+")
 """The characters of a token: those that are allowed in headers and in names of WebSocket protocols."""
@@ -92,6 +95,8 @@ class RequestGate:
         self.served, self.limits, self.token = served, limits or Limits(), token
         self.active = self.streams = self.requests = 0
         self.closing = asyncio.Event()
+        self.sources: dict[str, ServedSource] = {}
+        """The sources that the server reads itself, by name."""
         self.answered = Counter("streamseg_requests_total", "HTTP requests answered.")
         self.frames = Counter("streamseg_frames_total", "Pictures and frames labelled.")
         self.dropped = Counter("streamseg_dropped_total", "Pictures and frames rejected or abandoned.")

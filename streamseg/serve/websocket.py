@@ -45,7 +45,9 @@ async def no_upgrade() -> None:
 
 @router.websocket("/{rest:path}")
 async def no_stream(client: WebSocket, rest: str) -> None:
-    await client.send_denial_response(RequestError(404, "The only WebSocket is at /stream.").response())
+    await client.send_denial_response(
+        RequestError(404, "WebSockets are at /stream and, with serve --source, at /streams/NAME/events.").response()
+    )
 
 
 def check_origin(client: WebSocket) -> None:

@@ -1,7 +1,15 @@
-"""The interface through which a pipeline reports progress."""
+"""The interfaces through which a pipeline reports progress and frames."""
 
-from streamseg.io.outputs import OutputFiles
+from typing import Protocol
+
+from streamseg.io.outputs import Output
 from streamseg.io.sources import Capture
+
+
+class LineWriter(Protocol):
+    """A place for lines of text: a file, or a server."""
+
+    def write(self, text: str, /) -> object: ...
 
 
 class PipelineObserver:
@@ -10,7 +18,7 @@ class PipelineObserver:
     def message(self, sentence: str) -> None:
         """Handle a note for the user. Called from the threads that read and label."""
 
-    def frame_written(self, capture: Capture, shares: list[float], files: OutputFiles) -> None:
+    def frame_written(self, capture: Capture, shares: list[float], files: Output) -> None:
         """Handle a written frame, with the share of each class. Called from the thread that writes its source."""
 
     def tick(self) -> None:

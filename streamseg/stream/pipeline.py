@@ -11,20 +11,20 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
 from streamseg.engine.engine import to_engine
 from streamseg.io.display import DisplayWindow
-from streamseg.io.outputs import OutputFiles
+from streamseg.io.outputs import Output
 from streamseg.io.sources import Source
 from streamseg.parallel.signals import StopSignals
 from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
 from streamseg.stream.network_thread import MAX_BATCH, NetworkThread
-from streamseg.stream.observer import PipelineObserver
+from streamseg.stream.observer import LineWriter, PipelineObserver
 from streamseg.stream.region_outputs import RegionSettings
 from streamseg.stream.settings import DrawStyle, LabelSettings
 from streamseg.stream.source_threads import SharedRun, SourceStream
@@ -63,17 +63,18 @@ class Pipeline:
 
     def __init__(
         self,
-        sources: Sequence[tuple[Source, OutputFiles]],
+        sources: Sequence[tuple[Source, Output]],
         settings: LabelSettings,
         style: DrawStyle,
         meter: Meter,
         *,
         deadline: float | None = None,
-        records: IO[str] | None = None,
+        records: LineWriter | None = None,
         raw: BinaryIO | None = None,
         regions: RegionSettings | None = None,
         display: DisplayWindow | None = None,
         observer: PipelineObserver | None = None,
+        hardware: str = "",
     ):
         """
         Args:
@@ -83,6 +84,7 @@ class Pipeline:
             regions: What to do with regions and zones.
             display: Shows the frames.
             observer: Receives messages, written frames and ticks.
+            hardware: The hardware decoder of videos: cuda, vaapi, videotoolbox or auto; empty for none.
         """
         engine = to_engine(settings.model)
         self.shared = SharedRun(
@@ -97,6 +99,7 @@ class Pipeline:
             records=records,
             raw=raw,
             regions=regions,
+            hardware=hardware,
         )
         self.settings, self.display, self.group = settings, display, self.shared.group
         self.streams = [SourceStream(source, results, self.shared) for source, results in sources]

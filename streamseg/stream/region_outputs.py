@@ -67,8 +67,9 @@ class RegionOutputs:
                 self.monitor = ZoneMonitor(self.areas, settings.classes)
             self.readings, events = self.monitor.update(labels, capture.seconds)
             for event in events:
+                line = event_to_json(event, self.source, capture)
                 for send in settings.sinks:
-                    send(event_to_json(event, self.source, capture))
+                    send(line)
 
     def draw(self, picture: Tensor) -> Tensor:
         """Draw the zones, with what the frame has in them, into a picture (3, H, W)."""

@@ -11,26 +11,33 @@ Shapes: H height, W width.
 import json
 import threading
 import time
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
 from streamseg import draw
 from streamseg.checks import CutShort
-from streamseg.classes import IGNORE, Classes
+from streamseg.classes import Classes
+from streamseg.engine import kernels
+from streamseg.engine.labels import count_labels
 from streamseg.io.images import render_legend
-from streamseg.io.outputs import FrameOutput, OutputFiles, open_writer
-from streamseg.io.sources import Capture, Source
+from streamseg.io.live_sender import LiveSender
+from streamseg.io.live_video import LiveFrame, video_sender
+from streamseg.io.outputs import FrameOutput, LiveOutput, Output, open_writer
+from streamseg.io.sources import Capture, Decoding, LiveSource, PlayedVideo, Source, VideoFile
+from streamseg.io.yuv import Yuv420, default_matrix
 from streamseg.parallel.threads import BoundedQueue, ThreadGroup
 from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
-from streamseg.stream.observer import PipelineObserver
+from streamseg.stream.observer import LineWriter, PipelineObserver
 from streamseg.stream.region_outputs import RegionOutputs, RegionSettings
 from streamseg.stream.settings import DrawStyle, LabelSettings
 from streamseg.stream.state import State
+from streamseg.stream.transfers import download, upload
 
 QUEUE_SIZE = 3
 """Frames that may wait in each queue of a file; a live source has room for one."""
@@ -50,7 +57,7 @@ class SharedRun:
     """Whether any source is live."""
     shows: bool
     """Whether the frames are shown in a window."""
-    records: IO[str] | None
+    records: LineWriter | None
     """Receives a line of JSON for each frame."""
     raw: BinaryIO | None
     """Receives the labels of each frame as bytes."""
@@ -61,9 +68,19 @@ class SharedRun:
     class_pixels: Tensor = field(init=False)
     """How many pixels of all frames have each class."""
     newest_picture: Tensor | None = None
+    hardware: str = ""
+    """The hardware decoder of videos; empty for none."""
+    planes: bool = field(init=False)
+    """Whether videos are read and written as planes, and converted on the network's device."""
 
     def __post_init__(self) -> None:
+        self.planes = self.device.type == "cuda"
         self.class_pixels = torch.zeros(len(self.settings.classes), dtype=torch.int64)
+
+    @property
+    def decoding(self) -> Decoding:
+        """How videos are decoded."""
+        return Decoding(self.planes, self.device.type == "cuda", self.hardware)
 
 
 @dataclass(eq=False)
@@ -93,15 +110,16 @@ class FrameJob:
     latency: float = 0.0
     shares: list[float] = field(default_factory=list)
     """The share of each class."""
-    picture: Tensor | None = None
-    colours: Tensor | None = None
+    picture: Tensor | Yuv420 | None = None
+    """RGB, or planes if it only goes into a video."""
+    colours: Tensor | Yuv420 | None = None
     """The colours of the labels alone."""
 
 
 class SourceStream:
     """A source with its output files, its queues and its threads."""
 
-    def __init__(self, source: Source, results: OutputFiles, shared: SharedRun):
+    def __init__(self, source: Source, results: Output, shared: SharedRun):
         self.source, self.results, self.shared = source, results, shared
         self.state: State | None = None
         self.legend = LegendCache()
@@ -119,6 +137,8 @@ class SourceStream:
         self.threads: list[threading.Thread] = []
         """Drawer and writer, once started. The reader, which may hang in a device, is not waited for."""
         self.written = 0
+        self.sender: LiveSender[LiveFrame] | None = None
+        """Sends the frames, if they go to an address."""
 
     @property
     def running(self) -> bool:
@@ -138,7 +158,7 @@ class SourceStream:
         shared, source, shape = self.shared, self.source, None
         upload_stream = torch.cuda.Stream(shared.device) if shared.device.type == "cuda" else None
         try:
-            with closing(source.captures()) as captures:
+            with closing(self.captures()) as captures:
                 while True:
                     begin = time.perf_counter()
                     try:
@@ -154,12 +174,10 @@ class SourceStream:
                     if capture.note:
                         shared.observer.message(capture.note)
                     self.total = capture.total
-                    shape = shape or capture.frame.shape
-                    if source.moving and capture.frame.shape != shape:
+                    shape = shape or capture.pixels.shape
+                    if source.moving and capture.pixels.shape != shape:
                         raise changed_size(source.name, capture, shape)
-                    job = FrameJob(self, capture, capture.frame, capture.captured)
-                    if upload_stream:
-                        self.upload(job, upload_stream)
+                    job = FrameJob(self, capture, self.upload(capture, upload_stream), capture.captured)
                     if not self.enqueue(job):
                         break
                     shared.meter.read(source.name)
@@ -167,13 +185,22 @@ class SourceStream:
             shared.problems.append(str(problem))
         self.inbox.close()
 
-    def upload(self, job: FrameJob, upload_stream: "torch.cuda.Stream") -> None:
-        """Copy a frame to the GPU while the GPU computes."""
+    def captures(self) -> Generator[Capture, None, None]:
+        """Yield the source's frames, for a GPU as the planes that a video stores."""
+        if isinstance(self.source, VideoFile | LiveSource | PlayedVideo):
+            return self.source.captures(self.shared.decoding)
+        return self.source.captures()
+
+    def upload(self, capture: Capture, upload_stream: "torch.cuda.Stream | None") -> Tensor:
+        """Return a captured frame as RGB on the network's device; a GPU computes meanwhile."""
+        if not upload_stream:
+            return upload(capture.pixels, self.shared.device)
         begin = time.perf_counter()
-        with torch.cuda.stream(upload_stream):
-            job.frame = job.frame.pin_memory().to(self.shared.device, non_blocking=True)
+        with torch.cuda.stream(upload_stream), torch.inference_mode():
+            frame = upload(capture.pixels, self.shared.device)
         upload_stream.synchronize()  # blocks this reader only
         self.shared.meter.stage("upload", time.perf_counter() - begin)
+        return frame
 
     def enqueue(self, job: FrameJob) -> bool:
         """Put a frame into the inbox; return False if the inbox is closed."""
@@ -193,17 +220,17 @@ class SourceStream:
             for job in self.labelled:
                 labels = self.fetch_labels(job)
                 begin = time.perf_counter()
-                counts = torch.bincount(labels.flatten(), minlength=IGNORE + 1)[: len(shared.class_pixels)]
+                (counts,) = download(count_labels(job.labels, len(shared.class_pixels)))
                 job.shares = (counts / labels.numel()).tolist()
                 with shared.group.change:
                     shared.class_pixels += counts
                 if self.region_outputs:
                     self.region_outputs.examine(job.capture, labels)
                 if self.results.overlay or shared.shows:
-                    job.picture = self.paint(job).cpu()  # waits for the GPU: frame and labels may be freed now
+                    job.picture = self.fetch_picture(self.paint(job))
                 if self.results.colours:
                     classes = shared.style.classes or shared.settings.classes
-                    job.colours = draw.paint_labels(labels, classes)
+                    job.colours = self.fetch_picture(draw.paint_labels(job.labels, classes))
                 job.labels = labels
                 shared.meter.stage("draw", time.perf_counter() - begin)
                 self.drawn.put(job)
@@ -220,9 +247,10 @@ class SourceStream:
             if not shared.live:  # the time for which the GPU was busy with earlier frames does not count
                 job.latency = job.network_seconds
         begin = time.perf_counter()
-        labels = job.labels.cpu()
-        if job.confidence is not None:
-            job.confidence = job.confidence.cpu()
+        if job.confidence is None:
+            (labels,) = download(job.labels)
+        else:
+            labels, job.confidence = download(job.labels, job.confidence)
         if job.gpu_end:
             seconds = time.perf_counter() - begin
             shared.meter.stage("download", seconds)
@@ -246,10 +274,21 @@ class SourceStream:
             picture = draw.add_legend(picture, legend.to(picture.device))
         return draw.side_by_side(job.frame, picture) if style.side_by_side else picture
 
+    def fetch_picture(self, picture: Tensor) -> Tensor | Yuv420:
+        """Return a drawn picture (3, H, W) on the CPU, as planes if it only goes into a video.
+
+        It waits for the GPU: frame and labels may be freed then.
+        """
+        shared = self.shared
+        if not shared.planes or shared.shows or self.results.are_pictures or isinstance(self.results, LiveOutput):
+            return download(picture)[0]
+        planes = kernels.to_yuv(picture, default_matrix(picture.shape[1]))
+        return planes.with_pixels(download(planes.pixels)[0])
+
     def write(self) -> None:
         """Write each drawn frame to the source's files, and report it."""
         shared = self.shared
-        with open_writer(self.results, self.source, shared.settings.classes) as write_frame:
+        with self.open_output() as write_frame:
             for job in self.drawn:
                 begin = time.perf_counter()
                 write_frame(FrameOutput(job.capture, job.picture, job.labels, job.confidence, job.colours))
@@ -259,12 +298,39 @@ class SourceStream:
                 age = time.monotonic() - job.started
                 shared.meter.shown(age)
                 self.written += 1
-                shared.newest_picture = job.picture
+                if isinstance(job.picture, Tensor):
+                    shared.newest_picture = job.picture
                 if shared.records:
                     self.write_record(shared.records, job, age)
                 shared.observer.frame_written(job.capture, job.shares, self.results)
 
-    def write_record(self, records: IO[str], job: FrameJob, age: float) -> None:
+    @contextmanager
+    def open_output(self) -> Iterator[Callable[[FrameOutput], None]]:
+        """Give a function that writes frames to the source's files, or sends them to its address."""
+        if not isinstance(self.results, LiveOutput):
+            with open_writer(self.results, self.source, self.shared.settings.classes) as write_frame:
+                yield write_frame
+            return
+        if not self.results.address:
+            yield lambda frame: None
+            return
+        name, address, rate = self.source.name, self.results.address, self.source.rate
+        sender = self.sender = video_sender(name, address, rate, self.shared.observer.message)
+
+        def send(frame: FrameOutput) -> None:
+            picture = frame.colours if frame.overlay is None else frame.overlay
+            assert isinstance(picture, Tensor)
+            sender.put(LiveFrame(picture, frame.capture.seconds))
+
+        try:
+            yield send
+            sender.close()
+        finally:
+            sender.abort()
+        if sender.problem:
+            self.shared.problems.append(sender.problem)
+
+    def write_record(self, records: LineWriter, job: FrameJob, age: float) -> None:
         """Write a line of JSON about a frame."""
         shares = zip(self.shared.settings.classes.names, job.shares, strict=True)
         entry = {
@@ -299,7 +365,7 @@ class LegendCache:
 
 def changed_size(name: str, capture: Capture, shape: torch.Size) -> CutShort:
     """Return the error for a video whose frames change size, which no output video can hold."""
-    _, height, width = capture.frame.shape
+    _, height, width = capture.pixels.shape
     return CutShort(
         f"{name} ends after {capture.index} frames: the next one has {height} x {width} pixels, not "
         f"{shape[1]} x {shape[2]}; scale all of them to one size."

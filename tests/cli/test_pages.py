@@ -91,10 +91,10 @@ def parse(line):
     [
         ("a b", "a b", {}),
         ("a --alpha 0.3 b", "a b", {"alpha": 0.3}),
-        ("--alpha=0.3 a --labels b --json c", "a b", {"alpha": 0.3, "labels": True, "json": Path("c")}),
+        ("--alpha=0.3 a --labels b --json c", "a b", {"alpha": 0.3, "labels": True, "json": "c"}),
         ("--no-overlay a --side-by-side - --raw_size 3x4", "a -", {"overlay": False, "raw_size": "3x4"}),
         ("--half-life -1 a b", "a b", {"half_life": -1.0}),
-        ("a --json - b --cut=-1", "a b", {"json": Path("-"), "cut": -1.0}),
+        ("a --json - b --cut=-1", "a b", {"json": "-", "cut": -1.0}),
         ("- -", "- -", {}),
         ("--labels -- -a --legend", "-a --legend", {"labels": True}),
         ("a --alpha 1 --alpha 2 --labels --no-labels", "a", {"alpha": 2.0, "labels": False}),

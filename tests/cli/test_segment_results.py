@@ -19,6 +19,7 @@ import streamseg
 from streamseg import cli
 from streamseg.engine.folded import Folded
 from streamseg.io.video_reading import read_label_video
+from streamseg.models.video import VIDEO_METHODS
 from streamseg.stream import network_thread
 
 
@@ -315,3 +316,14 @@ def test_a_second_run_replaces_what_the_first_wrote(here, segment):
     for _ in range(2):
         assert segment("a.png", "v.mp4", "out", "--labels", "--confidence", "--json", "a.json") == 0
     assert len(made(here / "out")) == 6
+
+
+def test_a_video_method_labels_a_video_with_the_window_as_its_key_interval(here, segment):
+    torch.manual_seed(0)
+    streamseg.save(VIDEO_METHODS["copy-swiftnet18"](11), streamseg.CAMVID, "copy.safetensors")
+    make_clip(Path("in.mp4"), 4)
+    assert segment("in.mp4", "--labels", "--weights", "copy.safetensors", "--window", "2") == 0
+    first, second, third, fourth = (labels for labels, _ in read_label_video(Path("in-labels.mkv")))
+    assert first.equal(second)
+    assert third.equal(fourth)
+    assert not second.equal(third)

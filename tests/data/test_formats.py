@@ -80,6 +80,15 @@ def test_an_export_becomes_the_labels_that_it_was_written_from(tmp_path, kind):
     assert folder(out, "all").classes == read_classes(out / "classes.txt") == done.classes
 
 
+def test_the_labels_of_labelme_give_the_order_of_classes(tmp_path):
+    source = make(tmp_path, "labelme masks")
+    (source / "labels.txt").write_text("__ignore__\n_background_\ntree\nsky\nroad\ncar\n")
+    assert convert(source, tmp_path / "mine").classes.names == ("tree", "sky", "road", "car")
+    (source / "labels.txt").write_text("tree\nroad\n")
+    with pytest.raises(ValueError, match="classes that its own list lacks: car"):
+        convert(source, tmp_path / "less")
+
+
 @pytest.mark.parametrize("kind", ["cvat masks", "cvat XML masks", "supervisely bitmaps"])
 def test_order_and_colours_of_classes_are_kept(tmp_path, kind):
     assert convert(make(tmp_path, kind), tmp_path / "mine").classes == exports.CLASSES

@@ -17,7 +17,7 @@ from source_files import damage, film, number, numbers, only, paint, shade
 
 from streamseg.checks import CutShort
 from streamseg.io.resolve import find_sources, read_frames
-from streamseg.io.sources import NumberedPictures
+from streamseg.io.sources import NumberedPictures, play
 
 
 def test_a_picture_becomes_one_frame(here):
@@ -337,3 +337,16 @@ def test_a_damaged_picture_gives_a_frame_or_an_error_in_one_sentence(here, name)
     assert min(len(frames), len(sentences)) > 5
     assert all(frame.dtype == torch.uint8 and frame.ndim == 3 and frame.shape[0] == 3 for frame in frames)
     assert [line for line in sentences if not re.fullmatch(rf"{re.escape(name)} (is|has) .*\.", line)] == []
+
+
+def test_a_played_video_is_read_at_its_own_pace(here):
+    film("a.mp4", 6)
+    source = only("a.mp4")
+    played = play(source)
+    assert (played.live, played.name, played.rate, played.paths) == (True, "a", source.rate, source.paths)
+    captures = list(played.captures())
+    for capture, other in zip(captures, source.captures(), strict=True):
+        assert capture.frame.equal(other.frame)
+        assert (capture.seconds, capture.index, capture.total) == (other.seconds, other.index, other.total)
+        # never before it is due; how much later depends on the machine
+        assert capture.captured - captures[0].captured >= capture.seconds - 0.001

@@ -23,12 +23,15 @@ def test_a_recipe_can_be_run(name):
     config.check()
     assert config.dataset in DATASETS
     assert config.precision in AUTOCAST_DTYPES
-    assert config.network in FANETS
+    assert config.network in (*FANETS, *VIDEO_METHODS)
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_named_after_its_data_set_and_network(name):
     config = RECIPES[name].config
+    if config.network in VIDEO_METHODS:
+        assert name == f"{config.dataset}-method"
+        return
     clips = "video-" if config.window > 1 else ""
     data = {"street": ("camvid", "comma10k"), "road": ("comma10k", "none")}
     named = data.get(name.partition("-")[0], (name.removeprefix("paper-").removesuffix(f"-{name[-2:]}"), "none"))

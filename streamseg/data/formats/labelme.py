@@ -1,7 +1,8 @@
 """Exports of Labelme: a JSON file for each picture, beside it or in another folder.
 
 Later shapes are over earlier ones, as Labelme draws them. Polygons, rectangles, circles and masks have an area; lines
-and points do not. A mask is a PNG for the box between its two points, which are inside.
+and points do not. A mask is a PNG for the box between its two points, which are inside. If there is a labels.txt, the
+file that Labelme takes as --labels, its lines are the classes in order.
 """
 
 import base64
@@ -15,8 +16,11 @@ import numpy
 
 from streamseg.data.formats.files import PictureFiles, decode_mask, file_name, json_files, read_json, reading
 from streamseg.data.formats.shapes import IGNORED, AnnotatedPicture, Export, Mask, Shape, to_points, to_polygon
+from streamseg.data.layouts import read_lines
 
 TOOL = "Labelme"
+BACKGROUND = "_background_"
+"""A line of labels.txt that Labelme's own converters need; it is a class only if something was drawn as it."""
 
 
 def is_labelme(content: Any) -> bool:
@@ -33,7 +37,9 @@ def read_labelme(source: Path, pictures: PictureFiles) -> Export:
             files.append(path)
             with reading(path, TOOL):
                 names |= {str(shape["label"]).strip() for shape in content["shapes"]}
-    classes = dict.fromkeys(sorted(names - {IGNORED}))
+    listed = source / "labels.txt"
+    order = [name for name in read_lines(listed) if name] if listed.is_file() else sorted(names)
+    classes = dict.fromkeys(name for name in order if name != IGNORED and (name != BACKGROUND or name in names))
     return Export(classes, (), partial(read_pictures, source, files, pictures), len(files))
 
 

@@ -53,7 +53,8 @@ def find_outlines(
 
 
 def write_labelme(folder: Path, pictures: Iterable[PrelabelledPicture], classes: Classes) -> None:
-    """Write a JSON file for each picture, beside it."""
+    """Write a JSON file for each picture, beside it, and the classes in order as labels.txt."""
+    (folder / "labels.txt").write_text("".join(f"{name}\n" for name in classes.names), encoding="utf-8")
     for picture in pictures:
         height, width = picture.size
         shapes: list[dict[str, Any]] = [

@@ -1,0 +1,243 @@
+"""Sources that the server reads itself: cameras, streams, and videos that are played over and over.
+
+A reader thread keeps the newest frame. A second thread labels it together with the requests of clients, draws it and
+encodes it, but only what somebody watches. Viewers wait for the next picture; a slow one misses some.
+"""
+
+import asyncio
+import base64
+import logging
+import re
+import threading
+import time
+import zlib
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from streamseg.checks import CutShort
+from streamseg.draw import overlay
+from streamseg.io.images import to_jpeg
+from streamseg.io.live_sender import PAUSES
+from streamseg.io.resolve import find_sources
+from streamseg.io.sources import Capture, PlayedVideo, Source, play
+from streamseg.io.web import is_address, split_address
+from streamseg.serve.counters import Counter, Gauge
+from streamseg.serve.gate import RequestError, RequestGate
+from streamseg.serve.segment import shares_as_json
+from streamseg.stream.state import State
+
+NAME = re.compile(r"[A-Za-z0-9_-]+")
+"""The characters of a source's name, which is a part of addresses and of metrics."""
+SILENT_SECONDS = 10.0
+"""A source that delivers no frame for this long counts as lost."""
+POLL_SECONDS = 0.5
+"""How often a viewer who waits for a picture looks whether the server shuts down."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A labelled frame for viewers: what is None was not wanted by anybody."""
+
+    number: int
+    jpeg: bytes | None = None
+    event: dict[str, object] | None = None
+    labels: str | None = None
+
+
+class ServedSource:
+    """A source, its two threads, and its newest picture."""
+
+    def __init__(self, name: str, address: str, gate: RequestGate, dropped: Counter):
+        self.name, self.address, self.gate, self.dropped = name, address, gate, dropped
+        self.viewers = self.listeners = self.label_listeners = 0
+        """How many want pictures, events, and labels in their events."""
+        self.view = View(0)
+        self.fault = "it has not delivered a frame yet"
+        """Why there are no frames; empty while there are."""
+        self.latest = time.monotonic()
+        """When the last frame came."""
+        self.frame: Capture | None = None
+        self.change = threading.Condition()
+        self.closed = threading.Event()
+        self.woken = asyncio.Event()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.threads: list[threading.Thread] = []
+
+    @property
+    def watched(self) -> bool:
+        return bool(self.viewers or self.listeners)
+
+    @property
+    def problem(self) -> str:
+        """Why there are no frames, in a sentence; empty while there are."""
+        silent = time.monotonic() - self.latest
+        fault = self.fault or (f"it has been silent for {silent:.0f} s" if silent > SILENT_SECONDS else "")
+        return f"{self.name} is not available: {fault.rstrip('.')}. The server tries again." if fault else ""
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        for work in (self.read, self.label):
+            thread = threading.Thread(target=work, name=f"{work.__name__} {self.name}", daemon=True)
+            thread.start()
+            self.threads.append(thread)
+
+    def close(self) -> None:
+        """End the threads. The reader, which may hang in a device, is not waited for."""
+        self.closed.set()
+        with self.change:
+            self.change.notify_all()
+        if self.threads:
+            self.threads[1].join(self.gate.limits.seconds)
+
+    def read(self) -> None:
+        """Read frames; open the source again if it fails or ends."""
+        attempt, source = 0, None
+        while not self.closed.is_set():
+            delivered = False
+            try:
+                source = source or find_source(self.address)
+                with closing(source.captures()) as captures:
+                    for capture in captures:
+                        if self.closed.is_set():
+                            return
+                        attempt, delivered = 0, True
+                        self.offer(capture)
+                fault = "it has ended"
+            except (OSError, ValueError, ImportError, CutShort) as error:
+                fault, source = str(error), None
+            if isinstance(source, PlayedVideo) and delivered:  # which starts again
+                continue
+            if not self.fault:
+                logging.getLogger("streamseg").warning("%s was lost: %s", self.name, fault)
+            self.fault = fault
+            self.closed.wait(PAUSES[min(attempt, len(PAUSES) - 1)])
+            attempt += 1
+
+    def offer(self, capture: Capture) -> None:
+        """Keep a frame as the newest one."""
+        with self.change:
+            if self.frame is not None and self.watched:
+                self.dropped.add(source=self.name)
+            self.frame, self.latest, self.fault = capture, time.monotonic(), ""
+            self.change.notify_all()
+
+    def label(self) -> None:
+        """Label the newest frame while somebody watches."""
+        state: State | None = None
+        while (capture := self.next_frame()) is not None:
+            try:
+                labels, state = self.gate.batcher.submit(capture.frame, state).result(self.gate.limits.seconds)
+                self.publish(self.make_view(capture, labels))
+            except Exception:  # a bug, out of memory, or the end of the server: the next frame may do
+                state = None
+                if not self.closed.is_set():
+                    logging.getLogger("streamseg").exception("A frame of %s could not be labelled.", self.name)
+                    self.closed.wait(POLL_SECONDS)
+
+    def next_frame(self) -> Capture | None:
+        """Wait for a frame and somebody who watches; None at the end."""
+        with self.change:
+            self.change.wait_for(lambda: self.closed.is_set() or (self.frame and self.watched))
+            capture, self.frame = self.frame, None
+            return None if self.closed.is_set() else capture
+
+    def make_view(self, capture: Capture, labels: Tensor) -> View:
+        """Draw and encode what somebody wants of a frame."""
+        served, jpeg, event, packed = self.gate.served, None, None, None
+        if self.viewers:
+            drawn = overlay(capture.frame, labels.cpu(), served.drawn or served.classes, borders=True)
+            jpeg = to_jpeg(drawn)
+        if self.listeners:
+            age = round(1000 * (time.monotonic() - capture.captured), 1)
+            event = {"source": self.name, "frame": capture.index, "seconds": capture.seconds, "age_ms": age}
+            event |= shares_as_json(labels.cpu(), served.classes)
+        if self.label_listeners:
+            packed = base64.b64encode(zlib.compress(labels.cpu().contiguous().numpy().data, 1)).decode()
+        self.gate.frames.add(source="source")
+        return View(self.view.number + 1, jpeg, event, packed)
+
+    def publish(self, view: View) -> None:
+        """Show a view to all who wait for one."""
+        self.view = view
+        assert self.loop
+        with suppress(RuntimeError):  # the server has ended
+            self.loop.call_soon_threadsafe(self.wake)
+
+    def wake(self) -> None:
+        self.woken.set()
+        self.woken = asyncio.Event()
+
+    async def next_view(self, seen: int) -> View | None:
+        """Return the first view after one that was seen; None if the server shuts down.
+
+        While the source is lost it waits, since viewers who have seen a picture keep it; see `check`.
+        """
+        while not self.gate.closing.is_set():
+            if self.view.number > seen:
+                return self.view
+            with self.change:  # somebody watches now
+                self.change.notify_all()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self.woken.wait()
+        return None
+
+    async def first_view(self, seen: int) -> View | None:
+        """Return the next view, as next_view does; a RequestError if the source is lost."""
+        waiting = asyncio.ensure_future(self.next_view(seen))
+        try:
+            while not (await asyncio.wait({waiting}, timeout=POLL_SECONDS))[0]:
+                self.check()
+            return waiting.result()
+        finally:
+            waiting.cancel()
+
+    def check(self) -> None:
+        """Raise a RequestError if there are no frames."""
+        if self.problem:
+            raise RequestError(503, self.problem, 5)
+
+
+def find_source(address: str) -> Source:
+    """Return the source at an address, a file as one that is played."""
+    source = play(find_sources([address])[0])
+    if not source.moving:
+        raise ValueError(f"{source.name} is a picture: give a camera, a stream or a video.")
+    return source
+
+
+def parse_sources(given: Sequence[str]) -> dict[str, str]:
+    """Return addresses by name, of texts such as NAME=ADDRESS; raise an error if one cannot be a source."""
+    addresses: dict[str, str] = {}
+    for text in given:
+        name, mark, address = text.partition("=")
+        if not mark or not address or not NAME.fullmatch(name):
+            shown = name if mark else "it"
+            raise ValueError(
+                f"--source takes NAME=ADDRESS, with letters, digits, _ and - in the name; {shown!r:.80} does not fit."
+            )
+        if name in addresses:
+            raise ValueError(f"Two sources are called {name}: give each a name of its own.")
+        if is_address(address):
+            split_address(address)  # it may answer later
+        else:
+            find_source(address)
+        addresses[name] = address
+    return addresses
+
+
+def add_sources(gate: RequestGate, addresses: dict[str, str]) -> None:
+    """Let the server read sources, with their metrics; they start with it."""
+    if not addresses:
+        return
+    dropped = Counter("streamseg_source_dropped_total", "Frames of a watched source that a newer one replaced.")
+    gate.sources = {name: ServedSource(name, address, gate, dropped) for name, address in addresses.items()}
+    sources = gate.sources.values()
+    gate.metrics += [
+        dropped,
+        Gauge("streamseg_viewers", "Viewers of sources.", lambda: sum(s.viewers + s.listeners for s in sources)),
+        Gauge("streamseg_sources_up", "Sources that deliver frames.", lambda: sum(not s.problem for s in sources)),
+    ]

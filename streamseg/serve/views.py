@@ -1,0 +1,131 @@
+"""The addresses of sources that the server reads: pictures as an MJPEG stream, events over a WebSocket."""
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, WebSocket
+from fastapi.responses import Response, StreamingResponse
+from starlette.requests import HTTPConnection
+from starlette.websockets import WebSocketDisconnect
+
+from streamseg.serve.gate import Gate, RequestError, RequestGate, require_token
+from streamseg.serve.sources import ServedSource
+from streamseg.serve.websocket import check_origin
+
+BOUNDARY = "frame"
+
+router = APIRouter()
+
+
+async def require_viewer(connection: HTTPConnection, gate: Gate) -> None:
+    """Raise a RequestError unless the token is in a header or in the query: a page's <img> cannot send headers."""
+    given = connection.query_params.get("token", "")
+    if not (gate.token and hmac.compare_digest(given.encode(), gate.token.encode())):
+        await require_token(connection, gate)
+
+
+def find_served(gate: RequestGate, name: str) -> ServedSource:
+    if name not in gate.sources:
+        there = ", ".join(gate.sources) or "none: start the server with --source NAME=ADDRESS"
+        raise RequestError(404, f"No source is called {name[:80]}; there are {there}.")
+    return gate.sources[name]
+
+
+@router.get("/streams", dependencies=[Depends(require_token)])
+async def list_streams(gate: Gate) -> dict[str, dict[str, object]]:
+    """The sources that the server reads, whether they deliver frames, and how many watch."""
+    return {
+        name: {"status": source.problem or "ok", "viewers": source.viewers + source.listeners}
+        for name, source in gate.sources.items()
+    }
+
+
+@router.get("/streams/{name}.mjpeg", dependencies=[Depends(require_viewer)], response_class=Response)
+async def show(name: str, gate: Gate) -> Response:
+    """The overlay of a source as an endless picture (multipart/x-mixed-replace), for an <img> and for players.
+
+    A slow viewer misses pictures. 503 if the source delivers no frames; the server keeps trying.
+    """
+    pictures = jpegs(find_served(gate, name))
+    first = await anext(pictures, None)  # before the answer begins, so that it may still be an error
+    if first is None:
+        raise RequestError(503, "The server is shutting down.", 10)
+    headers = {"Cache-Control": "no-store"}
+    return StreamingResponse(parts(first, pictures), 200, headers, f"multipart/x-mixed-replace; boundary={BOUNDARY}")
+
+
+async def jpegs(source: ServedSource) -> AsyncIterator[bytes]:
+    """Yield the newest picture of a source, each once."""
+    source.viewers += 1
+    try:
+        # not the view that is there already: it may be old
+        view = await source.first_view(source.view.number)
+        while view is not None:
+            if view.jpeg:
+                yield view.jpeg
+            view = await source.next_view(view.number)
+    finally:
+        source.viewers -= 1
+
+
+async def parts(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield pictures as the parts of an endless answer."""
+    yield part(first)
+    async for picture in rest:
+        yield part(picture)
+
+
+def part(picture: bytes) -> bytes:
+    head = f"--{BOUNDARY}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}\r\n\r\n"
+    return head.encode() + picture + b"\r\n"
+
+
+@router.websocket("/streams/{name}/events")
+async def listen(client: WebSocket, name: str, gate: Gate, labels: Annotated[bool, Query()] = False) -> None:
+    """Send a line of JSON for each labelled frame of a source; with ?labels=true also its labels."""
+    try:
+        check_origin(client)
+        await require_viewer(client, gate)
+        source = find_served(gate, name)
+        if gate.closing.is_set():
+            raise RequestError(503, "The server is shutting down.", 10)
+        source.check()
+    except RequestError as error:
+        await client.send_denial_response(error.response())
+        return
+    gate.streams += 1
+    source.listeners += 1
+    source.label_listeners += labels
+    try:
+        await client.accept("streamseg" if "streamseg" in client.scope["subprotocols"] else None)
+        sending = asyncio.ensure_future(send_events(client, source, labels))
+        gone = asyncio.ensure_future(wait_until_gone(client))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            sending.cancel()
+        if not gone.done() or gone.cancelled():
+            await client.close(1001)
+    except (WebSocketDisconnect, RuntimeError):
+        pass  # starlette's errors for a client that has disconnected
+    finally:
+        gate.streams -= 1
+        source.listeners -= 1
+        source.label_listeners -= labels
+
+
+async def send_events(client: WebSocket, source: ServedSource, with_labels: bool) -> None:
+    """Send the newest event of a source, each once."""
+    seen = source.view.number
+    while (view := await source.next_view(seen)) is not None:
+        seen = view.number
+        if view.event and not (with_labels and view.labels is None):
+            await client.send_json(view.event | ({"labels": view.labels} if with_labels else {}))
+
+
+async def wait_until_gone(client: WebSocket) -> None:
+    while (await client.receive())["type"] != "websocket.disconnect":
+        pass

@@ -1,0 +1,74 @@
+from pathlib import Path
+
+import pytest
+from clips import make_clip
+from servers import RtspServer
+from serving import run_server
+from source_files import shade
+from waiting import until
+
+from streamseg.io import sources as kinds
+from streamseg.serve import sources
+from streamseg.serve.sources import parse_sources
+
+
+def test_a_dead_source_gets_503_with_a_sentence_and_is_found_when_it_comes(monkeypatch, tmp_path):
+    monkeypatch.setattr(sources, "PAUSES", (0.02,))
+    monkeypatch.setattr(kinds, "RECONNECT_DELAYS", ())
+    path = tmp_path / "later.mp4"
+    with run_server(sources={"door": str(path), "gate": "rtsp://user:secret@127.0.0.1:9/x"}) as server:
+        until(lambda: "refused" in server.gate.sources["gate"].problem)
+        answer = server.ask("/streams/gate.mjpeg")
+        assert answer.status == 503
+        assert answer.json["error"].startswith("gate is not available: rtsp://127.0.0.1:9/x cannot be read: ")
+        assert answer.json["error"].endswith("The server tries again.")
+        assert "secret" not in answer.body.decode() + server.ask("/streams").body.decode()
+        assert answer.headers["retry-after"] == "5"
+        assert server.ask("/healthz").status == 200
+        assert server.ask("/streams/door.mjpeg").status == 503
+        make_clip(tmp_path / "made.mp4", 3)
+        (tmp_path / "made.mp4").rename(path)
+        until(lambda: not server.gate.sources["door"].problem)
+
+
+def test_a_camera_that_is_lost_is_opened_again(monkeypatch):
+    monkeypatch.setattr(sources, "PAUSES", (0.02,))
+    monkeypatch.setattr(kinds, "RECONNECT_DELAYS", ())
+    with (
+        RtspServer([shade(i) for i in range(3)], [3, 3, 3]) as camera,
+        run_server(sources={"cam": camera.address}) as server,
+    ):
+        until(lambda: camera.requests.count("PLAY") >= 3)
+        until(lambda: server.gate.sources["cam"].fault)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["rtsp://u:secret@h/x"], "--source takes NAME=ADDRESS"),
+        (["a b=0"], "'a b' does not fit"),
+        (["a="], "--source takes NAME=ADDRESS"),
+        (["a=0", "a=1"], "Two sources are called a"),
+        (["a=ftp://u:secret@h/x"], "ftp://h/x is no address that can be read"),
+        (["a=missing.mp4"], "Nothing at missing.mp4"),
+    ],
+)
+def test_a_wrong_source_is_one_sentence(given, expected):
+    with pytest.raises((ValueError, OSError), match=expected) as caught:
+        parse_sources(given)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_picture_is_no_source(tmp_path):
+    from PIL import Image
+
+    Image.fromarray(shade(1)).save(tmp_path / "a.png")
+    with pytest.raises(ValueError, match="a is a picture: give a camera, a stream or a video"):
+        parse_sources([f"a={tmp_path / 'a.png'}"])
+
+
+def test_sources_have_names(tmp_path):
+    make_clip(Path(tmp_path / "v.mp4"), 2)
+    given = [f"drive={tmp_path / 'v.mp4'}", "door=rtsp://host/x?a=b"]
+    assert parse_sources(given) == {"drive": str(tmp_path / "v.mp4"), "door": "rtsp://host/x?a=b"}
+    assert parse_sources([]) == {}
