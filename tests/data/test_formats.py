@@ -137,6 +137,59 @@ def test_subsets_train_and_val_become_splits(tmp_path):
     assert [pair.labels.stem for pair in folder(tmp_path / "mine", "val").pairs] == ["b"]
 
 
+def test_yolo_folders_of_splits_are_found_by_the_end_of_their_paths(tmp_path):
+    source = tmp_path / "export"
+    exports.write_yolo(source, {"a": exports.make_labels()}, "train")
+    for kind in ("images", "labels"):
+        (source / "train").mkdir(exist_ok=True)
+        (source / kind / "train").rename(source / "train" / kind)
+        (source / kind).rmdir()
+    (source / "data.yaml").write_text(
+        "train: ../train/images\nval: ../valid/images\n\nnc: 3\nnames: ['road', 'car', 'tree']\n"
+    )
+    assert convert(source, tmp_path / "mine").classes.names == exports.NAMES
+    labels = exports.make_labels()
+    labels[HOLE] = 0
+    numpy.testing.assert_array_equal(read_label_ids(tmp_path / "mine/labels/a.png").numpy(), labels)
+
+
+def test_yolo_lists_of_pictures_are_read(tmp_path):
+    source = tmp_path / "export"
+    exports.write_yolo(source, {"a": exports.make_labels(), "b": exports.make_labels()}, "train")
+    (source / "train.txt").write_text("data/images/train/a.png\n")
+    (source / "val.txt").write_text("data/images/train/b.png\n")
+    (source / "data.yaml").write_text("names: [road, car, tree]\npath: .\ntrain: train.txt\nval: val.txt\n")
+    assert convert(source, tmp_path / "mine").pictures == {"train": 1, "val": 1}
+
+
+def test_coco_files_beside_the_pictures_of_their_split_are_read(tmp_path):
+    source = tmp_path / "export"
+    for i, split in enumerate(("train", "valid")):
+        exports.write_coco(tmp_path / split, {"a": exports.make_labels(i)}, polygons=True)
+        source.mkdir(exist_ok=True)
+        (tmp_path / split / "images").rename(source / split)
+        (tmp_path / split / "annotations/instances_default.json").rename(source / split / "_annotations.coco.json")
+    assert convert(source, tmp_path / "mine").pictures == {"train": 1, "val": 1}
+    first, second = (read_label_ids(tmp_path / f"mine/labels/{split}/a.png") for split in ("train", "val"))
+    assert not (first == second).all()
+
+
+def test_subsets_with_pictures_of_one_name_are_told_apart(tmp_path):
+    source = make(tmp_path, "supervisely bitmaps", 1)
+    exports.write_supervisely(tmp_path / "other", {"frame_000": exports.make_labels(3)})
+    (tmp_path / "other/ds0").rename(source / "ds1")
+    convert(source, tmp_path / "mine")
+    found = labels_in(tmp_path / "mine", exports.NAMES)
+    numpy.testing.assert_array_equal(found["frame_000"], exports.make_labels())
+    numpy.testing.assert_array_equal(found["ds1_frame_000"], exports.make_labels(3))
+
+
+def test_a_picture_that_is_annotated_twice_is_refused(tmp_path):
+    source = make(tmp_path, "labelme masks")
+    (source / "copy.json").write_text((source / "frame_000.json").read_text())
+    refuse(tmp_path, "frame_000.png is annotated twice, in .*copy.json and .*frame_000.json: keep one")
+
+
 def test_pictures_without_objects_are_kept_with_a_background_only(tmp_path):
     source = make(tmp_path, "yolo polygons")
     (source / "labels/train/frame_000.txt").write_text("1 0.5 0.5 0.2 0.2\n")
