@@ -103,8 +103,9 @@ class SourceStream:
         self.state: State | None = None
         self.legend = LegendCache()
         room = 1 if source.live else QUEUE_SIZE
-        self.inbox: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room)
-        self.labelled: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room)
+        # the network thread waits for all of these at once
+        self.inbox: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room, shared.group.change)
+        self.labelled: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room, shared.group.change)
         self.drawn: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room)
         self.total: int | None = None
         """How many frames the source has, once that is known."""
