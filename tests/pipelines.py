@@ -51,6 +51,8 @@ class Camera:
     came: int = 0
     """How many have been delivered."""
     change: threading.Condition = field(default_factory=threading.Condition)
+    sizes: list[tuple[int, int]] | None = None
+    """The size of each frame, if it is not always the same."""
     name: str = "camera"
     live: bool = True
     moving: bool = True
@@ -62,10 +64,17 @@ class Camera:
         for i in range(self.count):
             with self.change:
                 assert self.change.wait_for(lambda i=i: self.shown > i, PATIENCE)
-            yield Capture(shade(i), self.name, i, i / 25, time.monotonic())
+            frame = shade(i, self.sizes[i]) if self.sizes else shade(i)
+            yield Capture(frame, self.name, i, i / 25, time.monotonic())
             with self.change:
                 self.came = i + 1
                 self.change.notify_all()
+
+    def release(self, frames):
+        """Release more frames, and wait for nothing."""
+        with self.change:
+            self.shown = min(self.count, self.shown + frames)
+            self.change.notify_all()
 
     def let_through(self, frames):
         """Release more frames, and wait until they are delivered."""

@@ -276,16 +276,19 @@ def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSetting
         if not result.frames and problems:
             raise ValueError(problems[0])
         if records:
-            records.write(dumps({"summary": latency.summary_to_json(meter.summary())}) + "\n")
+            records.write(dumps({"summary": latency.summary_to_json(meter.summary(), meter.stream_summaries())}) + "\n")
 
     if not options.quiet:
         clear_line()
     for line in list_results(pipeline, result, options.deadline):
         print(line, file=messages)
     if result.frames > 1:
-        print(latency.format_summary(meter.summary()), file=messages)
+        print(latency.format_summary(meter.summary(), meter.stream_summaries()), file=messages)
     for problem in problems:
-        print_error(problem)
+        if problem not in result.told.values():
+            print_error(problem)
+    if result.told:
+        print_error(f"{len(result.told)} of {len(plan.sources)} sources failed: {', '.join(result.told)}.")
     if result.signal:
         print_error(f"Stopped after {result.frames} frames: the files hold those.")
     wait_for_window(screen, plan, result)
@@ -316,7 +319,7 @@ def list_results(pipeline: "Pipeline", result: "RunResult", deadline: float | No
     """Yield the lines that report the written files and the labels of a run."""
     for stream in pipeline.streams:
         if stream.written and not stream.results.are_pictures:
-            yield f"{stream.source.name}: {'  '.join(list_files(stream.results))}"
+            yield f"{stream.source.name}: {'  '.join(name for files in stream.parts for name in list_files(files))}"
     if result.frames > 1:
         yield f"\nall frames: {list_largest_classes(pipeline.settings.classes.names, result.shares)}"
         yield f"network input {result.size[0]} x {result.size[1]}\n"

@@ -1,5 +1,6 @@
 """The network thread: takes frames of all sources in turn, labels them in batches and hands them to the drawers."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,13 +11,11 @@ import torch
 
 from streamseg.engine.engine import EagerEngine, Engine, resize_frames
 from streamseg.engine.tiles import label_tiled
+from streamseg.stream.batch_limit import BATCH_SECONDS, BatchLimit
 from streamseg.stream.deadline import MIN_SCALE, POOR_SCALE, WARM_UP_PASSES, scale_size
 from streamseg.stream.label_frames import MAX_PIXELS, network_size, step_batch
 from streamseg.stream.source_threads import FrameJob, SharedRun, SourceStream
 from streamseg.stream.state import State
-
-MAX_BATCH = 8
-"""The largest batch, each frame of another source; and the most files that are read at once."""
 
 
 class NetworkThread:
@@ -26,6 +25,8 @@ class NetworkThread:
         self.engine, self.streams, self.shared = engine, streams, shared
         self.cuda = shared.device.type == "cuda"
         self.prepared = self.warned = False
+        deadline = shared.deadline.seconds
+        self.limit = BatchLimit((deadline / 2 if deadline else BATCH_SECONDS) if shared.live else math.inf)
         self.last_size = (0, 0)
         """The last network input size."""
         self.sizes: Counter[tuple[int, int]] = Counter()
@@ -50,6 +51,8 @@ class NetworkThread:
                         if not shared.live:  # files wait meanwhile, live sources go on
                             shared.meter.prepared(time.perf_counter() - begin)
                         jobs = [self.newest(job) for job in jobs]
+                for job in jobs:
+                    job.stream.follow_size(job.frame.shape)
                 scale = shared.deadline.scale
                 begin = self.start_clock(jobs)
                 for job, state in zip(jobs, self.predict(jobs, scale), strict=True):
@@ -63,7 +66,7 @@ class NetworkThread:
                     job.stream.labelled.put(job)
 
     def batches(self) -> Iterator[list[FrameJob]]:
-        """Yield batches: the frame of the source that has waited longest, and those of others of the same size.
+        """Yield batches: a frame of the source whose turn is longest ago, and those of others of the same input size.
 
         A source whose drawer is behind is skipped, so that it delays no other; a live one then has a newer frame later.
         """
@@ -74,12 +77,27 @@ class NetworkThread:
                 if not (streams := self.waiting()):
                     return
                 streams.sort(key=lambda stream: stream.last_batch)
-                shape = streams[0].inbox.waiting[0].frame.shape
-                chosen = [stream for stream in streams if stream.inbox.waiting[0].frame.shape == shape][:MAX_BATCH]
+                kind = self.kind(streams[0].inbox.waiting[0])
+                chosen = [stream for stream in streams if self.kind(stream.inbox.waiting[0]) == kind]
+                chosen = chosen[: self.batch_size(chosen[0].inbox.waiting[0], len(chosen))]
                 jobs = [stream.inbox.take() for stream in chosen]
                 for stream in chosen:
                     stream.last_batch = number
             yield jobs
+
+    def kind(self, job: FrameJob) -> tuple[tuple[int, int], bool]:
+        """Return what frames of a batch have in common: the network input size, and whether they are tiled."""
+        return self.input_size(job, 1.0), self.is_tiled(job)
+
+    def is_tiled(self, job: FrameJob) -> bool:
+        """Return whether a frame is labelled tile by tile."""
+        return self.shared.settings.tiled and math.prod(job.frame.shape[1:]) > MAX_PIXELS
+
+    def batch_size(self, job: FrameJob, waiting: int) -> int:
+        """Return how many of the waiting frames of a kind to take."""
+        count = min(waiting, self.limit.frames(self.input_size(job, self.shared.deadline.scale)))
+        # on a GPU each batch size needs a graph, of which few are kept: 1, 2, 4, 8 and 16 suffice
+        return 2 ** (count.bit_length() - 1) if self.cuda else count
 
     def waiting(self) -> list[SourceStream]:
         """Return the sources with a frame to label and room for its labels."""
@@ -96,7 +114,7 @@ class NetworkThread:
         """Return the frame that a live source has delivered since, or else the job itself."""
         with self.shared.group.change:
             inbox = job.stream.inbox
-            if not (job.stream.source.live and inbox.waiting):
+            if not (job.stream.source.live and inbox.waiting and self.kind(inbox.waiting[0]) == self.kind(job)):
                 return job
             self.shared.meter.dropped(1, job.stream.source.name)
             return inbox.take()
@@ -129,17 +147,17 @@ class NetworkThread:
 
     def input_size(self, job: FrameJob, scale: float) -> tuple[int, int]:
         """Return the network input's height and width for a frame, at a scale."""
-        return scale_size(self.shared.settings.size or network_size(*job.frame.shape[1:]), scale)
+        return scale_size(job.stream.size or network_size(*job.frame.shape[1:]), scale)
 
     def predict(self, jobs: list[FrameJob], scale: float) -> list[State | None]:
-        """Label frames of one size, and return the states of their streams after them."""
-        settings, (height, width) = self.shared.settings, jobs[0].frame.shape[1:]
+        """Label frames of one kind, and return the states of their streams after them."""
+        settings = self.shared.settings
         if self.cuda:
             for job in jobs:  # or the reader's stream could reuse the memory of a frame that is still in use
                 job.frame.record_stream(torch.cuda.current_stream())
-        if settings.tiled and height * width > MAX_PIXELS and isinstance(self.engine, EagerEngine):
+        if self.is_tiled(jobs[0]) and isinstance(self.engine, EagerEngine):
             for job in jobs:
-                job.scale, job.size = scale, (height, width)
+                job.scale, job.size = scale, (job.frame.shape[1], job.frame.shape[2])
                 job.labels, _ = label_tiled(self.engine.model, job.frame)
             return [None for _ in jobs]
         size = self.input_size(jobs[0], scale)
@@ -150,7 +168,7 @@ class NetworkThread:
             torch.cat([resize_frames(job.frame[None], size) for job in jobs]),
             [job.stream.state for job in jobs],
             settings.policy,
-            sizes=[(height, width) for _ in jobs],
+            sizes=[(job.frame.shape[1], job.frame.shape[2]) for job in jobs],
             with_confidence=settings.with_confidence,
             times=[job.capture.seconds for job in jobs],
             cut=settings.cut,
@@ -187,6 +205,8 @@ class NetworkThread:
                 job.network_seconds = seconds
         elif self.shared.live:  # so that the newest frame does not wait behind others on the GPU
             self.synchronize()
+        if self.shared.live:
+            self.limit.record(jobs[0].size, len(jobs), time.perf_counter() - begin)
         for job in jobs:
             job.latency = time.monotonic() - job.started
 

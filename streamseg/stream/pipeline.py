@@ -8,6 +8,7 @@ sources in batches (network_thread.py). This module starts the threads, waits fo
 
 import math
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -23,13 +24,15 @@ from streamseg.io.sources import Source
 from streamseg.parallel.signals import StopSignals
 from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
-from streamseg.stream.network_thread import MAX_BATCH, NetworkThread
+from streamseg.stream.network_thread import NetworkThread
 from streamseg.stream.observer import PipelineObserver
 from streamseg.stream.settings import DrawStyle, LabelSettings
 from streamseg.stream.source_threads import SharedRun, SourceStream
 
 STOP_TIMEOUT = 5.0
 """Seconds that each thread has to end when a run is aborted."""
+MAX_FILES = 8
+"""The most files that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class RunResult:
     """The share of each class in all frames."""
     problems: list[str]
     """A sentence for each source that failed; its frames up to then are written."""
+    told: dict[str, str]
+    """Those of them that the observer has received during the run, by the name of the source."""
     signal: int
     """The signal that stopped the run; 0 for none."""
     size: tuple[int, int]
@@ -90,6 +95,7 @@ class Pipeline:
             observer=observer or PipelineObserver(),
             device=engine.device,
             live=any(source.live for source, _ in sources),
+            several=len(sources) > 1,
             shows=display is not None,
             records=records,
             raw=raw,
@@ -129,6 +135,7 @@ class Pipeline:
             frames=sum(stream.written for stream in self.streams),
             shares=(pixels / max(1, int(pixels.sum()))).tolist(),
             problems=list(self.shared.problems),
+            told=dict(self.shared.told),
             signal=signal,
             size=self.network.last_size,
             sizes={size: sizes[size] for size in sorted(sizes, key=math.prod, reverse=True)},
@@ -147,17 +154,23 @@ class Pipeline:
 
     def start_streams(self) -> None:
         """Start to read sources: all live ones at once, files a few at a time, so that memory stays flat."""
+        todo = [stream for stream in self.streams if not stream.threads]
+        if not todo or self.stopped or self.group.failure:
+            return
         running = [stream for stream in self.streams if stream.running]
-        for stream in self.streams:
-            files = sum(not other.source.live for other in running)
-            if stream.threads or self.stopped or self.group.failure or (files >= MAX_BATCH and not stream.source.live):
-                continue
-            stream.start(next(slot for slot in count() if slot not in {other.slot for other in running}))
-            running.append(stream)
+        files, taken = sum(not stream.source.live for stream in running), {stream.slot for stream in running}
+        free = (slot for slot in count() if slot not in taken)
+        for stream in todo:
+            if stream.source.live or files < MAX_FILES:
+                stream.start(next(free))
+                files += not stream.source.live
 
     def supervise(self, signal: int) -> None:
         """Do the work of the main thread: report, show frames, and stop when asked to."""
         self.shared.observer.tick()
+        now = time.monotonic()
+        for stream in self.streams:
+            stream.watch(now)
         self.refresh_display()
         if (signal or (self.display and self.display.closed)) and not self.stopped:
             self.stopped = True
@@ -167,7 +180,7 @@ class Pipeline:
     def refresh_display(self) -> None:
         """Show the newest frame, and handle keys and clicks."""
         if self.display:
-            newest = self.shared.newest_picture  # read once: a writer may replace it at any moment
+            newest = self.streams[0].picture  # read once: the writer may replace it at any moment
             if newest is not None and newest is not self.shown:
                 self.display.show(newest)
                 self.shown = newest

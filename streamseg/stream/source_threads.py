@@ -9,8 +9,10 @@ Shapes: H height, W width.
 """
 
 import json
+import math
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from typing import IO, BinaryIO
@@ -33,6 +35,12 @@ from streamseg.stream.state import State
 
 QUEUE_SIZE = 3
 """Frames that may wait in each queue of a file; a live source has room for one."""
+STALL_SECONDS = 5.0
+"""After this time without a frame a message says that a live source has stalled."""
+OPENING_SECONDS = 15.0
+"""The same before its first frame: longer than it takes until a dead address fails by itself."""
+MAX_SIZE_CHANGES = 20
+"""How often a live source may change its size while it is written to videos: each change begins another file."""
 
 
 @dataclass(eq=False)
@@ -47,6 +55,8 @@ class SharedRun:
     device: torch.device
     live: bool
     """Whether any source is live."""
+    several: bool
+    """Whether there is more than one source."""
     shows: bool
     """Whether the frames are shown in a window."""
     records: IO[str] | None
@@ -55,9 +65,11 @@ class SharedRun:
     """Receives the labels of each frame as bytes."""
     group: ThreadGroup = field(default_factory=ThreadGroup)
     problems: list[str] = field(default_factory=list)
+    """A sentence for each source that failed."""
+    told: dict[str, str] = field(default_factory=dict)
+    """Those of them that the observer has received already, by the name of the source."""
     class_pixels: Tensor = field(init=False)
     """How many pixels of all frames have each class."""
-    newest_picture: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.class_pixels = torch.zeros(len(self.settings.classes), dtype=torch.int64)
@@ -101,6 +113,10 @@ class SourceStream:
     def __init__(self, source: Source, results: OutputFiles, shared: SharedRun):
         self.source, self.results, self.shared = source, results, shared
         self.state: State | None = None
+        self.size = shared.settings.size
+        """Height and width of the network input; None for the frame's own, up to a limit."""
+        self.shape: torch.Size | None = None
+        """The shape of the last frame that was labelled."""
         self.legend = LegendCache()
         room = 1 if source.live else QUEUE_SIZE
         # the network thread waits for all of these at once
@@ -116,6 +132,16 @@ class SourceStream:
         self.threads: list[threading.Thread] = []
         """Drawer and writer, once started. The reader, which may hang in a device, is not waited for."""
         self.written = 0
+        self.parts = [results]
+        """The files so far: a live source that changes its size goes on in another video."""
+        self.picture: Tensor | None = None
+        """The newest picture, for the window."""
+        self.last_capture = math.inf
+        """The time.monotonic() of the last frame, or of the start."""
+        self.stalled = self.begun = False
+        self.read_shape: torch.Size | None = None
+        """The shape of the last frame that was read."""
+        self.size_changes = 0
 
     @property
     def running(self) -> bool:
@@ -123,7 +149,7 @@ class SourceStream:
 
     def start(self, slot: int) -> None:
         """Start the three threads. Their names tell the meter which threads work one after the other."""
-        self.slot = slot
+        self.slot, self.last_capture = slot, time.monotonic()
         self.shared.group.start(f"read {slot}", self.read)
         self.threads = [
             self.shared.group.start(f"draw {slot}", self.draw),
@@ -132,7 +158,7 @@ class SourceStream:
 
     def read(self) -> None:
         """Decode the source's frames, copy them to the device and put them into the inbox."""
-        shared, source, shape = self.shared, self.source, None
+        shared, source = self.shared, self.source
         upload_stream = torch.cuda.Stream(shared.device) if shared.device.type == "cuda" else None
         try:
             with closing(source.captures()) as captures:
@@ -148,12 +174,9 @@ class SourceStream:
                         break
                     if not source.live:
                         shared.meter.stage("decode", seconds)
-                    if capture.note:
-                        shared.observer.message(capture.note)
+                    self.greet(capture)
                     self.total = capture.total
-                    shape = shape or capture.frame.shape
-                    if source.moving and capture.frame.shape != shape:
-                        raise changed_size(source.name, capture, shape)
+                    self.check_size(capture)
                     job = FrameJob(self, capture, capture.frame, capture.captured)
                     if upload_stream:
                         self.upload(job, upload_stream)
@@ -161,8 +184,62 @@ class SourceStream:
                         break
                     shared.meter.read(source.name)
         except (ValueError, OSError) as problem:  # the other sources go on, and the frames so far are good
-            shared.problems.append(str(problem))
+            self.report(problem)
         self.inbox.close()
+
+    def report(self, problem: Exception) -> None:
+        """Note that this source failed; of several live ones the user is told now, as the others may go on for days."""
+        sentence = self.with_name(str(problem))
+        self.shared.problems.append(sentence)
+        if self.source.live and self.shared.several:
+            self.shared.told[self.source.name] = sentence
+            self.shared.observer.message(sentence)
+
+    def with_name(self, sentence: str) -> str:
+        """Return a sentence about this source that names it, if there are others."""
+        name = self.source.name
+        named = not (self.source.live and self.shared.several) or sentence.startswith((f"{name} ", f"{name}: "))
+        return sentence if named else f"{name}: {sentence}"
+
+    def greet(self, capture: Capture) -> None:
+        """Pass on what a capture says about its source, and that the source is back."""
+        message = capture.note
+        if self.stalled and not message:
+            message = f"{self.source.name} sends frames again, after {capture.captured - self.last_capture:.0f} s."
+        self.stalled, self.begun, self.last_capture = False, True, capture.captured
+        if capture.reconnected:
+            self.shared.meter.reconnected(self.source.name)
+        if message:
+            self.shared.observer.message(self.with_name(message))
+
+    def watch(self, now: float) -> None:
+        """Tell the user once if a live source has stalled; the main thread calls this regularly."""
+        silent = now - self.last_capture
+        if self.source.live and not self.stalled and silent > (STALL_SECONDS if self.begun else OPENING_SECONDS):
+            self.stalled = True
+            if not self.inbox.closed:
+                frame = "no frame" if self.begun else "no first frame"
+                others = "; the others go on" if self.shared.several else ""
+                self.shared.observer.message(f"{self.source.name} has sent {frame} for {silent:.0f} s{others}.")
+
+    def check_size(self, capture: Capture) -> None:
+        """Check that a frame has the size of those before it.
+
+        A file ends where its frames change their size. A live source goes on, in another video if it is written to
+        one; only raw labels cannot say that their size changed.
+        """
+        shape, self.read_shape = self.read_shape, capture.frame.shape
+        if not self.source.moving or shape in (None, self.read_shape):
+            return
+        assert shape is not None
+        self.size_changes += self.results.are_videos
+        if not self.source.live or self.shared.raw or self.size_changes > MAX_SIZE_CHANGES:
+            raise changed_size(self.source.name, capture, shape)
+        _, height, width = self.read_shape
+        then = "another video file begins" if self.results.are_videos else "it goes on with these"
+        self.shared.observer.message(
+            f"{self.source.name} now sends frames of {height} x {width} pixels, not {shape[1]} x {shape[2]}: {then}."
+        )
 
     def upload(self, job: FrameJob, upload_stream: "torch.cuda.Stream") -> None:
         """Copy a frame to the GPU while the GPU computes."""
@@ -181,6 +258,12 @@ class SourceStream:
             return False
         self.shared.meter.dropped(replaced, self.source.name)
         return True
+
+    def follow_size(self, shape: torch.Size) -> None:
+        """Drop the state where frames change their size: another lens, zoom or camera is another scene."""
+        if self.shape not in (None, shape):
+            self.state = None
+        self.shape = shape
 
     def draw(self) -> None:
         """Fetch the labels of each frame from the device, count its classes and draw it."""
@@ -222,7 +305,7 @@ class SourceStream:
             seconds = time.perf_counter() - begin
             shared.meter.stage("download", seconds)
             job.latency += seconds
-        shared.meter.labelled(job.latency)
+        shared.meter.labelled(job.latency, self.source.name)
         shared.deadline.record(job.latency, job.scale, job.network_seconds, job.prepared)
         return labels
 
@@ -241,21 +324,44 @@ class SourceStream:
 
     def write(self) -> None:
         """Write each drawn frame to the source's files, and report it."""
-        shared = self.shared
-        with open_writer(self.results, self.source, shared.settings.classes) as write_frame:
-            for job in self.drawn:
-                begin = time.perf_counter()
-                write_frame(FrameOutput(job.capture, job.picture, job.labels, job.confidence, job.colours))
-                if shared.raw:
-                    write_raw_labels(shared.raw, job.labels)
-                shared.meter.stage("encode", time.perf_counter() - begin)
-                age = time.monotonic() - job.started
-                shared.meter.shown(age)
-                self.written += 1
-                shared.newest_picture = job.picture
-                if shared.records:
-                    self.write_record(shared.records, job, age)
-                shared.observer.frame_written(job.capture, job.shares, self.results)
+        try:
+            jobs = iter(self.drawn)
+            job = next(jobs, None)
+            while job:
+                job = self.write_part(job, jobs)
+        except (ValueError, OSError) as problem:
+            if not (self.source.live and self.shared.several):
+                raise
+            self.report(problem)  # the other sources go on
+            self.inbox.close()
+            for _ in self.drawn:
+                pass
+
+    def write_part(self, job: FrameJob | None, jobs: Iterator[FrameJob]) -> FrameJob | None:
+        """Write the frames up to a change of size, after which videos need other files; return the next frame."""
+        if job and self.written and self.results.are_videos:
+            self.parts.append(self.results.next_part())
+        size = job and job.labels.shape
+        with open_writer(self.parts[-1], self.source, self.shared.settings.classes) as write_frame:
+            while job and (job.labels.shape == size or not self.results.are_videos):
+                self.write_job(job, write_frame)
+                job = next(jobs, None)
+        return job
+
+    def write_job(self, job: FrameJob, write_frame: Callable[[FrameOutput], None]) -> None:
+        """Write one frame, and report it."""
+        shared, begin = self.shared, time.perf_counter()
+        write_frame(FrameOutput(job.capture, job.picture, job.labels, job.confidence, job.colours))
+        if shared.raw:
+            write_raw_labels(shared.raw, job.labels)
+        shared.meter.stage("encode", time.perf_counter() - begin)
+        age = time.monotonic() - job.started
+        shared.meter.shown(age)
+        self.written += 1
+        self.picture = job.picture
+        if shared.records:
+            self.write_record(shared.records, job, age)
+        shared.observer.frame_written(job.capture, job.shares, self.parts[-1])
 
     def write_record(self, records: IO[str], job: FrameJob, age: float) -> None:
         """Write a line of JSON about a frame."""

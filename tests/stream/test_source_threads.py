@@ -1,11 +1,12 @@
 import gc
 import io
 import random
+import re
 import sys
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -122,6 +123,170 @@ def test_a_video_ends_where_its_size_changes(model, quick, tmp_path):
     ]
     with open_video(tmp_path / "a.mp4") as written:
         assert sum(1 for _ in written) == 5
+
+
+def changing_camera(*lengths, name="camera"):
+    """A live source whose frames all arrive, and whose size changes after each number of them."""
+    sizes = [(32, 48), (64, 96), (48, 32)]
+    return Camera(
+        sum(lengths), name=name, sizes=[size for n, size in zip(lengths, sizes, strict=False) for _ in range(n)]
+    )
+
+
+def one_by_one(camera, **functions):
+    """An observer with which each frame of a camera comes when the one before is written."""
+    return Callbacks(frame_written=lambda capture, *_: camera.release(1), **functions)
+
+
+def test_a_live_source_goes_on_with_a_new_size_and_without_its_past(model, monkeypatch):
+    camera, said, states = changing_camera(3, 2, 2), [], []
+
+    def step(network, images, known, window, **options):
+        states.append((tuple(images.shape[2:]), known[0]))
+        predictions, _ = fake_predictions(images, **options)
+        return predictions, ["a past"]
+
+    monkeypatch.setattr(network_thread, "step_batch", step)
+    done = run(model, camera, observer=one_by_one(camera, message=said.append))
+    assert done.outcome.problems == []
+    assert [record["frame"] for record in done.records] == list(range(7))
+    # the first pass is for the libraries
+    assert states[1:] == [
+        ((32, 48), None),
+        ((32, 48), "a past"),
+        ((32, 48), "a past"),
+        ((64, 96), None),
+        ((64, 96), "a past"),
+        ((48, 32), None),
+        ((48, 32), "a past"),
+    ]
+    assert said == [
+        "camera now sends frames of 64 x 96 pixels, not 32 x 48: it goes on with these.",
+        "camera now sends frames of 48 x 32 pixels, not 64 x 96: it goes on with these.",
+    ]
+
+
+def test_the_video_of_a_live_source_goes_on_in_another_file_when_the_size_changes(model, quick, tmp_path):
+    (tmp_path / "a-2.mp4").write_text("somebody's")
+    camera, said = changing_camera(3, 2, 4), []
+    files = OutputFiles(tmp_path / "a.mp4", tmp_path / "a-labels.mkv")
+    done = run(model, camera, results=[files], observer=one_by_one(camera, message=said.append))
+    assert (done.outcome.frames, done.outcome.problems) == (9, [])
+    for name, length, size in (("a", 3, (32, 48)), ("a-3", 2, (64, 96)), ("a-4", 4, (48, 32))):
+        for path in (tmp_path / f"{name}.mp4", tmp_path / f"{name.replace('a', 'a-labels')}.mkv"):
+            with open_video(path) as written:
+                assert (sum(1 for _ in written), written.size) == (length, size)
+    assert (tmp_path / "a-2.mp4").read_text() == "somebody's"
+    assert len(list(tmp_path.iterdir())) == 7
+    assert said[0] == "camera now sends frames of 64 x 96 pixels, not 32 x 48: another video file begins."
+
+
+def test_a_live_source_whose_size_never_rests_ends_with_a_sentence(model, quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(source_threads, "MAX_SIZE_CHANGES", 1)
+    camera = changing_camera(2, 2, 2)
+    done = run(model, camera, results=[OutputFiles(tmp_path / "a.mp4")], observer=one_by_one(camera))
+    assert done.outcome.problems == [
+        "camera ends after 4 frames: the next one has 48 x 32 pixels, not 64 x 96; scale all of them to one size."
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-2.mp4", "a.mp4"]
+
+
+def test_raw_labels_of_a_live_source_end_where_its_size_changes(model, quick):
+    camera, raw = changing_camera(2, 2), io.BytesIO()
+    done = run(model, camera, raw=raw, observer=one_by_one(camera))
+    assert done.outcome.problems == [
+        "camera ends after 2 frames: the next one has 64 x 96 pixels, not 32 x 48; scale all of them to one size."
+    ]
+    assert len(raw.getvalue()) == 2 * 32 * 48
+
+
+def test_a_camera_that_stalls_is_told_of_by_name_and_again_when_it_is_back(model, quick, monkeypatch):
+    monkeypatch.setattr(source_threads, "STALL_SECONDS", 0.0)
+    camera, said = Camera(2, name="gate"), []
+
+    def heard(sentence):
+        said.append(re.sub(r"\d+ s", "N s", sentence))
+        if sentence.startswith("gate has"):
+            camera.release(1)
+
+    done = run(model, camera, Clip([shade(0)] * 3, "yard", live=True), observer=Callbacks(message=heard))
+    assert [sentence for sentence in said if "gate" in sentence][:2] == [
+        "gate has sent no frame for N s; the others go on.",
+        "gate sends frames again, after N s.",
+    ]
+    assert done.outcome.problems == []
+
+
+def test_a_camera_that_does_not_begin_is_told_of(model, quick, monkeypatch):
+    monkeypatch.setattr(source_threads, "OPENING_SECONDS", 0.0)
+    camera, said = Camera(1, shown=0, name="gate"), []
+
+    def heard(sentence):
+        said.append(sentence)
+        camera.release(1)
+
+    run(model, camera, observer=Callbacks(message=heard))
+    assert re.fullmatch(r"gate has sent no first frame for \d+ s\.", said[0])
+
+
+def test_a_file_does_not_stall(model, quick, monkeypatch):
+    monkeypatch.setattr(source_threads, "STALL_SECONDS", 0.0)
+    ticks, enough, said = [], threading.Event(), []
+
+    def frames():
+        yield shade(0)
+        assert enough.wait(PATIENCE)
+
+    def tick():
+        ticks.append(1)
+        if len(ticks) > 3:
+            enough.set()
+
+    run(model, Clip(frames()), observer=Callbacks(message=said.append, tick=tick))
+    assert said == []
+
+
+def test_one_of_several_cameras_that_fails_is_told_at_once_by_its_name(model, quick):
+    other, said = Camera(3, name="yard"), []
+
+    def broken():
+        yield shade(0)
+        raise OSError("rtsp://10.0.0.1/live was lost.")
+
+    def heard(sentence):
+        said.append(sentence)
+        other.release(2)  # it goes on after the other's end
+
+    done = run(model, Clip(broken(), "gate", live=True), other, observer=Callbacks(message=heard))
+    assert said == ["gate: rtsp://10.0.0.1/live was lost."] == done.outcome.problems
+    assert done.outcome.told == {"gate": said[0]}
+    assert {record["source"] for record in done.records} == {"gate", "yard"}
+
+
+def test_a_camera_that_cannot_be_written_stops_no_other(model, quick, tmp_path, monkeypatch):
+    other = Camera(3, name="yard")
+    (tmp_path / "file").touch()
+    results = [OutputFiles(tmp_path / "file" / "a.mp4"), OutputFiles(tmp_path / "b.mp4")]
+    observer = Callbacks(message=lambda sentence: other.release(2))
+    done = run(model, Camera(1, name="gate"), other, results=results, observer=observer)
+    (problem,) = done.outcome.problems
+    assert problem.startswith("gate: Could not make the folder ")
+    with open_video(tmp_path / "b.mp4") as written:
+        assert sum(1 for _ in written) > 0
+
+
+def test_a_camera_that_came_back_is_counted(model, quick):
+    @dataclass(eq=False)
+    class Shaky(Clip):
+        def captures(self):
+            for i, capture in enumerate(super().captures()):
+                yield replace(capture, reconnected=i == 2, note="It was lost and came back." if i == 2 else "")
+
+    said, meter = [], Meter()
+    clips = [Shaky([shade(0)] * 4, "gate", live=True), Clip([shade(0)], "yard", live=True)]
+    run(model, *clips, meter=meter, observer=Callbacks(message=said.append))
+    assert said == ["gate: It was lost and came back."]
+    assert {name: stream.reconnects for name, stream in meter.stream_summaries().items()} == {"gate": 1, "yard": 0}
 
 
 def test_pictures_may_differ_in_size(model, quick):
