@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -33,6 +33,7 @@ from streamseg.models.bundled import DEFAULT
 
 if TYPE_CHECKING:
     from streamseg.io.display import DisplayWindow
+    from streamseg.io.fleet import Camera
     from streamseg.io.outputs import OutputFiles
     from streamseg.io.sources import Source
     from streamseg.stream.pipeline import Pipeline, RunResult
@@ -48,6 +49,9 @@ class SegmentOptions:
 
     out: Annotated[str, Parameter(name=("--out", "-o"), metavar="OUT", show_default="the last name")] = ""
     """Where to write; all names are then sources, as in: segment *.jpg -o out."""
+    fleet: Annotated[Path | None, option("FILE", "none")] = None
+    """Instead of names, a TOML file with a table [[camera]] for each: name, address, size, classes, out, labels. These
+    options are the defaults of such a file."""
     weights: Annotated[Path | None, option("WEIGHTS", DEFAULT)] = None
     """A name that streamseg weights lists, a checkpoint, or a file that export wrote (.onnx, .xml, .pt2)."""
     overlay: bool = True
@@ -75,7 +79,8 @@ class SegmentOptions:
     """A file for one line of JSON per frame: shares of the classes, latency, age of the mask, network input size; - for
     standard output."""
     show: bool = False
-    """Show the overlay of one source in a window; q closes it. The last picture stays until it is closed."""
+    """Show the overlays in a window, of several sources in a grid; q closes it. The last picture stays until it is
+    closed."""
     window: Annotated[int | None, option("FRAMES", "what the weights were trained with")] = None
     """How many frames of a video the network attends to; more than 1 needs weights trained on video."""
     half_life: Annotated[float | None, option("SECONDS", "the exact window")] = None
@@ -122,6 +127,8 @@ class SegmentPlan:
     """What is wrong with names that cannot be read."""
     raw: bool
     """Whether labels go to standard output as raw bytes."""
+    cameras: list["Camera"] = field(default_factory=list)
+    """The sources of a fleet file, with settings of their own."""
 
 
 def segment(
@@ -141,12 +148,20 @@ def segment(
         streamseg segment *.jpg -o out --labels --legend
         streamseg segment drive.mp4 labelled.mp4 --size 360x640 --precision int8
         streamseg segment 0 --show
+        streamseg segment --fleet fleet.toml --quiet --json labels.jsonl
     """
-    given, out = split_names(names, options.out)
+    given, out = (names, options.out) if options.fleet else split_names(names, options.out)
     check_options(options, out)
     if options.ray:
         return segment_on_cluster(given, out, options)
-    plan = make_plan(given, out, options)
+    if options.fleet:
+        from streamseg.cli.fleets import check_fleet_options, plan_fleet
+
+        check_fleet_options(given, options)
+        plan = plan_fleet(options.fleet, options)
+        options = replace(options, confidence=any(files.confidence for files in plan.outputs))
+    else:
+        plan = make_plan(given, out, options)
     with loading(options.quiet):
         settings, style = open_model(options)
     return run_plan(plan, options, settings, style)
@@ -198,8 +213,6 @@ def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions) -> Segm
         raise ValueError(
             "There is nothing to write with --no-overlay alone: add --labels, --colours, --confidence or --json."
         )
-    if options.show and len(sources) > 1:
-        raise ValueError(f"--show has one window, and there are {len(sources)} sources: give one, or leave it out.")
     if options.json and options.json != STANDARD_OUTPUT:
         check_json_lines(options.json, sources, outputs)
     return SegmentPlan(sources, outputs, missing, raw)
@@ -249,6 +262,7 @@ def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSetting
     """Label all frames, write the files, report, and return the exit status."""
     from json import dumps
 
+    from streamseg.cli.fleets import own_settings
     from streamseg.cli.progress import TerminalObserver
     from streamseg.io.display import DisplayWindow
     from streamseg.stream import latency
@@ -269,21 +283,24 @@ def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSetting
             raw=sys.stdout.buffer if plan.raw else None,
             display=screen,
             observer=observer,
+            own=own_settings(plan.cameras, settings, style),
         )
         observer.total = lambda: pipeline.total
         result = pipeline.run()
         problems = [*map(str, plan.missing), *result.problems]
         if not result.frames and problems:
             raise ValueError(problems[0])
+        measured = meter.stream_summaries()
+        streams = {source.name: measured[source.name] for source in plan.sources if source.name in measured}
         if records:
-            records.write(dumps({"summary": latency.summary_to_json(meter.summary(), meter.stream_summaries())}) + "\n")
+            records.write(dumps({"summary": latency.summary_to_json(meter.summary(), streams)}) + "\n")
 
     if not options.quiet:
         clear_line()
     for line in list_results(pipeline, result, options.deadline):
         print(line, file=messages)
     if result.frames > 1:
-        print(latency.format_summary(meter.summary(), meter.stream_summaries()), file=messages)
+        print(latency.format_summary(meter.summary(), streams), file=messages)
     for problem in problems:
         if problem not in result.told.values():
             print_error(problem)
@@ -368,7 +385,7 @@ def segment_on_cluster(names: Sequence[str], out: str, options: SegmentOptions) 
 
     if not out or out == "-":
         raise ValueError("--ray writes to a folder: give its name as the last name, or with --out.")
-    names_of_refused = ("json", "show", "tile", "deadline", "raw_size", "rate")
+    names_of_refused = ("json", "show", "tile", "deadline", "raw_size", "rate", "fleet")
     refused = [f"--{name.replace('_', '-')}" for name in names_of_refused if getattr(options, name)]
     if refused:
         raise ValueError(f"--ray labels videos into a folder: leave out {', '.join(refused)}.")

@@ -9,7 +9,7 @@ sources in batches (network_thread.py). This module starts the threads, waits fo
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import IO, BinaryIO
@@ -26,7 +26,7 @@ from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
 from streamseg.stream.network_thread import NetworkThread
 from streamseg.stream.observer import PipelineObserver
-from streamseg.stream.settings import DrawStyle, LabelSettings
+from streamseg.stream.settings import DrawStyle, LabelSettings, SourceSettings
 from streamseg.stream.source_threads import SharedRun, SourceStream
 
 STOP_TIMEOUT = 5.0
@@ -77,6 +77,7 @@ class Pipeline:
         raw: BinaryIO | None = None,
         display: DisplayWindow | None = None,
         observer: PipelineObserver | None = None,
+        own: Mapping[str, SourceSettings] | None = None,
     ):
         """
         Args:
@@ -85,6 +86,7 @@ class Pipeline:
             raw: Receives the labels of each frame as bytes.
             display: Shows the frames.
             observer: Receives messages, written frames and ticks.
+            own: Settings of single sources, by name; the others have those of all.
         """
         engine = to_engine(settings.model)
         self.shared = SharedRun(
@@ -101,7 +103,9 @@ class Pipeline:
             raw=raw,
         )
         self.settings, self.display, self.group = settings, display, self.shared.group
-        self.streams = [SourceStream(source, results, self.shared) for source, results in sources]
+        self.streams = [
+            SourceStream(source, results, self.shared, (own or {}).get(source.name)) for source, results in sources
+        ]
         self.network = NetworkThread(engine, self.streams, self.shared)
         self.stopped = False
         self.shown: Tensor | None = None

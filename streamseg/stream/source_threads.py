@@ -30,7 +30,7 @@ from streamseg.parallel.threads import BoundedQueue, ThreadGroup
 from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
 from streamseg.stream.observer import PipelineObserver
-from streamseg.stream.settings import DrawStyle, LabelSettings
+from streamseg.stream.settings import DrawStyle, LabelSettings, SourceSettings
 from streamseg.stream.state import State
 
 QUEUE_SIZE = 3
@@ -110,10 +110,11 @@ class FrameJob:
 class SourceStream:
     """A source with its output files, its queues and its threads."""
 
-    def __init__(self, source: Source, results: OutputFiles, shared: SharedRun):
+    def __init__(self, source: Source, results: OutputFiles, shared: SharedRun, own: SourceSettings | None = None):
         self.source, self.results, self.shared = source, results, shared
+        self.style = own.style if own else shared.style
         self.state: State | None = None
-        self.size = shared.settings.size
+        self.size = own.size if own else shared.settings.size
         """Height and width of the network input; None for the frame's own, up to a limit."""
         self.shape: torch.Size | None = None
         """The shape of the last frame that was labelled."""
@@ -280,7 +281,7 @@ class SourceStream:
                 if self.results.overlay or shared.shows:
                     job.picture = self.paint(job).cpu()  # waits for the GPU: frame and labels may be freed now
                 if self.results.colours:
-                    classes = shared.style.classes or shared.settings.classes
+                    classes = self.style.classes or shared.settings.classes
                     job.colours = draw.paint_labels(labels, classes)
                 job.labels = labels
                 shared.meter.stage("draw", time.perf_counter() - begin)
@@ -311,7 +312,7 @@ class SourceStream:
 
     def paint(self, job: FrameJob) -> Tensor:
         """Return a frame with its labels, drawn on the frame's device."""
-        style = self.shared.style
+        style = self.style
         classes = style.classes or self.shared.settings.classes
         picture = draw.overlay(job.frame, job.labels, classes, style.alpha, style.only, borders=style.borders)
         if style.legend:
