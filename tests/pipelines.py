@@ -135,6 +135,7 @@ class Screen:
     frames: list = field(default_factory=list)
     updates: int = 0
     last: int = 10**6
+    room: tuple[int, int] = (180, 320)
 
     @property
     def closed(self):

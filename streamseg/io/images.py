@@ -379,6 +379,16 @@ def render_legend(classes: Classes, numbers: Sequence[int], height: int, width: 
     return torch.from_numpy(numpy.array(panel.reduce(4))).permute(2, 0, 1).contiguous()
 
 
+def render_caption(text: str, height: int) -> Tensor:
+    """Return a line of text (3, height, w), light on dark."""
+    shown, font = readable(text)
+    font = font.font_variant(size=0.7 * 4 * height)
+    # drawn at four times the size, as a legend is
+    panel = Image.new("RGB", (4 * round(font.getlength(shown) / 4 + 0.8 * height), 4 * height), "#16181c")
+    ImageDraw.Draw(panel).text((1.6 * height, 2 * height), shown, "#f2f3f5", font, anchor="lm")
+    return torch.from_numpy(numpy.array(panel.reduce(4))).permute(2, 0, 1).contiguous()
+
+
 def readable(name: str) -> tuple[str, ImageFont.FreeTypeFont]:
     """Return a shortened name, and a font that has its letters; without such a font, the name in English letters."""
     font = cast(ImageFont.FreeTypeFont, ImageFont.load_default(48))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from streamseg.engine.engine import to_engine
 from streamseg.io.display import DisplayWindow
+from streamseg.io.grid import GridView
 from streamseg.io.outputs import OutputFiles
 from streamseg.io.sources import Source
 from streamseg.parallel.signals import StopSignals
@@ -31,6 +32,8 @@ from streamseg.stream.source_threads import SharedRun, SourceStream
 
 STOP_TIMEOUT = 5.0
 """Seconds that each thread has to end when a run is aborted."""
+GRID_SECONDS = 0.1
+"""The time between two pictures of the grid of several sources."""
 MAX_FILES = 8
 """The most files that are read at once."""
 
@@ -109,6 +112,10 @@ class Pipeline:
         self.network = NetworkThread(engine, self.streams, self.shared)
         self.stopped = False
         self.shown: Tensor | None = None
+        names = [stream.source.name for stream in self.streams]
+        self.grid = GridView(names, display.room) if display and len(names) > 1 else None
+        self.next_grid = 0.0
+        """When the grid is drawn again, by time.monotonic()."""
 
     def run(self) -> RunResult:
         """Read, label, draw and write every frame, or all until Ctrl-C; frames that were begun are then finished."""
@@ -120,6 +127,7 @@ class Pipeline:
                     self.start_streams()
                     self.supervise(stop.signal)
                     alive[0].join(0.02 if self.display else 0.1)
+                self.next_grid = 0.0
                 self.refresh_display()
             except BaseException as error:  # a second Ctrl-C
                 self.group.fail(error)
@@ -182,11 +190,23 @@ class Pipeline:
                 stream.inbox.close()
 
     def refresh_display(self) -> None:
-        """Show the newest frame, and handle keys and clicks."""
-        if self.display:
-            newest = self.streams[0].picture  # read once: the writer may replace it at any moment
-            if newest is not None and newest is not self.shown:
-                self.display.show(newest)
-                self.shown = newest
-            else:
-                self.display.update()
+        """Show the newest frame, or a grid of the newest ones of several sources, and handle keys and clicks."""
+        if not self.display:
+            return
+        newest = self.draw_grid() if self.grid else self.streams[0].picture
+        if newest is not None and newest is not self.shown:
+            self.display.show(newest)
+            self.shown = None if self.grid else newest
+        else:
+            self.display.update()
+
+    def draw_grid(self) -> Tensor | None:
+        """Return the grid if it has changed; a few times a second, as each of many tiles takes time."""
+        if not self.grid or time.monotonic() < self.next_grid:
+            return None
+        # each read once: a writer may replace it at any moment
+        changed = self.grid.draw(
+            [stream.picture for stream in self.streams], [stream.written for stream in self.streams]
+        )
+        self.next_grid = time.monotonic() + GRID_SECONDS
+        return self.grid.canvas if changed else None

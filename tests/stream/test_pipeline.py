@@ -373,3 +373,12 @@ def test_the_last_picture_is_shown_however_short_the_run(model, quick):
     run(model, Clip([shade(i) for i in range(3)], moving=False), display=screen)
     expected = draw.overlay(shade(2), torch.full((32, 48), 2, dtype=torch.uint8), streamseg.CAMVID)
     assert screen.frames[-1].equal(expected)
+
+
+def test_several_sources_are_shown_in_a_grid_and_the_last_picture_of_each(model, quick):
+    screen = Screen()
+    clips = [Clip([shade(i, (90, 160)) for i in range(last + 1)], f"clip{last}") for last in (3, 5)]
+    run(model, *clips, display=screen, style=DrawStyle(alpha=0.0))
+    grid = screen.frames[-1]
+    assert tuple(grid.shape) == (3, 90, 320)
+    assert (grid[:, 80, 80].tolist(), grid[:, 80, 240].tolist()) == ([3] * 3, [5] * 3)
