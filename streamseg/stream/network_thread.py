@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from itertools import count
+from itertools import count, islice
 
 import torch
 
@@ -77,9 +77,12 @@ class NetworkThread:
                 if not (streams := self.waiting()):
                     return
                 streams.sort(key=lambda stream: stream.last_batch)
-                kind = self.kind(streams[0].inbox.waiting[0])
-                chosen = [stream for stream in streams if self.kind(stream.inbox.waiting[0]) == kind]
-                chosen = chosen[: self.batch_size(chosen[0].inbox.waiting[0], len(chosen))]
+                first = streams[0].inbox.waiting[0]
+                kind, most = self.kind(first), self.limit.frames(self.input_size(first, self.shared.deadline.scale))
+                alike = (stream for stream in streams if self.kind(stream.inbox.waiting[0]) == kind)
+                chosen = list(islice(alike, most))
+                if self.cuda:  # each batch size needs a graph, of which few are kept: 1, 2, 4, 8 and 16 suffice
+                    del chosen[2 ** (len(chosen).bit_length() - 1) :]
                 jobs = [stream.inbox.take() for stream in chosen]
                 for stream in chosen:
                     stream.last_batch = number
@@ -92,12 +95,6 @@ class NetworkThread:
     def is_tiled(self, job: FrameJob) -> bool:
         """Return whether a frame is labelled tile by tile."""
         return self.shared.settings.tiled and math.prod(job.frame.shape[1:]) > MAX_PIXELS
-
-    def batch_size(self, job: FrameJob, waiting: int) -> int:
-        """Return how many of the waiting frames of a kind to take."""
-        count = min(waiting, self.limit.frames(self.input_size(job, self.shared.deadline.scale)))
-        # on a GPU each batch size needs a graph, of which few are kept: 1, 2, 4, 8 and 16 suffice
-        return 2 ** (count.bit_length() - 1) if self.cuda else count
 
     def waiting(self) -> list[SourceStream]:
         """Return the sources with a frame to label and room for its labels."""

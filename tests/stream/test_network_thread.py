@@ -16,6 +16,7 @@ import streamseg
 from streamseg.io.outputs import OutputFiles
 from streamseg.io.sources import Capture
 from streamseg.io.video_reading import read_label_video
+from streamseg.parallel.threads import BoundedQueue, ThreadGroup
 from streamseg.stream import network_thread
 from streamseg.stream.batch_limit import MAX_BATCH
 from streamseg.stream.label_frames import label_frames
@@ -408,11 +409,16 @@ def test_frames_of_different_sizes_share_a_batch_if_their_network_input_is_one_s
     assert len(raw.getvalue()) == 6 * sum(height * width for height, width in sizes)
 
 
-def test_on_a_gpu_batches_are_powers_of_two():
-    settings = SimpleNamespace(size=None, tiled=False)
-    shared = SimpleNamespace(
-        device=torch.device("cuda"), deadline=SimpleNamespace(seconds=None, scale=1.0), live=False, settings=settings
-    )
-    thread = network_thread.NetworkThread(None, [], shared)
-    job = SimpleNamespace(stream=SimpleNamespace(size=(32, 48)), frame=shade(0))
-    assert [thread.batch_size(job, waiting) for waiting in range(1, 20)] == [1, 2, 2, *[4] * 4, *[8] * 8, *[16] * 4]
+@pytest.mark.parametrize(("waiting", "sizes"), [(1, [1]), (7, [4, 2, 1]), (19, [16, 2, 1])])
+def test_on_a_gpu_batches_are_powers_of_two(waiting, sizes):
+    settings, group = SimpleNamespace(size=None, tiled=False), ThreadGroup()
+    deadline = SimpleNamespace(seconds=None, scale=1.0)
+    shared = SimpleNamespace(device=torch.device("cuda"), deadline=deadline, live=False, settings=settings, group=group)
+    streams = []
+    for _ in range(waiting):
+        inbox, labelled = BoundedQueue(group, 1), BoundedQueue(group, 1)
+        streams.append(SimpleNamespace(inbox=inbox, labelled=labelled, size=(32, 48), last_batch=-1))
+        inbox.put(SimpleNamespace(stream=streams[-1], frame=shade(0)))
+        inbox.close()
+    thread = network_thread.NetworkThread(None, streams, shared)
+    assert [len(jobs) for jobs in thread.batches()] == sizes
