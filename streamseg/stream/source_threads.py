@@ -64,6 +64,9 @@ class SharedRun:
     raw: BinaryIO | None
     """Receives the labels of each frame as bytes."""
     group: ThreadGroup = field(default_factory=ThreadGroup)
+    # not the group's: torch and files give other threads a turn, which would all wait for a lock of the queues
+    totals_lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while class_pixels or records change."""
     problems: list[str] = field(default_factory=list)
     """A sentence for each source that failed."""
     told: dict[str, str] = field(default_factory=dict)
@@ -276,7 +279,7 @@ class SourceStream:
                 begin = time.perf_counter()
                 counts = torch.bincount(labels.flatten(), minlength=IGNORE + 1)[: len(shared.class_pixels)]
                 job.shares = (counts / labels.numel()).tolist()
-                with shared.group.change:
+                with shared.totals_lock:
                     shared.class_pixels += counts
                 if self.results.overlay or shared.shows:
                     job.picture = self.paint(job).cpu()  # waits for the GPU: frame and labels may be freed now
@@ -378,7 +381,7 @@ class SourceStream:
             "shares": {name: share for name, share in shares if share},
         }
         line = json.dumps(entry) + "\n"
-        with self.shared.group.change:
+        with self.shared.totals_lock:
             records.write(line)
 
 
