@@ -148,7 +148,6 @@ def segment(
         streamseg segment *.jpg -o out --labels --legend
         streamseg segment drive.mp4 labelled.mp4 --size 360x640 --precision int8
         streamseg segment 0 --show
-        streamseg segment --fleet fleet.toml --quiet --json labels.jsonl
     """
     given, out = (names, options.out) if options.fleet else split_names(names, options.out)
     check_options(options, out)
