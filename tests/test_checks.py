@@ -14,6 +14,7 @@ from streamseg.io.video_writing import VIDEO_FORMATS
 from streamseg.models.baselines import BASELINES
 from streamseg.models.bundled import DEFAULT
 from streamseg.models.checkpoint import FANETS
+from streamseg.models.video import VIDEO_METHODS
 from streamseg.train import config
 
 # runs command lines in a process without torch and numpy, and prints the exit status and stderr of each
@@ -164,7 +165,7 @@ def test_a_terminal_shows_that_the_program_is_loading(tmp_path, quiet):
 
 def test_the_names_known_without_torch_are_complete():
     assert tuple(datasets.DATASETS) == options.DATASET_NAMES
-    assert {*FANETS, *BASELINES} == {*options.NETWORKS}
+    assert {*FANETS, *BASELINES, *VIDEO_METHODS} == {*options.NETWORKS}
     assert tuple(VIDEO_FORMATS) == checks.VIDEO_SUFFIXES
     assert {recipe.config.dataset for recipe in config.RECIPES.values()} <= {*options.DATASET_NAMES}
 

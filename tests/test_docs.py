@@ -13,12 +13,21 @@ import torch
 from clips import make_clip
 from exports import exported as exported
 from PIL import Image
+from torch.utils.flop_counter import FlopCounterMode
 
 import streamseg
 from streamseg import cli
 from streamseg.cli.pages import find_page
+from streamseg.evaluate.method_cost import count_method_macs
 from streamseg.evaluate.paper import TABLES
 from streamseg.io.fleet import SETTINGS, read_fleet
+from streamseg.models.baselines import swiftnet18
+from streamseg.models.video import METHODS
+from streamseg.models.video.accel import accel
+from streamseg.models.video.dff import dff
+from streamseg.models.video.grfp import grfp
+from streamseg.models.video.netwarp import netwarp
+from streamseg.models.video.pearl import pearl
 from streamseg.train.config import RECIPES
 
 ROOT = Path(__file__).parent.parent
@@ -162,6 +171,52 @@ def test_the_code_beside_the_equations_is_in_the_package():
     example = [line for line in quoted if line.startswith("logits, ")]
     assert len(example) == 2
     assert [line for line in quoted if line not in example and line.strip() not in lines] == []
+
+
+def test_the_python_of_the_page_on_video_methods_runs(folder):
+    for block in blocks("docs/video-methods.md", "python"):
+        exec(block, {})
+    assert (folder / "stream.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("clockwork", {"1 after": "other frames"}),
+        ("clockwork-pipelined", {"still frame": "every frame"}),
+        ("clockwork-adaptive", {"still frame": "still frame", "changed frame": "when it fires"}),
+        ("low-latency", {"still frame": "still frame", "changed frame": "when it fires"}),
+        ("dvsnet", {"still frame": "still frame", "changed frame": "when it fires"}),
+    ],
+)
+def test_the_costs_of_the_schedules_are_correct(name, kinds):
+    text = (ROOT / "docs/video-methods.md").read_text()
+    with torch.device("meta"):
+        built = [METHODS[name](backbone()).eval() for backbone in (swiftnet18, streamseg.fanet18)]
+    macs = [count_method_macs(method, (1024, 2048)) for method in built]
+    for kind, words in kinds.items():
+        costs = " | ".join(f"{found[kind] / 1e9:.2f}" for found in macs)
+        assert f"| `{name}`, {words} | {costs} |" in text
+
+
+def test_the_costs_of_the_video_methods_are_correct():
+    text = (ROOT / "docs/video-methods.md").read_text()
+    backbones = (swiftnet18, streamseg.fanet18)
+    keys = []
+    for method in (dff, accel, netwarp, grfp, pearl):
+        others = []
+        for backbone in backbones:
+            with torch.device("meta"):
+                built, frame = method(backbone()).eval(), torch.empty(1, 3, 1024, 2048)
+            with torch.no_grad(), FlopCounterMode(display=False) as key:
+                _, state = built.step(frame)
+            with torch.no_grad(), FlopCounterMode(display=False) as other:
+                built.step(frame, state)
+            keys.append(f"{key.get_total_flops() / 2e9:.2f}")
+            others.append(f"{other.get_total_flops() / 2e9:.2f}")
+        assert f"| `{method.__name__}`, other frames | {' | '.join(others)} |" in text
+    assert keys == 5 * keys[:2]
+    assert f"| backbone, and every key frame | {' | '.join(keys[:2])} |" in text
 
 
 @pytest.mark.slow

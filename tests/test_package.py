@@ -29,6 +29,7 @@ __main__
 DOORS = {
     "PIL": "io.images",
     "av": "io.pyav io.video_reading io.video_writing",
+    "cv2": "models.video.dis",
     "cyclopts": "cli",
     "fastapi": "serve",
     "fsspec": "io.stores",

@@ -43,6 +43,7 @@ def test_every_module_can_be_imported_without_unix_modules_and_optional_librarie
     missing = (
         *UNIX,
         "av",
+        "cv2",
         "fsspec",
         "matplotlib",
         "onnx",
@@ -90,6 +91,7 @@ def test_every_imported_library_is_declared_in_pyproject():
     names = {word.split(">")[0].split("<")[0].split("[")[0].replace("-", "_").lower() for word in declared}
     names |= {"pil" if name == "pillow" else name for name in names}
     comes_with = {"starlette": "fastapi", "h11": "uvicorn", "triton": "torch", "tkinter": "python", "pandas": "ray"}
+    comes_with |= {"cv2": "opencv_python_headless"}
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

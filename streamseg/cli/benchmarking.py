@@ -35,8 +35,9 @@ def benchmark(
     Args:
         models: What to measure, from a frame to its labels: names of networks, which get random weights and 19
             classes, bundled weights, checkpoints, or files that export wrote (.onnx, .xml, .pt2). Networks are fanet18,
-            fanet34, fanetplus18, fanetplus34, and the baselines segnet, enet, icnet, erfnet, bisenet18, shelfnet18,
-            swiftnet18, fcn16s, fcn8s, deeplab.
+            fanet34, fanetplus18, fanetplus34, the baselines segnet, enet, icnet, erfnet, bisenet18, shelfnet18,
+            swiftnet18, fcn16s, fcn8s, deeplab, and video methods on a backbone, such as dff-swiftnet18, which are
+            measured by the position in their key interval.
         size: Height and width of the frames.
         batch: Frames per batch.
         compiled: Measure torch.compile too, which takes a minute for each network.
@@ -66,7 +67,7 @@ def benchmark(
         check_writable(plot)
     with loading(quiet):
         from streamseg.engine import runtime
-        from streamseg.evaluate import benchmark as costs, plot as plots
+        from streamseg.evaluate import benchmark as costs, method_cost, plot as plots
 
     # one device for all, or their times could not be compared
     usual = "cpu" if any(runtime.default_device(Path(name)) for name in models) else ""
@@ -78,11 +79,14 @@ def benchmark(
     found = []
     for number, name in enumerate(models):
         progress(number, len(models))
-        found.append(
-            costs.measure_cost(
-                name, frame_size, batch, place, precision, compiled=compiled, seconds=seconds, trust=trust
+        if (method := method_cost.open_method(name)) is not None:
+            found.append(method_cost.measure_method(method, frame_size, batch, place, precision, seconds))
+        else:
+            found.append(
+                costs.measure_cost(
+                    name, frame_size, batch, place, precision, compiled=compiled, seconds=seconds, trust=trust
+                )
             )
-        )
     if not quiet:
         clear_line()
     machine = costs.describe_machine(place)

@@ -21,6 +21,7 @@ from streamseg.cli.options import (
     parse_size,
     pick_device,
     pick_palette,
+    set_key_interval,
 )
 from streamseg.io.files import check_writable
 from streamseg.models.bundled import find_weights
@@ -205,6 +206,8 @@ def open_served(
     if isinstance(engine, runtime.ExportedEngine):
         check_exported(engine, None if window is None else LastFrames(window), precision=precision)
     frames = trained if window is None else window
+    if window is not None and set_key_interval(engine, LastFrames(window)) != LastFrames(window):
+        frames = 1  # the streams of a video method have a key interval, and no window
     check_window(engine, LastFrames(frames))
     drawn = pick_palette(classes, palette)
     return server.ServedModel(engine, classes, frames, find_weights(weights), drawn)

@@ -1,5 +1,6 @@
 """The verbs evaluate and reproduce: how accurate a network is, and the tables of the paper."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -31,6 +32,7 @@ from streamseg.cli.options import (
     option,
     pick_device,
     pick_policy,
+    set_key_interval,
     weights_on_cluster,
 )
 from streamseg.evaluate.paper import DOWNLOADS, TABLES
@@ -135,6 +137,7 @@ def evaluate(
         trust=options.trust,
     )
     translation, frames = translate_dataset(classes, frames, table)
+    policy = set_key_interval(engine, policy)
     if isinstance(engine, runtime.ExportedEngine):
         check_exported(engine, policy, precision=options.precision, steady=options.steady)
     if not options.quiet and (sentence := describe_translation(translation, options.dataset)):
@@ -182,7 +185,8 @@ def evaluate_sequences(
     """Run sequences in order, and print the accuracy, the temporal consistency and the latency."""
     import torch
 
-    from streamseg.evaluate import video
+    from streamseg.engine.engine import VideoEngine
+    from streamseg.evaluate import video, video_methods
 
     messages, progress = open_messages(options.quiet, options.json), pick_progress(options.quiet)
     label_of = translation.label_of
@@ -190,7 +194,14 @@ def evaluate_sequences(
         engine, frames, policy, threads=torch.get_num_threads(), progress=progress, label_of=label_of
     )
     print(video.format_video_evaluation(found), file=messages)
-    write_figures(options.json, video.video_evaluation_to_json(found) | translation_to_json(translation), messages)
+    figures = video.video_evaluation_to_json(found) | translation_to_json(translation)
+    if isinstance(engine, VideoEngine) and engine.model.interval is not None:
+        scores = video_methods.evaluate_distances(
+            engine.model, frames, engine.model.interval, threads=torch.get_num_threads(), label_of=label_of
+        )
+        print(video_methods.format_distances(scores), file=messages)
+        figures["miou_by_distance"] = [None if math.isnan(miou) else miou for miou in scores.mious]
+    write_figures(options.json, figures, messages)
     if options.plots:
         video.write_video_plots(options.plots, found, engine, frames, policy, label_of)
         print_plots(options.plots, messages)

@@ -19,6 +19,7 @@ from streamseg.train.config import TrainConfig
 if TYPE_CHECKING:
     import torch
 
+    from streamseg.engine.engine import Engine
     from streamseg.engine.runtime import ExportedEngine
     from streamseg.stream.state import Policy
 
@@ -95,6 +96,23 @@ def pick_policy(window: int | None, half_life: float | None, steady: float = 0.0
     if half_life is not None:
         return FadingInTime(half_life, steady=steady)
     return None if window is None else LastFrames(window, steady=steady)
+
+
+def set_key_interval(engine: "Engine", policy: "Policy | None") -> "Policy | None":
+    """Take --window as the key interval of a video method, and return the policy for its streams, which have no window.
+
+    A method without a fixed interval keeps its schedule, unless the window is 1, which makes it its backbone.
+    """
+    from streamseg.engine.engine import VideoEngine
+    from streamseg.stream.state import LastFrames
+
+    if policy is None or not isinstance(engine, VideoEngine):
+        return policy
+    if not isinstance(policy, LastFrames):
+        raise ValueError("A video method has key frames, and no past that decays: give --window, not --half-life.")
+    if policy.frames == 1 or engine.model.interval is not None:
+        engine.model.interval = policy.frames
+    return LastFrames(1, steady=policy.steady)
 
 
 def pick_device(name: str) -> "torch.device":

@@ -26,6 +26,7 @@ from streamseg.cli.options import (
     pick_device,
     pick_palette,
     pick_policy,
+    set_key_interval,
     weights_on_cluster,
 )
 from streamseg.io.files import written_whole
@@ -220,7 +221,7 @@ def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions) -> Segm
 def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     """Open the network, and return it with how to run it and how to draw its labels."""
     from streamseg.engine import runtime
-    from streamseg.engine.engine import ImageEngine
+    from streamseg.engine.engine import ImageEngine, VideoEngine
     from streamseg.engine.open import open_engine
     from streamseg.models import checkpoint
     from streamseg.stream.label_frames import check_window
@@ -245,9 +246,9 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
             steady=options.steady,
         )
         size = engine.manifest.size or size
-    elif options.tile and isinstance(engine, ImageEngine):
+    elif options.tile and isinstance(engine, ImageEngine | VideoEngine):
         checkpoint.require_fanet(engine.model, "--tile")
-    policy = policy or LastFrames(1 if options.tile else trained, steady=options.steady)
+    policy = set_key_interval(engine, policy) or LastFrames(1 if options.tile else trained, steady=options.steady)
     check_window(engine, policy)
     chosen = tuple(find_class(name, classes.names) for name in options.classes.split(",") if name.strip())
     settings = LabelSettings(engine, classes, policy, options.cut, size, options.tile, options.confidence)
@@ -391,8 +392,11 @@ def segment_on_cluster(names: Sequence[str], out: str, options: SegmentOptions) 
     with loading(options.quiet):
         from streamseg.deploy import archive
         from streamseg.engine import runtime
+        from streamseg.engine.engine import VideoEngine
 
         settings, style = open_model(options)  # as each worker will do: errors show at once
+    if options.window is not None and isinstance(settings.model, VideoEngine):
+        raise ValueError("--ray runs a video method with the key interval of its weights: leave out --window.")
     job = archive.ArchiveSettings(
         weights_on_cluster(options.weights),
         settings.policy,

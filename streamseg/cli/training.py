@@ -137,6 +137,8 @@ class TrainRun:
     """The initial weights: imagenet, nothing, a checkpoint, or a name that streamseg weights lists."""
     encoder_weights: Annotated[Path | None, option("FILE", "downloaded once")] = None
     """A file of ImageNet weights for the encoder, safetensors or torch."""
+    flow_weights: Annotated[Path | None, option("FILE", "none")] = None
+    """A file of a trained flow network, for a video method that has one."""
     tensorboard: bool = False
     """Also write TensorBoard files."""
     json: Json = None
@@ -165,6 +167,8 @@ def train(run: TrainRun) -> int:
         open_class_table(run.config.class_table)
     if run.encoder_weights:
         check_readable(run.encoder_weights)
+    if run.flow_weights:
+        check_readable(run.flow_weights)
     check_weights(None if run.initial in ("imagenet", "nothing") else Path(run.initial))
     check_figures(run.json)
     with loading(run.quiet):
@@ -183,6 +187,7 @@ def train(run: TrainRun) -> int:
             device=device,
             initial=run.initial,
             encoder_weights=run.encoder_weights,
+            flow_weights=run.flow_weights,
             resume=run.resume,
             tensorboard=run.tensorboard,
             compiled=device.type == "cuda" and kernels.VERSION != "none",  # torch.compile needs Triton there

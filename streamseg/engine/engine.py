@@ -22,6 +22,7 @@ from streamseg.models.baselines import Baseline
 from streamseg.models.checkpoint import Network
 from streamseg.models.fanet import FANet
 from streamseg.models.layers import check_image, describe_type
+from streamseg.models.video.scheme import VideoMethod
 
 
 class Prediction(NamedTuple):
@@ -33,6 +34,8 @@ class Prediction(NamedTuple):
     """On request, the probability of each label, (H, W), uint8: 255 is 1."""
     low_res_labels: Tensor | None = None
     """With hysteresis, the labels at the size of the scores, (h, w), uint8."""
+    method_state: object = None
+    """The state of a video method after the frame."""
 
 
 class FrameBatch(NamedTuple):
@@ -52,6 +55,8 @@ class FrameBatch(NamedTuple):
     """Hysteresis: what is added to the score of each pixel's previous class."""
     previous_labels: Sequence[Tensor | None] = ()
     """Low-resolution labels of the previous frame of each stream, (h, w); required with hysteresis."""
+    method_states: Sequence[object] = ()
+    """The state of a video method before each frame, None for a first one; empty if all frames are the first."""
 
 
 class Engine(Protocol):
@@ -141,6 +146,37 @@ class ImageEngine(Engine):
         return predict_from_scores(self.score(images), batch), images.new_zeros(len(images), 0, 0, dtype=torch.float32)
 
 
+class VideoEngine(Engine):
+    """Runs a video method, such as DFF, operator by operator: streams of a batch one by one, each with its state."""
+
+    widths = (0, 0, 0, 0)
+    context_shape = (0, 0)
+
+    def __init__(self, model: VideoMethod):
+        check_model(model)
+        self.model, self.classes = model, model.classes
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
+        check_model(self.model)  # it may have been set to training mode since
+        images = batch.images.to(self.device)
+        states = batch.method_states or [None] * len(images)
+        steps = [self.model.step(image[None], state) for image, state in zip(images, states, strict=True)]
+        predictions = predict_from_scores(torch.cat([logits for logits, _ in steps]), batch)
+        after = [
+            prediction._replace(method_state=state) for prediction, (_, state) in zip(predictions, steps, strict=True)
+        ]
+        return after, images.new_zeros(len(images), 0, 0, dtype=torch.float32)
+
+    @torch.no_grad()
+    def finish(self, state: object) -> object:
+        """Do the work that the last frame has left for the time after its labels."""
+        return self.model.finish(state)
+
+
 def predict_from_scores(scores: Tensor, batch: FrameBatch) -> list[Prediction]:
     """Return the predictions of frames from their scores (B, K, h, w)."""
     scores, low_res = apply_hysteresis(scores, batch)
@@ -170,6 +206,8 @@ def to_engine(model: "Network | Engine") -> Engine:
     """Return an engine that runs a network operator by operator; an engine is returned unchanged."""
     if isinstance(model, Baseline):
         return ImageEngine(model, partial(score_images, model))
+    if isinstance(model, VideoMethod):
+        return VideoEngine(model)
     return model if hasattr(model, "predict") else EagerEngine(model)  # type: ignore[arg-type,return-value] # checked there
 
 

@@ -11,6 +11,7 @@ from streamseg.engine.fast import pick_engine
 from streamseg.engine.runtime import OPENERS, ExportedEngine, open_exported
 from streamseg.models import checkpoint
 from streamseg.models.bundled import find_weights
+from streamseg.models.video import VideoMethod
 
 
 class OpenedEngine(NamedTuple):
@@ -36,6 +37,8 @@ def open_engine(
     """
     model, classes, window = open_weights(weights, device, trust=trust)
     if isinstance(model, ExportedEngine) and not model.manifest.state:
+        window = 1
+    if isinstance(model, VideoMethod):  # it has an interval of its own, and no window
         window = 1
     return OpenedEngine(pick_engine(model, device, precision, eager=eager), classes, window)
 

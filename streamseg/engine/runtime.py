@@ -144,7 +144,7 @@ class ExportedEngine(Engine):
 
     def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
         """Return predictions and contexts; labels are resized to another size by the nearest pixel."""
-        images, past, weights, sizes, with_confidence, steady, _ = batch
+        images, past, weights, sizes, with_confidence, steady, *_ = batch
         if with_confidence and not self.manifest.confidence:
             raise ValueError(f"{self.path} gives no confidence: export it again with --confidence.")
         if steady:

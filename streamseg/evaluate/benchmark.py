@@ -27,8 +27,9 @@ from streamseg.evaluate import paper, plot
 from streamseg.models import checkpoint
 from streamseg.models.baselines import BASELINES
 from streamseg.models.bundled import BUNDLED_WEIGHTS
-from streamseg.models.checkpoint import FANETS, Network
+from streamseg.models.checkpoint import FANETS, ImageNetwork, Network
 from streamseg.models.fanet import FANet
+from streamseg.models.video import VIDEO_METHODS, VideoMethod
 
 CLASSES = 19
 """Classes of networks that are given by name, as in Cityscapes."""
@@ -86,10 +87,12 @@ def open_network(name: str) -> Network:
         return FANETS[name](CLASSES).eval()
     if name in BASELINES:
         return BASELINES[name](CLASSES).eval()
+    if name in VIDEO_METHODS:
+        return VIDEO_METHODS[name](CLASSES).eval()
     if name not in BUNDLED_WEIGHTS and not Path(name).is_file():
         raise ValueError(
-            f"{name!r:.80} is neither a file nor one of the networks {', '.join((*FANETS, *BASELINES))} "
-            f"or the bundled weights {', '.join(BUNDLED_WEIGHTS)}."
+            f"{name!r:.80} is neither a file nor one of the networks "
+            f"{', '.join((*FANETS, *BASELINES, *VIDEO_METHODS))} or the bundled weights {', '.join(BUNDLED_WEIGHTS)}."
         )
     network, _ = checkpoint.load(name)
     return network
@@ -191,7 +194,7 @@ def make_fast(network: Network, frames: Tensor, precision: str) -> FastEngine | 
 
 
 def label_paths(
-    network: Network, fast: FastEngine | None, frames: Tensor, precision: str, compiled: bool = False
+    network: ImageNetwork, fast: FastEngine | None, frames: Tensor, precision: str, compiled: bool = False
 ) -> dict[str, Callable[[], Call]]:
     """Return the paths from frames to labels by name: functions that prepare a path and return its call."""
     device = frames.device
@@ -217,7 +220,7 @@ def next_frame(fast: FastEngine, frames: Tensor) -> Call:
     return lambda: fast.step(frames, past)
 
 
-def label_eagerly(network: Network, frames: Tensor) -> Tensor:
+def label_eagerly(network: ImageNetwork, frames: Tensor) -> Tensor:
     """Return labels (B, H, W), made like those of the fast path: without all scores at full size in memory."""
     scores, _ = network.outputs(frames)
     size = (frames.shape[2], frames.shape[3])
@@ -228,7 +231,7 @@ def label_eagerly(network: Network, frames: Tensor) -> Tensor:
     return torch.stack([labels_from_scores(x, size) for x in scores])
 
 
-def label_from_full_scores(network: Network, frames: Tensor) -> Tensor:
+def label_from_full_scores(network: ImageNetwork, frames: Tensor) -> Tensor:
     """Return labels (B, H, W) from the network's output: all scores at full size, and their argmax."""
     return network(frames).argmax(dim=1).to(torch.uint8)
 
@@ -316,6 +319,8 @@ def profile(name: str, size: tuple[int, int], device: torch.device, precision: s
     if is_exported(name):
         return []
     network = open_network(name).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if isinstance(network, VideoMethod):
+        return []
     frames = torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8, device=device)
     cuda = device.type == "cuda"
     activities = [torch.profiler.ProfilerActivity.CUDA if cuda else torch.profiler.ProfilerActivity.CPU]

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from streamseg.classes import Classes
 from streamseg.data.datasets import Dataset
-from streamseg.engine.engine import EagerEngine, Engine, ImageEngine
+from streamseg.engine.engine import EagerEngine, Engine, ImageEngine, VideoEngine
 from streamseg.engine.fast import CALIBRATION_FRAMES, FastEngine, accelerate
 from streamseg.engine.open import open_engine
 from streamseg.models.checkpoint import Network
@@ -44,6 +44,9 @@ def open_evaluation_engine(
     if precision and averaged:
         raise ValueError("--precision works with one scale and no flip: leave out --scales and --flip.")
     engine, classes, _ = open_engine(weights, device, "fp32", eager=True, trust=trust)
+    if isinstance(engine, VideoEngine) and (averaged or precision):
+        name = engine.model.name
+        raise ValueError(f"{name} is a video method, which runs as it is: leave out --precision, --scales and --flip.")
     if not isinstance(engine, EagerEngine | ImageEngine):
         if averaged:
             raise ValueError(f"{weights} returns labels, not scores to average: leave out --scales and --flip.")

@@ -19,6 +19,7 @@ from torch import nn
 
 from streamseg.classes import Classes
 from streamseg.data.datasets import Dataset
+from streamseg.engine.engine import Engine, VideoEngine
 from streamseg.engine.fast import FastEngine, accelerate
 from streamseg.evaluate import plot
 from streamseg.evaluate.benchmark import (
@@ -32,12 +33,15 @@ from streamseg.evaluate.benchmark import (
 )
 from streamseg.evaluate.engines import open_evaluation_engine
 from streamseg.evaluate.images import validate
+from streamseg.evaluate.method_cost import count_method_macs, mean_macs, time_positions
 from streamseg.evaluate.paper import NAMES, Row, Table
 from streamseg.evaluate.translate import check_same_classes
 from streamseg.evaluate.video import evaluate_video
+from streamseg.evaluate.video_methods import evaluate_distances
 from streamseg.io.files import written_whole
 from streamseg.models import checkpoint
 from streamseg.models.attention import ATTENTIONS
+from streamseg.models.video import VIDEO_METHODS, VideoMethod
 
 ROUNDS = 100
 """Runs that are timed, as in the authors' script."""
@@ -81,17 +85,18 @@ class RunEvaluator:
                 f"No run was trained for the classes of {dataset.name}: give their --dataset, or other --runs."
             )
         self.dataset = dataset
-        self.mious: dict[tuple[Path, int], float] = {}
+        self.found: dict[tuple[Path, int, bool], dict[str, float]] = {}
         self.device = device
         self.threads = threads
 
     def evaluate_row(self, row: Row) -> dict[str, float]:
         """Return the mean accuracy of the runs of a row's network, if there are any, and its spread over several."""
-        mious = [self.miou_of(run, row.window) for run in self.runs if matches_row(row, run.description)]
-        if not mious:
+        found = [self.measure(run, row) for run in self.runs if matches_row(row, run.description)]
+        if not found:
             return {}
+        mious = [numbers["miou"] for numbers in found]
         spread = {"spread": stdev(mious), "runs": len(mious)} if len(mious) > 1 else {}
-        return {"miou": fmean(mious), **spread}
+        return {**{name: fmean(numbers[name] for numbers in found) for name in found[0]}, **spread}
 
     def note(self) -> str:
         """Return a sentence about the data that the accuracy was measured on."""
@@ -99,17 +104,28 @@ class RunEvaluator:
         trained = f"; the networks were trained on {budgets}" if budgets else ""
         return f"mIoU, here: of {self.dataset.name} {self.dataset.split}, {len(self.dataset)} frames{trained}."
 
-    def miou_of(self, run: TrainedRun, window: int) -> float:
-        """Return the mIoU of a run: on single frames, or on sequences with a window."""
-        if (run.weights, window) not in self.mious:
+    def measure(self, run: TrainedRun, row: Row) -> dict[str, float]:
+        """Return the mIoU of a run on single frames, or on frames in order, then with flips and consistency."""
+        key = (run.weights, row.window, row.in_order)
+        if key not in self.found:
             engine, classes = open_evaluation_engine(run.weights, self.device, self.dataset)
             check_same_classes(classes, self.dataset)
-            if window == 1:
-                score = validate(engine, self.dataset, threads=self.threads)
+            if row.in_order or row.window > 1:
+                self.found[key] = self.measure_in_order(engine, row)
             else:
-                score = evaluate_video(engine, self.dataset, window, threads=self.threads)
-            self.mious[run.weights, window] = score.miou
-        return self.mious[run.weights, window]
+                self.found[key] = {"miou": validate(engine, self.dataset, threads=self.threads).miou}
+        return self.found[key]
+
+    def measure_in_order(self, engine: Engine, row: Row) -> dict[str, float]:
+        """Return the mIoU, the flip rate and the consistency on sequences."""
+        window = 1 if isinstance(engine, VideoEngine) else row.window
+        score = evaluate_video(engine, self.dataset, window, threads=self.threads)
+        found = {"miou": score.miou, "flip_rate": score.flip_rate, "mvc8": score.mvc8}
+        if isinstance(engine, VideoEngine) and engine.model.interval is not None:
+            found["miou"] = evaluate_distances(
+                engine.model, self.dataset, engine.model.interval, threads=self.threads
+            ).mean
+        return found
 
 
 def find_runs(folder: Path) -> list[TrainedRun]:
@@ -140,6 +156,8 @@ def read_run_summary(path: Path) -> str:
 def matches_row(row: Row, description: checkpoint.Description) -> bool:
     """Return whether a trained network is that of a row; all windows above 1 count as video."""
     variant = description.variant
+    if row.network in VIDEO_METHODS:
+        return row.network == description.network
     if row.network != description.network or (row.window > 1) != (description.window > 1):
         return False
     return variant is None or replace(variant, averages=False) == row_variant(row)
@@ -198,7 +216,10 @@ def measure_row(
         return RowResult(row, {})
     with torch.device("meta"):
         network = build_row(row, classes)
-    gmacs = count_macs(network, (1, row.channels or 3, *row.size)) / 1e9
+    if isinstance(network, VideoMethod):
+        gmacs = mean_macs(count_method_macs(network, row.size), key_share=0.0) / 1e9
+    else:
+        gmacs = count_macs(network, (1, row.channels or 3, *row.size)) / 1e9
     found = {
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "gflops": gmacs,
@@ -229,11 +250,14 @@ def time_row(row: Row, classes: int, device: torch.device, compiled: bool) -> di
     found: dict[str, float] = {}
     try:
         with torch.no_grad():
-            times = time_calls(alone_call(network, row, device), device)
-            found |= {"fps": 1000 / fmean(times), "avg_ms": fmean(times), "max_ms": max(times)}
+            if isinstance(network, VideoMethod):
+                found |= time_positions(network, row.size, device, partial(time_calls, device=device))
+            else:
+                times = time_calls(alone_call(network, row, device), device)
+                found |= {"fps": 1000 / fmean(times), "avg_ms": fmean(times), "max_ms": max(times)}
             if device.type == "cuda":
                 found["memory_mb"] = (torch.cuda.max_memory_allocated(device) - before) / 1e6
-            if row.network and row.window == 1:
+            if row.network and row.window == 1 and not isinstance(network, VideoMethod):
                 found["labels_fps"] = 1000 / fmean(time_calls(labels_call(network, row, device, compiled), device))
                 fast = fast_call(network, row, device)
                 if fast:
@@ -303,6 +327,8 @@ COLUMNS = (
     ("mIoU val, paper", "paper", "miou_val"),
     ("mIoU test, paper", "paper", "miou_test"),
     ("mIoU, here", "here", "miou"),
+    ("flips, here, %", "here", "flip_rate"),
+    ("mVC8, here", "here", "mvc8"),
     ("±", "here", "spread"),
     ("runs", "here", "runs"),
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from streamseg.data.datasets import Dataset, SequenceFrame, check_sizes, in_parallel
 from streamseg.data.layouts import VIDEOS
-from streamseg.engine.engine import Engine, to_engine
+from streamseg.engine.engine import Engine, VideoEngine, to_engine
 from streamseg.evaluate import metrics
 from streamseg.evaluate.images import (
     Evaluation,
@@ -29,6 +29,9 @@ from streamseg.evaluate.translate import to_lookup, translate_predicted
 from streamseg.models.checkpoint import Network
 from streamseg.stream.label_frames import check_window, label_frame
 from streamseg.stream.state import LastFrames, Policy, to_policy
+
+METHOD_FRAMES = 20
+"""Frames before a labelled one for a video method without a key interval: all that Cityscapes has."""
 
 WARM_UP = 3
 """Frames of a size that are labelled before the first one is timed."""
@@ -55,6 +58,8 @@ class VideoEvaluation(Evaluation):
     sequences: int
     device: str
     """Name of the device that was timed."""
+    key_share: float = math.nan
+    """Of a video method, the percentage of frames that were key frames."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,8 @@ class LabelledFrame:
     labels: Tensor
     predicted: Tensor
     milliseconds: float
+    is_key: bool
+    """Whether a video method made it a key frame."""
 
 
 def evaluate_video(
@@ -92,13 +99,13 @@ def evaluate_video(
     check_engine_fits(engine, dataset, label_of)
     check_window(engine, window)
     device = engine.device
-    sequences = list_sequences(dataset, window)
+    sequences = list_sequences(dataset, clip_frames(engine, window))
     total = sum(map(len, sequences))
     index_of = {pair.image: index for index, pair in enumerate(dataset.pairs)}
     tally = Tally(len(dataset.classes), device)
     flips = torch.zeros(4, dtype=torch.int64, device=device)
     consistent: dict[int, list[list[Tensor]]] = {8: [], 16: []}
-    times = []
+    times, keys = [], 0
     runs = None
     for step in run_sequences(engine, dataset, sequences, window, threads, label_of):
         runs = metrics.extend_runs(None if step.first else runs, step.labels, step.predicted)
@@ -110,6 +117,7 @@ def evaluate_video(
             tally.add(index_of[step.frame.image], step.labels, step.predicted)
             flips += metrics.flip_counts(runs)
         times.append(step.milliseconds)
+        keys += step.is_key
         if progress is not None:
             progress(len(times), total)
 
@@ -127,6 +135,7 @@ def evaluate_video(
         max_latency_ms=max(times),
         sequences=len(sequences),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        key_share=100 * keys / len(times) if isinstance(engine, VideoEngine) else math.nan,
     )
 
 
@@ -141,6 +150,13 @@ def list_sequences(dataset: Dataset, window: int | Policy) -> list[tuple[Sequenc
         if pair.image not in found:
             raise ValueError(f"{pair.image} is in no sequence of frames: a window needs {needed}.")
     return sequences
+
+
+def clip_frames(engine: Engine, window: int | Policy) -> int | Policy:
+    """Return the frames that a labelled one needs: those of the window, or those of a video method's key interval."""
+    if not isinstance(engine, VideoEngine):
+        return window
+    return METHOD_FRAMES if engine.model.interval is None else engine.model.interval
 
 
 def frames_before(window: int | Policy) -> int | None:
@@ -182,7 +198,11 @@ def run_sequences(
             except ValueError as error:
                 raise ValueError(f"{entry.image}: {error}") from error
             found = translate_predicted(predicted, lookup)
-            yield LabelledFrame(entry, first, labels.to(device), found, 1000 * seconds)
+            is_key = False
+            if isinstance(engine, VideoEngine):
+                is_key = state.method_state.position == 0  # type: ignore[attr-defined] # every method has it
+                state = replace(state, method_state=engine.finish(state.method_state))
+            yield LabelledFrame(entry, first, labels.to(device), found, 1000 * seconds, is_key)
 
 
 def read_in_groups(
@@ -216,6 +236,7 @@ def video_evaluation_to_json(evaluation: VideoEvaluation) -> dict:
         "max_latency_ms": evaluation.max_latency_ms,
         "sequences": evaluation.sequences,
         "device": evaluation.device,
+        **({} if math.isnan(evaluation.key_share) else {"key_share": evaluation.key_share}),
     }
 
 
@@ -232,6 +253,7 @@ def format_video_evaluation(evaluation: VideoEvaluation) -> str:
     return (
         f"{format_shares(evaluation, shares)}\n\nAvg RT {evaluation.avg_rt_ms:.1f} ms, "
         f"MaxLatency {evaluation.max_latency_ms:.1f} ms a frame on {evaluation.device}"
+        + ("" if math.isnan(evaluation.key_share) else f"; key frames: {evaluation.key_share:.1f} %")
     )
 
 

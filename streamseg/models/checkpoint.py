@@ -21,13 +21,18 @@ from streamseg.models.bundled import find_weights
 from streamseg.models.encoder import ReduceBy, Reduction, ResNet
 from streamseg.models.fanet import FANet, fanet18, fanet34
 from streamseg.models.fanet_plus import FANetPlus, fanetplus18, fanetplus34
+from streamseg.models.video import VIDEO_METHODS, VideoMethod
 
-Network = FANet | FANetPlus | Baseline
+ImageNetwork = FANet | FANetPlus | Baseline
+Network = ImageNetwork | VideoMethod
 
 PAPER_FANETS = {"fanet18": fanet18, "fanet34": fanet34}
 PLUS_FANETS = {"fanetplus18": fanetplus18, "fanetplus34": fanetplus34}
 FANETS: dict[str, Callable[..., FANet]] = {**PAPER_FANETS, **PLUS_FANETS}
 """The functions that build FANets, by name."""
+
+NO_INTERVAL = 1024
+"""The window in the checkpoint of a video method whose key frames have no fixed interval."""
 
 # key in the file's metadata, beside "format", which other readers of safetensors expect
 ENTRY = "streamseg"
@@ -61,18 +66,19 @@ class Description:
 
     network: str
     """Name of the function that builds it: fanet18, fanet34, fanetplus18, fanetplus34, or one of
-    streamseg.models.baselines."""
+    streamseg.models.baselines or streamseg.models.video."""
     variant: Variant | None
-    """The options of a FANet; None for a baseline."""
+    """The options of a FANet; None for a baseline or a video method."""
     classes: Classes
     window: int
-    """Number of frames that it was trained on; 1 for an image network."""
+    """Number of frames that it was trained on; 1 for an image network. For a video method, its key interval; 1024 if
+    only the first frame is a key frame."""
     source: str
     """Origin of the weights, in words."""
 
     def __post_init__(self) -> None:
-        check_choice("network", self.network, (*FANETS, *BASELINES))
-        if (self.variant is None) != (self.network in BASELINES):
+        check_choice("network", self.network, (*FANETS, *BASELINES, *VIDEO_METHODS))
+        if (self.variant is None) != (self.network not in FANETS):
             raise ValueError(f"network is {self.network}; expected options for a FANet, and none for a baseline.")
         if self.variant is not None and self.network in PLUS_FANETS:
             given = f"{self.variant.reduction} by {self.variant.reduce_by}"
@@ -94,11 +100,11 @@ def save(model: Network, classes: Classes, path: str | Path, *, window: int = 1,
     """Write a network and its classes to a file, in the precision of the network; an incomplete file is never left.
 
     Args:
-        window: Number of frames of a video that the network was trained on.
+        window: Number of frames of a video that the network was trained on; a video method has its key interval.
         source: Origin of the weights, in words: data, recipe, command.
     """
     encoder = getattr(model, "encoder", None)
-    if type(model) not in get_args(Network):
+    if type(model) not in get_args(Network) and not isinstance(model, VideoMethod):
         raise ValueError(
             f"The model is a {type(model).__name__}; expected a FANet or a baseline itself, not compiled or wrapped."
         )
@@ -111,6 +117,8 @@ def save(model: Network, classes: Classes, path: str | Path, *, window: int = 1,
         raise ValueError(f"The classes are a {type(classes).__name__}; expected streamseg.Classes(names, colours).")
     if len(classes) != model.classes:
         raise ValueError(f"The network has {model.classes} classes, but {len(classes)} are named.")
+    if isinstance(model, VideoMethod):
+        window = model.interval or NO_INTERVAL
     description = Description(model.name, variant_of(model), classes, window, source)
     rebuilt = rebuild(model, description)
     weights = model.state_dict()
@@ -195,7 +203,7 @@ def read_description(path: Path, metadata: dict[str, str] | None) -> Description
 
 
 def variant_of(model: Network) -> Variant | None:
-    """Return the options of a FANet; None for a baseline."""
+    """Return the options of a FANet; None for a baseline or a video method."""
     if not isinstance(model, FANet):
         return None
     assert isinstance(model.encoder, ResNet)
@@ -215,6 +223,10 @@ def build_network(description: Description, attention: type[Attention] | None = 
         attention: The attention class, if it is not one of streamseg's.
     """
     classes, variant = len(description.classes), description.variant
+    if description.network in VIDEO_METHODS:
+        method = VIDEO_METHODS[description.network](classes)
+        method.interval = None if description.window == NO_INTERVAL else description.window
+        return method
     if variant is None:
         return BASELINES[description.network](classes)
     # the reduction of a FANet+ is no option

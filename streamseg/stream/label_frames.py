@@ -172,8 +172,9 @@ def step_batch(
         for past in pasts:
             check_past(past, engine.context_shape)
         previous = [state.low_res_labels if state else None for state in known]
+        methods = [state.method_state if state else None for state in known]
         predictions, contexts = engine.predict(
-            FrameBatch(images, stack_pasts(pasts), weights, sizes, with_confidence, policy.steady, previous)
+            FrameBatch(images, stack_pasts(pasts), weights, sizes, with_confidence, policy.steady, previous, methods)
         )
         if cut is not None:
             for i, distance in enumerate(context_distances(known, contexts, engine.widths)):
@@ -184,7 +185,7 @@ def step_batch(
                     predictions[one], _ = engine.predict(alone)
         after = [advance(*entry, policy) for entry in zip(decayed, contexts.split(1), now, strict=True)]
         return predictions, [
-            replace(state, low_res_labels=prediction.low_res_labels)
+            replace(state, low_res_labels=prediction.low_res_labels, method_state=prediction.method_state)
             for state, prediction in zip(after, predictions, strict=True)
         ]
 

@@ -45,14 +45,14 @@ class NetworkThread:
         # events and streams belong to the thread's current device, by default the first GPU
         with torch.cuda.device(shared.device) if self.cuda else nullcontext(), torch.inference_mode():
             for jobs in self.batches():
+                for job in jobs:
+                    job.stream.follow_size(job.frame.shape)
                 if shared.live or shared.deadline.seconds:
                     begin = time.perf_counter()
                     if self.prepare(jobs):
                         if not shared.live:  # files wait meanwhile, live sources go on
                             shared.meter.prepared(time.perf_counter() - begin)
                         jobs = [self.newest(job) for job in jobs]
-                for job in jobs:
-                    job.stream.follow_size(job.frame.shape)
                 scale = shared.deadline.scale
                 begin = self.start_clock(jobs)
                 for job, state in zip(jobs, self.predict(jobs, scale), strict=True):
@@ -114,7 +114,9 @@ class NetworkThread:
             if not (job.stream.source.live and inbox.waiting and self.kind(inbox.waiting[0]) == self.kind(job)):
                 return job
             self.shared.meter.dropped(1, job.stream.source.name)
-            return inbox.take()
+            newer = inbox.take()
+            newer.stream.follow_size(newer.frame.shape)
+            return newer
 
     def prepare(self, jobs: list[FrameJob]) -> bool:
         """Run the engine at the sizes that may be needed, so that no frame is late because of its setup.

@@ -97,6 +97,8 @@ class State:
     """The time of the last frame."""
     low_res_labels: Tensor | None = None
     """(h, w), uint8: the last frame's labels at the resolution of the scores, if the policy keeps labels steady."""
+    method_state: object = None
+    """The state of a video method, such as DFF, which has no contexts."""
 
 
 def to_policy(window: int | Policy) -> Policy:
@@ -201,6 +203,9 @@ def save_state(state: State, path: str | Path) -> None:
     """Write the state of a stream to a safetensors file. The file appears whole or not at all."""
     if not isinstance(state, State):
         raise ValueError(f"The state is a {type(state).__name__}; expected a State, which label_frame returns.")
+    if state.method_state is not None:
+        name = type(state.method_state).__name__
+        raise ValueError(f"The state is that of a video method ({name}), and only those of FANets can be written.")
     entry = json.dumps({"weights": state.weights, "seconds": state.seconds, "checksum": BLANK_CHECKSUM})
     tensors = {"contexts": state.contexts} | ({} if state.low_res_labels is None else {"coarse": state.low_res_labels})
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}

@@ -59,8 +59,31 @@ class TrainConfig:
         "fcn16s",
         "fcn8s",
         "deeplab",
+        "copy-swiftnet18",
+        "clockwork-swiftnet18",
+        "clockwork-pipelined-swiftnet18",
+        "clockwork-adaptive-swiftnet18",
+        "dff-swiftnet18",
+        "accel-swiftnet18",
+        "low-latency-swiftnet18",
+        "dvsnet-swiftnet18",
+        "netwarp-swiftnet18",
+        "grfp-swiftnet18",
+        "pearl-swiftnet18",
+        "copy-fanet18",
+        "clockwork-fanet18",
+        "clockwork-pipelined-fanet18",
+        "clockwork-adaptive-fanet18",
+        "dff-fanet18",
+        "accel-fanet18",
+        "low-latency-fanet18",
+        "dvsnet-fanet18",
+        "netwarp-fanet18",
+        "grfp-fanet18",
+        "pearl-fanet18",
     ]
-    """Network: a FANet, a FANet+, or a baseline; baselines have none of the FANet options."""
+    """Network: a FANet, a FANet+, a baseline, or a video method on a backbone; only the first two have the FANet
+    options, and a video method has a window."""
     crop: tuple[int, int]
     """Height and width of the training crops."""
     iterations: int
@@ -100,6 +123,9 @@ class TrainConfig:
     """Share of the images that get half of the classes of another image in the batch (ClassMix); not with clips."""
     window: int = 1
     """Frames per video clip; each clip uses a random number of them, from 1 to this, so that any window works later."""
+    moved_clips: bool = False
+    """Make the frames before each frame of a video method's clip by small camera motions of the frame itself, for data
+    whose frames are far apart, such as CamVid's train, with one a second."""
     attention: Literal["fast", "dot", "self", "channel", "none"] = "fast"
     """Attention of a FANet; dot is fast without the L2 normalisation, self has a softmax."""
     key_channels: int = 32
@@ -149,13 +175,18 @@ class TrainConfig:
     def check(self) -> None:
         """Raise a ValueError if a run cannot have these settings."""
         fanet, plus = self.network.startswith("fanet"), self.network.startswith("fanetplus")
+        method = "-" in self.network
         part_size = self.batch // max(1, self.accumulate)
         defaults = {field.name: field.default for field in fields(self)}
         # one pixel of Res-4 would be all that batch norm sees; a FANet+ shrinks the crop to 3/4
         small = 85 if plus else 64
         for name, fine, expected in (
             *(
-                (name, has or getattr(self, name) == defaults[name], f"{defaults[name]}: {why}")
+                (
+                    name,
+                    has or (method and name == "window") or getattr(self, name) == defaults[name],
+                    f"{defaults[name]}: {why}",
+                )
                 for names, has, why in (
                     (FANET_OPTIONS, fanet, "only FANets have this option"),
                     (REDUCTION_OPTIONS, not plus, "the reduction of a FANet+ is fixed"),
@@ -187,6 +218,9 @@ class TrainConfig:
             ("light", 0 <= self.light <= 1, "0 to 1"),
             ("classmix", 0 <= self.classmix <= 1, "0 to 1"),
             ("window", 1 <= self.window <= 1024, "1 to 1024"),
+            ("window", not method or self.window > 1, "2 or more for a video method, its key interval or clip"),
+            ("moved_clips", method or not self.moved_clips, "False: only video methods have this option"),
+            ("consistency_loss", not (method and self.consistency_loss), "0 for a video method"),
             ("window", self.window == 1 or self.attention in ("fast", "dot"), "1: this attention has no past"),
             ("key_channels", 1 <= self.key_channels <= 1024, "1 to 1024"),
             ("classmix", not self.classmix or self.window == 1, "0 with a window: frames of a video are not mixed"),
@@ -265,6 +299,11 @@ def for_other_roads(config: TrainConfig) -> TrainConfig:
     return replace(with_our_settings(config), light=1.0, averages=True, loss_stride=2, auxiliary_stride=8)
 
 
+def for_method(config: TrainConfig) -> TrainConfig:
+    """Return a recipe that trains a video method on clips, from the weights of its backbone."""
+    return replace(for_video(config), network="dff-swiftnet18", window=5, averages=False, auxiliary_loss=0.0)
+
+
 CAMVID_CONFIG = TrainConfig(dataset="camvid", network="fanet18", crop=(720, 960), iterations=6_000)
 CITYSCAPES_CONFIG = TrainConfig(dataset="cityscapes", network="fanet18", crop=(768, 1536), iterations=40_000)
 COCO_STUFF_CONFIG = TrainConfig(dataset="coco-stuff", network="fanet18", crop=(640, 640), iterations=40_000)
@@ -287,6 +326,10 @@ RECIPES = {
         "FANet-34 on clips of CamVid, from image weights: --initial FILE.",
         for_video(replace(CAMVID_CONFIG, iterations=3_000, network="fanet34")),
     ),
+    "camvid-method": Recipe(
+        "A video method on clips of CamVid, from the weights of its backbone: --network NAME --initial FILE.",
+        for_method(replace(CAMVID_CONFIG, iterations=2_000)),
+    ),
     "cityscapes-18": Recipe(
         "FANet-18 on Cityscapes, with the settings of our best on CamVid.", with_our_settings(CITYSCAPES_CONFIG)
     ),
@@ -301,6 +344,10 @@ RECIPES = {
     "cityscapes-video-34": Recipe(
         "FANet-34 on clips of Cityscapes' leftImg8bit_sequence, from image weights: --initial FILE.",
         for_video(replace(CITYSCAPES_CONFIG, iterations=10_000, network="fanet34")),
+    ),
+    "cityscapes-method": Recipe(
+        "A video method on clips of Cityscapes, from the weights of its backbone: --network NAME --initial FILE.",
+        for_method(replace(CITYSCAPES_CONFIG, iterations=10_000)),
     ),
     "street-18": Recipe(
         "The bundled weights street: FANet+-18 on CamVid (--data) and comma10k (--with-data).",

@@ -245,7 +245,7 @@ def batches(
             available = torch.tensor([len(frame_sets[of].clip_index.before[i]) for of, i in frames])
             count = (drawn.window_share * config.window).long().minimum(available)
             used = on_device((torch.arange(config.window - 1) < count[:, None]).float(), device)
-        motion = params.motion if config.consistency_loss else None
+        motion = params.motion if config.consistency_loss or config.moved_clips else None
         yield Batch(images, labels, past, used, motion, draw_place(config, seed, device))
 
 

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from streamseg.evaluate.images import validate
+from streamseg.evaluate.video_methods import validate_method
 from streamseg.models import checkpoint
+from streamseg.models.video import VideoMethod
 from streamseg.parallel import distributed
 from streamseg.parallel.signals import StopSignals
 from streamseg.train import runlog
@@ -41,6 +43,7 @@ def train(
     device: torch.device,
     initial: str = "imagenet",
     encoder_weights: Path | None = None,
+    flow_weights: Path | None = None,
     resume: bool = False,
     compiled: bool = False,
     tensorboard: bool = False,
@@ -57,11 +60,12 @@ def train(
         with_data: Folder of the second data set, if the config has one.
         initial: What the weights start from: imagenet (the encoder), nothing, or the path of a checkpoint.
         encoder_weights: File of ImageNet weights, instead of a download.
+        flow_weights: File of a trained flow network, for a video method that has one.
         compiled: Compile the network with torch.compile.
         save_seconds: Time between saves of the state.
         messages: Where to print progress; the default is standard error.
     """
-    setup = set_up(config, data, with_data, out, device, initial, encoder_weights, resume, threads)
+    setup = set_up(config, data, with_data, out, device, initial, encoder_weights, resume, threads, flow_weights)
     first = setup.first
     save = partial(save_training_state, out, settings=setup.settings, parts=setup.state.parts())
     log = start_log(setup, config, out, initial, tensorboard, messages)
@@ -100,6 +104,8 @@ def train_iterations(
     """
     state, first, (_, processes), device = setup.state, setup.first, setup.share, setup.state.loss_module.losses.device
     shared = share_gradients(state.loss_module.train(), processes)
+    # a video method takes another path for each length of a clip
+    compiled = compiled and not isinstance(state.loss_module.network, VideoMethod)
     forward = torch.compile(shared) if compiled else shared
     ema, current = float_tensors(state.ema), float_tensors(state.loss_module.network)
     last_save = time.monotonic()
@@ -241,7 +247,9 @@ def log_accuracy(setup: TrainingSetup, log: runlog.RunLog | None, done: int, thr
     if setup.data.validations and distributed.all_reduce_sum(torch.tensor(int(needed), device=device)):
         with autocast(setup.state):
             scores = [
-                validate(setup.state.ema, dataset, threads=threads, share=setup.share, label_of=label_of)
+                validate_method(setup.state.ema, dataset, setup.window, share=setup.share, label_of=label_of)
+                if isinstance(setup.state.ema, VideoMethod)
+                else validate(setup.state.ema, dataset, threads=threads, share=setup.share, label_of=label_of)
                 for dataset, label_of in setup.data.validations
             ]
         if log:

@@ -13,6 +13,7 @@ from streamseg.data.augment import shift_camera
 from streamseg.models.baselines import Baseline
 from streamseg.models.fanet import FANet
 from streamseg.models.layers import conv, resize
+from streamseg.models.video import VideoMethod
 from streamseg.parallel import distributed
 from streamseg.train.label_sets import LabelSets, label_probabilities, overlap_in_own_pixels, set_cross_entropy
 from streamseg.train.losses import (
@@ -37,6 +38,7 @@ class LossModule(nn.Module):
         consistency_loss: Weight of the loss on probabilities that change when the camera moves a little.
         loss_stride: Compute the loss at every n-th pixel of each row and column.
         auxiliary_stride: The same for the losses of the auxiliary heads.
+        moved_clips: Make the past frames of a video method's clips by moving the camera over the present ones.
         processes: Number of processes that share each batch.
     """
 
@@ -48,7 +50,7 @@ class LossModule(nn.Module):
 
     def __init__(
         self,
-        network: FANet | Baseline,
+        network: FANet | Baseline | VideoMethod,
         class_weights: Tensor,
         *,
         label_sets: LabelSets | None = None,
@@ -58,11 +60,12 @@ class LossModule(nn.Module):
         consistency_loss: float = 0.0,
         loss_stride: int = 1,
         auxiliary_stride: int = 1,
+        moved_clips: bool = False,
         processes: int = 1,
     ):
         super().__init__()
         self.network = network
-        channels = network.deep_channels if auxiliary_loss else ()
+        channels = network.deep_channels if auxiliary_loss and not isinstance(network, VideoMethod) else ()
         self.heads = nn.ModuleList(auxiliary_head(count, network.classes) for count in channels)
         self.auxiliary_loss = auxiliary_loss
         self.ohem_threshold = ohem_threshold
@@ -70,6 +73,7 @@ class LossModule(nn.Module):
         self.consistency_loss = consistency_loss
         self.loss_stride = loss_stride
         self.auxiliary_stride = auxiliary_stride
+        self.moved_clips = moved_clips
         self.processes = processes
         self.register_buffer("class_weights", class_weights, persistent=False)
         self.register_buffer("members", label_sets and label_sets.members, persistent=False)
@@ -88,11 +92,15 @@ class LossModule(nn.Module):
         """Return the loss of images (B, 3, h, w) with labels (B, h, w).
 
         Args:
-            past: Frames (B, P, 3, h, w) before each image, for clips; only for a FANet.
+            past: Frames (B, P, 3, h, w) before each image, for clips; only for a FANet or a video method.
             used: (B, P): 1 for the past frames that the clip uses, 0 for the others.
             motion: (B, 3): camera motion for the consistency loss; see AugmentParams.
             place: (2,): where the grids of the strides start; needed with a stride.
         """
+        if isinstance(self.network, VideoMethod):
+            if self.moved_clips and past is not None and motion is not None:
+                past = move_camera_back(images, motion, past.shape[1])
+            return self.clip_loss(self.network, images, labels, past, place)
         predict: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]] = self.network.outputs
         if isinstance(self.network, FANet) and past is not None and used is not None:
             context, weight = sum_contexts(self.network, past, used), used.sum(dim=1).view(-1, 1, 1)
@@ -108,6 +116,16 @@ class LossModule(nn.Module):
                 target = shift_camera(predict(moved)[0], motion, back=True)
             loss = loss + self.consistency_loss * kl_divergence(logits, target)
         return loss
+
+    def clip_loss(
+        self, method: VideoMethod, images: Tensor, labels: Tensor, past: Tensor | None, place: Tensor | None
+    ) -> Tensor:
+        """Return the loss of a video method on the last frames of clips, whose key frame is a random one before."""
+        earlier = [] if past is None else list(past.unbind(dim=1))[: int(torch.randint(1, past.shape[1] + 1, ()))]
+        frames = [frame.contiguous(memory_format=torch.channels_last) for frame in reversed(earlier)]
+        logits, regression = method.clip_outputs([*frames, images])
+        loss = self.label_loss(logits, labels, self.loss_stride, place)
+        return loss if regression is None else loss + regression
 
     def label_loss(self, logits: Tensor, labels: Tensor, stride: int = 1, place: Tensor | None = None) -> Tensor:
         """Return the loss of logits of any size with labels (B, h, w), at every stride-th pixel.
@@ -134,6 +152,13 @@ class LossModule(nn.Module):
         else:
             counts = soft_iou_counts(logits, labels)
         return mean + self.iou_loss * iou_loss(distributed.sum_with_gradient(counts))
+
+
+def move_camera_back(images: Tensor, motion: Tensor, count: int) -> Tensor:
+    """Return frames (B, P, 3, h, w) that a camera with a steady motion (B, 3) saw before the images, latest first."""
+    zoom, shift = motion[:, :1], motion[:, 1:]
+    steps = range(1, count + 1)
+    return torch.stack([shift_camera(images, torch.cat([zoom**k, k * shift], dim=1)) for k in steps], dim=1)
 
 
 @torch.no_grad()

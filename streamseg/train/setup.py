@@ -14,6 +14,8 @@ from streamseg.classes import Classes
 from streamseg.models import checkpoint
 from streamseg.models.encoder import ResNet, load_imagenet
 from streamseg.models.fanet import FANet, init_as_identity
+from streamseg.models.video import VIDEO_METHODS, VideoMethod
+from streamseg.models.video.flownet import FlowNetS, load_flow
 from streamseg.parallel import distributed
 from streamseg.train.config import TrainConfig
 from streamseg.train.feed import FrameSet, build_clip_index, cache_on_device, weight_classes
@@ -74,6 +76,8 @@ class TrainingSetup:
     """Config and data set, as state.pt holds them: a run can only be resumed with the same."""
     first: int
     """Iterations that are done already."""
+    window: int
+    """Frames per clip."""
 
 
 def set_up(
@@ -86,6 +90,7 @@ def set_up(
     encoder_weights: Path | None,
     resume: bool,
     threads: int,
+    flow_weights: Path | None = None,
 ) -> TrainingSetup:
     """Check the settings, open the data, and build or restore what is trained; see train for the arguments."""
     config.check()
@@ -100,10 +105,14 @@ def set_up(
     torch.backends.cudnn.benchmark = True
     description = describe_checkpoint(config, opened.classes)
     network = checkpoint.build_network(description)
+    if isinstance(network, VideoMethod):
+        network.freeze()
     if initial == "imagenet" and encoder_of(network) is None:
         initial = "nothing"
     if not resume:
         load_initial_weights(network, description, initial, encoder_weights, config.identity_init)
+        if flow_weights:
+            load_flow_weights(network, flow_weights)
     frame_sets = tuple(open_frame_sets(opened, config, device, threads))
     firsts = accumulate((len(dataset.classes) for dataset in opened.datasets), initial=0)
     class_weights = torch.cat(
@@ -115,7 +124,7 @@ def set_up(
     state = make_state(network, class_weights, opened.label_sets(), config, device, processes)
     settings = {**asdict(config), "data": hash_names(opened.datasets, opened.table)}
     first = restore_training_state(out, settings, state.parts()) if resume else 0
-    return TrainingSetup(share, opened, frame_sets, description, initial, state, settings, first)
+    return TrainingSetup(share, opened, frame_sets, description, initial, state, settings, first, config.window)
 
 
 def open_frame_sets(data: TrainingData, config: TrainConfig, device: torch.device, threads: int) -> Iterator[FrameSet]:
@@ -158,6 +167,7 @@ def make_state(
         consistency_loss=config.consistency_loss,
         loss_stride=config.loss_stride,
         auxiliary_stride=config.auxiliary_stride,
+        moved_clips=config.moved_clips,
         processes=processes,
     )
     loss_module = loss_module.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
@@ -176,7 +186,8 @@ def make_optimiser(module: nn.Module, encoder: nn.Module | None, config: TrainCo
     groups = []
     in_encoder = set() if encoder is None else {id(parameter) for parameter in encoder.parameters()}
     for share, members in ((config.encoder_rate_factor, True), (1.0, False)):
-        chosen = [parameter for parameter in module.parameters() if (id(parameter) in in_encoder) == members]
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        chosen = [parameter for parameter in trained if (id(parameter) in in_encoder) == members]
         for decay, deep in ((config.weight_decay, True), (0.0, False)):
             parameters = [parameter for parameter in chosen if (parameter.ndim > 1) == deep]
             if parameters:
@@ -202,9 +213,16 @@ def describe_checkpoint(config: TrainConfig, classes: Classes) -> checkpoint.Des
         network=config.network,
         variant=variant if config.network in checkpoint.FANETS else None,
         classes=classes,
-        window=config.window,
+        window=method_interval(config) if config.network in VIDEO_METHODS else config.window,
         source=f"trained on {name_data(config)}, {config.iterations} iterations, by streamseg",
     )
+
+
+def method_interval(config: TrainConfig) -> int:
+    """Return the key interval that a checkpoint of a video method holds: the window, if the method has an interval."""
+    with torch.device("meta"):
+        method = VIDEO_METHODS[config.network](1)
+    return checkpoint.NO_INTERVAL if method.interval is None else config.window
 
 
 def name_data(config: TrainConfig) -> str:
@@ -217,7 +235,8 @@ def name_data(config: TrainConfig) -> str:
 
 def encoder_of(network: checkpoint.Network) -> ResNet | None:
     """Return the encoder of a network, if it has one that ImageNet weights fit."""
-    return getattr(network, "encoder", None)
+    image_network = network.backbone.network if isinstance(network, VideoMethod) else network
+    return getattr(image_network, "encoder", None)
 
 
 def load_initial_weights(
@@ -238,6 +257,9 @@ def load_initial_weights(
         raise ValueError(f"{network.name} has no ResNet to fill with {encoder_weights}: leave out --encoder-weights.")
     if initial == "nothing":
         return
+    if isinstance(network, VideoMethod):
+        load_backbone(network, description, initial)
+        return
     if initial == "imagenet" and encoder is not None:
         load_imagenet(encoder, encoder_weights)
         if identity_init and isinstance(network, FANet):
@@ -250,6 +272,32 @@ def load_initial_weights(
     if {name: x.shape for name, x in ours.items()} != {name: x.shape for name, x in theirs.items()}:
         raise ValueError(f"{initial} holds another kind of network: start from one of the same kind.")
     network.load_state_dict(theirs)
+
+
+def load_backbone(method: VideoMethod, description: checkpoint.Description, initial: str) -> None:
+    """Load the weights of a backbone into a video method, or the parts that it has in common with another method."""
+    name = description.network.rpartition("-")[2]
+    if initial == "imagenet":
+        raise ValueError(f"{description.network} starts from a trained {name}: give its weights, --initial FILE.")
+    other, other_classes = checkpoint.load(initial)
+    if other_classes.names != description.classes.names:
+        raise ValueError(f"{initial} has other classes than the data: train a {name} on them first.")
+    ours, theirs = method.state_dict(), other.state_dict()
+    if not isinstance(other, VideoMethod):
+        # the small network of Accel starts from the same weights, if it is of the same kind
+        theirs = {f"{part}.network.{key}": x for part in ("backbone", "update") for key, x in theirs.items()}
+    known = {key: x for key, x in theirs.items() if key in ours and ours[key].shape == x.shape}
+    if missing := [key for key in ours if key.startswith("backbone.") and key not in known]:
+        raise ValueError(f"{initial} holds a {other.name}, which lacks {missing[0]}; expected weights of a {name}.")
+    method.load_state_dict(ours | known)
+
+
+def load_flow_weights(network: checkpoint.Network, file: Path) -> None:
+    """Load a trained flow network into a video method."""
+    flow = getattr(network, "flow", None)
+    if not isinstance(flow, FlowNetS):
+        raise ValueError(f"{network.name} has no flow network to fill with {file}: leave out --flow-weights.")
+    load_flow(flow, file)
 
 
 def class_layers(description: checkpoint.Description) -> list[str]:

@@ -9,6 +9,7 @@ from streamseg.evaluate.paper import DOWNLOADS, TABLES
 from streamseg.models.attention import ATTENTIONS
 from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import FANETS, Variant
+from streamseg.models.video import VIDEO_METHODS
 
 PARTS = [table for parts in TABLES.values() for table in parts]
 
@@ -16,7 +17,7 @@ PARTS = [table for parts in TABLES.values() for table in parts]
 @pytest.mark.parametrize("table", PARTS, ids=lambda table: table.name)
 def test_every_row_is_of_a_known_network_or_of_none(table):
     for row in table.rows:
-        assert row.network in ("", *FANETS, *BASELINES)
+        assert row.network in ("", *FANETS, *BASELINES, *VIDEO_METHODS)
         assert row.attention in ATTENTIONS
         Variant(row.attention, row.key_channels, row.reduction, row.reduce_by)
         assert (

@@ -181,7 +181,7 @@ def test_several_runs_of_a_row_give_mean_and_spread(tmp_path, drive, model):
         streamseg.save(network, streamseg.CAMVID, tmp_path / name / "weights.safetensors")
     evaluator = RunEvaluator(find_runs(tmp_path), camvid(drive, "val"), CPU, 1)
     results = reproduce(replace(SMALL, rows=SMALL.rows[:1]), CPU, evaluator=evaluator)
-    one, other = evaluator.mious.values()
+    one, other = (found["miou"] for found in evaluator.found.values())
     mean, spread = (one + other) / 2, abs(one - other) / 2**0.5
     assert one != other
     assert results[0].found["miou"] == pytest.approx(mean)

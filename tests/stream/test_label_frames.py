@@ -16,6 +16,7 @@ from streamseg.engine.labels import labels_from_scores
 from streamseg.io.images import write_image
 from streamseg.models import bundled, checkpoint
 from streamseg.models.baselines import BASELINES
+from streamseg.models.video import VIDEO_METHODS
 from streamseg.stream.label_frames import (
     bundled_model,
     label_batch,
@@ -395,3 +396,36 @@ def test_streams_of_different_age_in_one_batch_are_averaged_each_by_its_own(aver
     assert young.equal(label_frame(averaging, frames[3], None, 4)[0])
     assert differing([older], [label_frame(averaging, frames[3], old, 4)[0]]) < 10
     assert not young.equal(older)
+
+
+@pytest.mark.parametrize("name", ["clockwork-swiftnet18", "clockwork-pipelined-swiftnet18"])
+def test_a_video_method_labels_a_stream_with_its_own_state(name):
+    torch.manual_seed(0)
+    method = VIDEO_METHODS[name](5).eval()
+    frames, state, expected = [*torch.randint(0, 256, (4, 3, 64, 64), dtype=torch.uint8)], None, []
+    with torch.no_grad():
+        for frame in frames:
+            logits, state = method.step(frame[None], state)
+            expected.append(logits[0].argmax(dim=0))
+    assert all(labels.equal(wanted) for (_, labels), wanted in zip(label_frames(method, frames), expected, strict=True))
+
+
+def test_streams_of_a_video_method_do_not_mix():
+    torch.manual_seed(0)
+    method = VIDEO_METHODS["clockwork-swiftnet18"](5).eval()
+    frames = torch.randint(0, 256, (2, 3, 3, 64, 64), dtype=torch.uint8)
+    states, last = [None, None], []
+    # the second stream begins a frame later, so that their key frames differ
+    _, states[0] = label_frame(method, frames[0, 0])
+    for number in range(2):
+        pair = [frames[0, number + 1], frames[1, number]]
+        last, states = label_batch(method, pair, states)
+    assert last[0].equal([*label_frames(method, frames[0])][-1][1])
+    assert last[1].equal([*label_frames(method, frames[1, :2])][-1][1])
+
+
+def test_the_state_of_a_video_method_is_not_written_as_one_of_a_fanet(tmp_path):
+    method = VIDEO_METHODS["copy-swiftnet18"](5).eval()
+    _, state = label_frame(method, torch.zeros(3, 64, 64, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=r"that of a video method \(CopyState\), and only those of FANets"):
+        streamseg.save_state(state, tmp_path / "state.safetensors")

@@ -12,6 +12,7 @@ from streamseg.models.attention import ATTENTIONS
 from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import FANETS
 from streamseg.models.encoder import ReduceBy, Reduction
+from streamseg.models.video import VIDEO_METHODS
 from streamseg.train.config import OLD_NAMES, RECIPES, TrainConfig, check_share
 from streamseg.train.setup import ATTENTION_OPTIONS as NAMES, AUTOCAST_DTYPES
 
@@ -101,7 +102,7 @@ def test_an_impossible_setting_is_refused_by_name(setting, value, expected):
 
 def test_the_choices_of_a_config_are_all_that_can_be_built():
     choices = {name: get_args(hint) for name, hint in get_type_hints(TrainConfig).items()}
-    assert choices["network"] == (*FANETS, *BASELINES)
+    assert choices["network"] == (*FANETS, *BASELINES, *VIDEO_METHODS)
     assert choices["attention"] == tuple(NAMES)
     assert set(NAMES.values()) == set(ATTENTIONS)
     assert choices["reduction"] == get_args(Reduction)

@@ -15,9 +15,12 @@ from torch import nn
 import streamseg
 from streamseg.data.datasets import folder
 from streamseg.models.baselines import BASELINES
+from streamseg.models.checkpoint import Description
+from streamseg.models.video import VIDEO_METHODS
 from streamseg.train import loop, runlog
 from streamseg.train.feed import Batch, build_clip_index, cache_on_device
 from streamseg.train.loop import float_tensors, set_learning_rate, update_ema
+from streamseg.train.setup import load_backbone
 
 pytestmark = pytest.mark.usefixtures("frequent_entries", "no_plots")
 
@@ -192,3 +195,40 @@ def test_the_decay_is_lower_in_the_first_steps(model):
     start = average.encoder.conv1.weight.clone()
     update_ema(float_tensors(average), float_tensors(model), 0.999, step=0)
     torch.testing.assert_close(average.encoder.conv1.weight, 0.1 * start + 0.9 * model.encoder.conv1.weight)
+
+
+@pytest.mark.parametrize("method", ["copy", "clockwork-adaptive"])
+def test_a_video_method_trains_on_clips_from_the_weights_of_its_backbone(drive, tmp_path, method):
+    torch.manual_seed(0)
+    backbone = BASELINES["swiftnet18"](11)
+    streamseg.save(backbone, streamseg.CAMVID, tmp_path / "backbone.safetensors")
+    config = replace(TINY, network=f"{method}-swiftnet18", dataset="camvid", window=2, iterations=2, validate_every=2)
+    weights = run(drive, tmp_path / "out", config, initial=str(tmp_path / "backbone.safetensors"))
+    trained, _ = streamseg.load(weights)
+    assert trained.interval == (2 if method == "copy" else None)
+    assert entries(tmp_path / "out", "val_miou")[-1]["val_miou"] >= 0
+    before, after = backbone.encoder.conv1.weight, trained.backbone.network.encoder.conv1.weight
+    # the adaptive clock trains its classifier alone
+    assert torch.allclose(before, after, atol=1e-3) == (method == "clockwork-adaptive")
+
+
+def test_a_video_method_needs_the_weights_of_its_backbone(drive, tmp_path):
+    config = replace(TINY, network="dff-swiftnet18", dataset="camvid", window=2)
+    with pytest.raises(ValueError, match="^dff-swiftnet18 starts from a trained swiftnet18: give its weights, --init"):
+        run(drive, tmp_path / "a", config, initial="imagenet")
+    streamseg.save(BASELINES["enet"](11), streamseg.CAMVID, tmp_path / "enet.safetensors")
+    with pytest.raises(ValueError, match="holds a enet, which lacks backbone.network.encoder.conv1.weight"):
+        run(drive, tmp_path / "b", config, initial=str(tmp_path / "enet.safetensors"))
+    with pytest.raises(ValueError, match="^copy-swiftnet18 has no flow network to fill with f: leave out"):
+        run(drive, tmp_path / "c", replace(config, network="copy-swiftnet18"), flow_weights=Path("f"))
+
+
+def test_accel_takes_the_parts_that_another_method_has(tmp_path):
+    torch.manual_seed(0)
+    path = tmp_path / "dff.safetensors"
+    dff = VIDEO_METHODS["dff-swiftnet18"](11)
+    streamseg.save(dff, streamseg.CAMVID, path)
+    accel = VIDEO_METHODS["accel-swiftnet18"](11)
+    load_backbone(accel, Description("accel-swiftnet18", None, streamseg.CAMVID, 5, ""), str(path))
+    ours, theirs = accel.state_dict(), dff.state_dict()
+    assert all(ours[name].equal(x) for name, x in theirs.items() if name.startswith(("backbone.", "flow.")))

@@ -8,7 +8,7 @@ from streamseg.data.augment import augment, sample_params
 from streamseg.data.datasets import folder
 from streamseg.models.baselines import BASELINES
 from streamseg.train.label_sets import make_label_sets
-from streamseg.train.loss_module import LossModule
+from streamseg.train.loss_module import LossModule, move_camera_back
 from streamseg.train.losses import iou_loss, soft_iou_counts
 
 
@@ -123,3 +123,16 @@ def test_the_consistency_loss_is_the_change_under_a_camera_motion(crops):
     once, twice = loss(moved, 1.0), loss(moved, 2.0)
     assert once > plain + 1e-5
     assert twice - plain == pytest.approx(2 * (once - plain), rel=1e-3)
+
+
+def test_moved_clips_show_the_frame_from_where_a_steady_camera_was():
+    images = torch.rand(2, 3, 32, 48)
+    still = torch.tensor([[1.0, 0.0, 0.0]]).expand(2, 3)
+    frames = move_camera_back(images, still, 3)
+    assert frames.shape == (2, 3, 3, 32, 48)
+    torch.testing.assert_close(frames, images[:, None].expand_as(frames))
+    # a shift of two pixels a frame, in halves of a side
+    moving = torch.tensor([[1.0, 4 / 48, 0.0]]).expand(2, 3)
+    frames = move_camera_back(images, moving, 2)
+    torch.testing.assert_close(frames[:, 0, :, :, :-2], images[..., 2:], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(frames[:, 1, :, :, :-4], images[..., 4:], rtol=1e-3, atol=1e-3)

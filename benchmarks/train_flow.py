@@ -1,0 +1,136 @@
+"""Train the flow network of the video methods, and measure it.
+
+    python benchmarks/train_flow.py DATA CLIPS --out flow.safetensors [--minutes 5] [--dataset camvid]
+
+DATA is the folder of a data set, whose train pictures are moved in known ways; CLIPS a folder of videos, whose
+neighbouring frames it learns without labels, as it does those of the data set's sequences. Synthetic pairs of the data
+set's val pictures and real pairs of the last video are held out: it prints the end-point error on the first and the
+photometric error on the second, beside those of zero flow. load_flow of streamseg.models.video.flownet reads the
+weights.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import streamseg
+from streamseg.data.datasets import Dataset
+from streamseg.models.layers import resize_to
+from streamseg.models.video.flownet import FlowNetS, flownet, flownet_slim, save_flow
+from streamseg.train.flow import elapsed_shares, end_point_error, photometric_error, train_flow
+
+NETWORKS = {"slim": flownet_slim, "flownet": flownet}
+DATASETS = {"camvid": streamseg.camvid, "cityscapes": streamseg.cityscapes, "comma10k": streamseg.comma10k}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="folder of the data set")
+    parser.add_argument("clips", type=Path, help="folder of videos")
+    parser.add_argument("--out", type=Path, required=True, help="file for the weights, .safetensors")
+    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--dataset", default="camvid", choices=[*DATASETS])
+    parser.add_argument("--network", default="slim", choices=[*NETWORKS])
+    parser.add_argument("--size", type=int, nargs=2, default=(720, 960), help="height and width of all frames")
+    parser.add_argument("--crop", type=int, nargs=2, default=(448, 640), help="height and width of the training crops")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--pictures", type=int, default=400, help="pictures to train on, at most")
+    parser.add_argument("--every", type=int, default=2, help="take every so many frames of a video")
+    parser.add_argument("--gap", type=int, default=3, help="frames from the earlier to the later of a pair, at most")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    size = tuple(arguments.size)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    splits = [DATASETS[arguments.dataset](arguments.data, split) for split in ("train", "val")]
+    pictures, held_pictures = (read_pictures(split, arguments.pictures, size).to(device) for split in splits)
+    *videos, held_video = list_videos(arguments.clips)
+    sequences = [read_video(video, arguments.every, size) for video in videos]
+    sequences += [read_files(splits[0], paths, size) for paths in splits[0].sequences]
+    pairs = make_pairs(sequences, arguments.gap).to(device)
+    held_pairs = make_pairs([read_video(held_video, arguments.every, size)], arguments.gap).to(device)
+    print(f"{len(pictures)} pictures, {len(pairs)} real pairs; held out: {len(held_pictures)} and {len(held_pairs)}")
+
+    torch.manual_seed(arguments.seed)
+    network = NETWORKS[arguments.network]().to(device)
+    progress = train_flow(
+        network,
+        pictures,
+        pairs,
+        elapsed_shares(arguments.minutes),
+        crop=tuple(arguments.crop),
+        batch=arguments.batch,
+        seed=arguments.seed,
+    )
+    steps = 0
+    for steps, now in enumerate(progress, 1):
+        if sys.stderr.isatty() or steps % 100 == 0:
+            print(
+                f"\r{now.share:4.0%}  step {steps}  synthetic {now.synthetic_loss:.3f}  "
+                f"photometric {now.photometric_loss:.4f}",
+                end="" if sys.stderr.isatty() else "\n",
+                file=sys.stderr,
+            )
+    save_flow(network, arguments.out)
+    print(f"\n{steps} steps; weights in {arguments.out}")
+    print(report(network, held_pictures[:64], held_pairs[:64]))
+
+
+def read_pictures(dataset: Dataset, most: int, size: tuple[int, int]) -> Tensor:
+    """Return up to `most` pictures of a split (N, 3, H, W), evenly spread over it."""
+    step = max(1, len(dataset) // most)
+    return torch.stack([shrink(dataset.read_image(pair.image), size) for pair in dataset.pairs[::step][:most]])
+
+
+def read_files(dataset: Dataset, paths: Sequence[Path], size: tuple[int, int]) -> Tensor:
+    return torch.stack([shrink(dataset.read_image(path), size) for path in paths])
+
+
+def list_videos(folder: Path) -> list[Path]:
+    """Return the videos of a folder: at least two, as one is held out."""
+    videos = sorted(path for path in folder.glob("*") if path.suffix in (".mp4", ".mov", ".mkv", ".webm"))
+    if len(videos) < 2:
+        sys.exit(f"{folder} has {len(videos)} videos; expected two or more: the last is held out.")
+    return videos
+
+
+def read_video(path: Path, every: int, size: tuple[int, int]) -> Tensor:
+    """Return every so many frames of a video (T, 3, H, W)."""
+    return torch.stack([shrink(frame, size) for i, frame in enumerate(streamseg.read_frames(path)) if i % every == 0])
+
+
+def shrink(frame: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return a frame (3, H, W) at another size, as bytes."""
+    if tuple(frame.shape[-2:]) == size:
+        return frame
+    return resize_to(frame[None].float(), *size)[0].round().clamp(0, 255).to(torch.uint8)
+
+
+def make_pairs(sequences: Sequence[Tensor], gap: int) -> Tensor:
+    """Return pairs (M, 2, 3, H, W) of frames that are 1 to `gap` apart, earlier first."""
+
+    def pairs() -> Iterator[Tensor]:
+        for frames in sequences:
+            for i in range(1, len(frames)):
+                before = max(0, i - 1 - i % gap)
+                yield torch.stack([frames[before], frames[i]])
+
+    return torch.stack([*pairs()])
+
+
+def report(network: FlowNetS, pictures: Tensor, pairs: Tensor) -> str:
+    """Return the errors on held-out pairs beside those of zero flow."""
+    moved, real = end_point_error(network, pictures), photometric_error(network, pairs)
+    return (
+        "| held out | flow | zero flow |\n|---|---|---|\n"
+        f"| end-point error, synthetic pairs, pixels | {moved.ours:.2f} | {moved.zero:.2f} |\n"
+        f"| photometric error, real pairs, of 255 | {real.ours:.2f} | {real.zero:.2f} |"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""The cost of video methods by the position in their key interval: multiply-accumulates and time a frame.
+
+Shapes: B batch, H x W the frame.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from streamseg.engine.fast import PRECISIONS, fast_precisions
+from streamseg.evaluate.benchmark import (
+    Call,
+    Cost,
+    Timing,
+    allocated,
+    is_exported,
+    open_network,
+    summarise_times,
+    time_paths,
+)
+from streamseg.models.baselines import BASELINES
+from streamseg.models.bundled import BUNDLED_WEIGHTS
+from streamseg.models.checkpoint import FANETS
+from streamseg.models.video import VideoMethod
+
+AFTER_LABELS = "after the labels"
+"""Name of the work that a frame leaves for the time after its labels."""
+
+
+def open_method(name: str) -> VideoMethod | None:
+    """Return the video method of a name or in a checkpoint; None if the name is that of something else."""
+    if name in (*FANETS, *BASELINES, *BUNDLED_WEIGHTS) or is_exported(name):
+        return None
+    network = open_network(name)
+    return network if isinstance(network, VideoMethod) else None
+
+
+def measure_method(
+    method: VideoMethod, size: tuple[int, int], batch: int, device: torch.device, precision: str, seconds: float
+) -> Cost:
+    """Measure a video method by the position in its key interval, operator by operator, from frame to logits.
+
+    The last two lines are the mean over the positions and the slowest of them. The maximum leaves out the work after
+    the labels, the mean does not.
+    """
+    precision = precision or fast_precisions(device)[0]
+    if precision not in PRECISIONS or precision == "int8":
+        raise ValueError(f"precision is {precision!r:.80}; {method.name} runs in fp32, fp16 or bf16.")
+    before = allocated(device)
+    macs = count_method_macs(method, size)
+    method = method.to(device, PRECISIONS[precision], memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
+    frames = torch.randint(0, 256, (batch, 3, *size), dtype=torch.uint8, device=device)
+    with torch.no_grad():
+        calls = {name: as_prepared(call) for name, call in position_calls(method, frames).items()}
+        timings = time_paths(calls, device, len(frames), seconds, before)
+    parameters = sum(x.numel() for x in method.parameters())
+    gmacs = mean_macs(macs, key_share=0.0) / 1e9
+    return Cost(method.name, parameters, gmacs, (*timings, *summarise_positions(timings, len(frames))))
+
+
+def as_prepared(call: Call) -> Callable[[], Call]:
+    """Return a function that prepares a call which needs no preparation."""
+    return lambda: call
+
+
+def summarise_positions(timings: Sequence[Timing], batch: int) -> tuple[Timing, Timing]:
+    """Return the mean time of a frame over its positions, and the time of the slowest position."""
+    frames = [timing for timing in timings if timing.way != AFTER_LABELS]
+    # the first frame of a stream, and changed ones, are rare where a schedule decides
+    usual = [timing for timing in frames if timing.way == "still frame"] or frames
+    later = sum(timing.median for timing in timings if timing.way == AFTER_LABELS)
+    means = [fmean(getattr(timing, name) for timing in usual) + later for name in ("median", "p95", "p99")]
+    slowest = max(frames, key=lambda timing: timing.median)
+    memory, rounds = slowest.memory_mb, min(timing.rounds for timing in timings)
+    return (
+        Timing("mean", means[0], means[1], means[2], 1000 * batch / means[0], memory, rounds),
+        replace(slowest, way="maximum"),
+    )
+
+
+def position_calls(method: VideoMethod, image: Tensor) -> dict[str, Call]:
+    """Return a call of step for each position in the key interval; without an interval, for each kind of frame.
+
+    The work that a frame leaves for the time after its labels is a call of its own.
+
+    Args:
+        image: A batch of frames, of bytes.
+    """
+    calls: dict[str, Call] = {"key frame": partial(method.step, image)}
+    _, state = method.step(image)
+    frames = {"still frame": image, "changed frame": 255 - image}
+    if method.interval is not None:
+        frames = {f"{number} after": image for number in range(1, method.interval)}
+    for name, frame in frames.items():
+        calls[name] = partial(method.step, frame, state)
+        _, after = method.step(frame, state)
+        finished = method.finish(after)
+        if finished is not after:
+            calls[AFTER_LABELS] = partial(method.finish, after)
+        if method.interval is not None:
+            state = finished
+    return calls
+
+
+def count_method_macs(method: VideoMethod, size: tuple[int, int]) -> dict[str, int]:
+    """Count the multiply-accumulates of a frame at each position of the key interval, without computing.
+
+    Without an interval: of the first frame, of one that changes nothing, and of one that makes the schedule fire. The
+    work after the labels is counted with the frame that leaves it.
+    """
+    method = copy.deepcopy(method).to("meta").eval()
+    image = torch.empty(1, 3, *size, device="meta")
+    found, state = {}, None
+    positions = range(1 if method.interval is None else method.interval)
+    for number in positions:
+        found[f"{number} after" if number else "key frame"], state = count_step(method, image, state)
+    if method.interval is None:
+        found["still frame"], _ = count_step(method, image, state)
+        with firing(method):
+            found["changed frame"], _ = count_step(method, image, state)
+    return found
+
+
+def count_step(method: VideoMethod, image: Tensor, state: Any) -> tuple[int, Any]:
+    """Return the multiply-accumulates of a step on the meta device, and the state after it."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        _, state = method.step(image, state)
+        state = method.finish(state)
+    return counter.get_total_flops() // 2, state
+
+
+@contextmanager
+def firing(method: VideoMethod) -> Iterator[None]:
+    """Let the schedule of a method fire on every frame meanwhile."""
+    name, value = ("target", 100) if hasattr(method, "target") else ("threshold", 0)
+    before = getattr(method, name, None)
+    setattr(method, name, value)
+    yield
+    setattr(method, name, before)
+
+
+def mean_macs(macs: dict[str, int], key_share: float) -> float:
+    """Return the mean multiply-accumulates a frame: over the interval, or by the share of frames that fire."""
+    if "still frame" not in macs:
+        return fmean(macs.values())
+    return key_share * macs["changed frame"] + (1 - key_share) * macs["still frame"]
+
+
+def time_positions(
+    method: VideoMethod, size: tuple[int, int], device: torch.device, time_calls: Callable[[Call], list[float]]
+) -> dict[str, float]:
+    """Return the mean and the maximum time of a frame over the positions, and frames per second.
+
+    Args:
+        time_calls: Returns the milliseconds of repeated calls.
+    """
+    image = torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8, device=device)
+    times = {name: time_calls(call) for name, call in position_calls(method, image).items()}
+    timings = [summarise_times(name, [*taken, taken[-1]], 1, None) for name, taken in times.items()]
+    mean, slowest = summarise_positions(timings, 1)
+    return {"fps": mean.fps, "avg_ms": mean.median, "max_ms": slowest.median}

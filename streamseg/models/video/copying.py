@@ -1,0 +1,44 @@
+"""Copying: the labels of the last key frame, unchanged, until the next. What every propagation has to beat.
+
+Shapes: B batch, K classes, H x W the image, h x w the map of the logits.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from streamseg.models.layers import resize
+from streamseg.models.video.scheme import VideoMethod
+
+
+class CopyState(NamedTuple):
+    """The logits (B, K, h, w) of the last key frame."""
+
+    logits: Tensor
+    position: int
+    height: int
+    width: int
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Batch, height and width."""
+        return len(self.logits), self.height, self.width
+
+
+class Copying(VideoMethod[CopyState]):
+    """The backbone on key frames, and nothing on all others."""
+
+    state_type = CopyState
+    trained = ("backbone",)
+
+    def key_frame(self, image: Tensor) -> tuple[Tensor, CopyState]:
+        logits = self.backbone.head(self.backbone.features(image))
+        return resize(logits, image), CopyState(logits, 0, *image.shape[2:])
+
+    def next_frame(self, image: Tensor, state: CopyState) -> tuple[Tensor, CopyState]:
+        return resize(state.logits, image), state._replace(position=state.position + 1)
+
+
+def copying(network: nn.Module, interval: int | None = 5) -> Copying:
+    """Copy the labels of the last key frame."""
+    return Copying(network, interval)

@@ -1,0 +1,43 @@
+"""Schedules that decide by the frames' content: which streams of a batch do the expensive work, and on which maps.
+
+Shapes: B streams in a batch, n of them chosen.
+"""
+
+import math
+from typing import TypeVar
+
+from torch import Tensor
+
+Maps = TypeVar("Maps", bound=tuple)
+
+
+def check_threshold(name: str, threshold: float, highest: float) -> None:
+    """Raise a ValueError if a threshold is not a number from 0 to the highest, or infinite."""
+    valid = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
+    if not valid or not (0 <= threshold <= highest or threshold == math.inf):
+        raise ValueError(f"{name} is {threshold!r:.80}; expected 0 to {highest:g}, or inf for never.")
+
+
+def chosen_streams(decisions: Tensor, default: bool) -> list[int]:
+    """Return the streams (n) of a batch for which a decision (B,) is true.
+
+    This waits for the device. On the meta device, where costs are counted and nothing has a value, the default decides.
+    """
+    decided = [default] * len(decisions) if decisions.is_meta else decisions.tolist()
+    return [number for number, yes in enumerate(decided) if yes]
+
+
+def take_streams(maps: Maps, chosen: list[int]) -> Maps:
+    """Return a NamedTuple of maps (B, ...) with only the chosen streams (n, ...)."""
+    if len(chosen) == len(maps[0]):
+        return maps
+    return type(maps)(*(x[chosen] for x in maps))
+
+
+def put_streams(x: Tensor, chosen: list[int], new: Tensor) -> Tensor:
+    """Return maps (B, ...) in which those of the chosen streams are replaced by (n, ...); the old maps are kept."""
+    if len(chosen) == len(x):
+        return new
+    x = x.clone()
+    x[chosen] = new
+    return x

@@ -1,0 +1,88 @@
+"""The cost of video methods by the position in their key interval."""
+
+import pytest
+import torch
+from commands import run
+
+import streamseg
+from streamseg.evaluate.benchmark import Timing, count_macs
+from streamseg.evaluate.method_cost import (
+    count_method_macs,
+    mean_macs,
+    measure_method,
+    open_method,
+    position_calls,
+    summarise_positions,
+)
+from streamseg.models.baselines.swiftnet import swiftnet18
+from streamseg.models.video import VIDEO_METHODS
+from streamseg.models.video.clockwork import AdaptiveClockwork, clockwork, clockwork_pipelined
+
+CPU = torch.device("cpu")
+SIZE = (64, 96)
+
+
+def test_a_key_frame_costs_the_backbone_and_the_frames_after_it_less():
+    network = swiftnet18(4)
+    macs = count_method_macs(clockwork(network, 3), SIZE)
+    assert [*macs] == ["key frame", "1 after", "2 after"]
+    assert macs["key frame"] == count_macs(network, (1, 3, *SIZE))
+    assert macs["1 after"] == macs["2 after"] < macs["key frame"]
+    assert mean_macs(macs, 0) == pytest.approx((macs["key frame"] + 2 * macs["1 after"]) / 3)
+
+
+def test_where_a_schedule_decides_the_mean_follows_the_share_of_key_frames():
+    method = AdaptiveClockwork(swiftnet18(4), threshold=0.2)
+    macs = count_method_macs(method, SIZE)
+    assert macs["still frame"] < macs["changed frame"] == macs["key frame"]
+    assert mean_macs(macs, 0) == macs["still frame"]
+    assert mean_macs(macs, 1) == macs["changed frame"]
+    assert method.threshold == 0.2
+
+
+@torch.no_grad()
+def test_every_position_has_a_call_and_work_after_the_labels_its_own():
+    image = torch.randint(0, 256, (1, 3, *SIZE), dtype=torch.uint8)
+    assert [*position_calls(clockwork(swiftnet18(4)).eval(), image)] == ["key frame", "1 after"]
+    calls = position_calls(clockwork_pipelined(swiftnet18(4)).eval(), image)
+    assert set(calls) == {"key frame", "still frame", "changed frame", "after the labels"}
+    for call in calls.values():
+        call()
+
+
+def timing(way, median):
+    return Timing(way, median, median, median, 1000 / median, None, 5)
+
+
+def test_the_mean_counts_the_work_after_the_labels_and_the_maximum_does_not():
+    mean, slowest = summarise_positions(
+        [timing("key frame", 6), timing("1 after", 2), timing("after the labels", 1)], 1
+    )
+    assert (mean.median, mean.fps) == (5, 200)
+    assert (slowest.way, slowest.median) == ("maximum", 6)
+
+
+def test_a_method_is_measured_by_position():
+    torch.manual_seed(0)
+    cost = measure_method(VIDEO_METHODS["copy-swiftnet18"](4).eval(), SIZE, 1, CPU, "", 0.0)
+    assert [timing.way for timing in cost.timings] == [
+        "key frame",
+        *(f"{number} after" for number in range(1, 5)),
+        "mean",
+        "maximum",
+    ]
+    with pytest.raises(ValueError, match="precision is 'int8'"):
+        measure_method(VIDEO_METHODS["copy-swiftnet18"](4).eval(), SIZE, 1, CPU, "int8", 0.0)
+
+
+def test_methods_are_opened_by_name_and_from_a_file(tmp_path):
+    streamseg.save(VIDEO_METHODS["clockwork-swiftnet18"](11), streamseg.CAMVID, tmp_path / "w.safetensors")
+    assert open_method(str(tmp_path / "w.safetensors")).name == "clockwork-swiftnet18"
+    assert open_method("fanet18") is None
+
+
+def test_the_verb_benchmark_prints_mean_and_maximum(monkeypatch, capsys):
+    options = ("--size", "64x96", "--seconds", "0.1", "--device", "cpu")
+    assert run(monkeypatch, "benchmark", "clockwork-swiftnet18", *options) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if " ms" in line] == ["key", "1", "mean", "maximum"]

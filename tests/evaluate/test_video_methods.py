@@ -1,0 +1,109 @@
+"""The accuracy of video methods by the distance to the last key frame."""
+
+import json
+import math
+
+import pytest
+import torch
+from commands import run
+from make_datasets import make_camvid, make_cityscapes, make_snippets
+
+import streamseg
+from streamseg.data.datasets import camvid, cityscapes
+from streamseg.evaluate.images import validate
+from streamseg.evaluate.metrics import confusion_matrix, miou
+from streamseg.evaluate.paper import Row, Table
+from streamseg.evaluate.reproduce import RunEvaluator, find_runs, reproduce
+from streamseg.evaluate.video import evaluate_video
+from streamseg.evaluate.video_methods import evaluate_distances, format_distances, validate_method
+from streamseg.models.video import VIDEO_METHODS
+
+SIZE = (40, 56)
+
+
+@pytest.fixture(scope="module")
+def val(tmp_path_factory):
+    names = [f"0016E5_{7959 + 2 * number:05}" for number in range(7)]
+    return make_camvid(tmp_path_factory.mktemp("camvid"), "val", names, size=SIZE)
+
+
+@pytest.fixture(scope="module")
+def method():
+    torch.manual_seed(0)
+    method = VIDEO_METHODS["clockwork-swiftnet18"](11).eval()
+    method.interval = 3
+    return method
+
+
+@torch.no_grad()
+def by_definition(method, dataset, distance):
+    """Return the mIoU of streams that start `distance` frames before each labelled frame."""
+    confusion = torch.zeros(11, 11, dtype=torch.int64)
+    for end in range(distance, len(dataset)):
+        state = None
+        for number in range(end - distance, end + 1):
+            frame, labels = dataset[number]
+            logits, state = method.step(frame[None], state)
+        confusion += confusion_matrix(labels, logits[0].argmax(dim=0), 11)
+    return 100 * miou(confusion)
+
+
+def test_each_labelled_frame_is_seen_at_each_distance(method, val):
+    dataset = camvid(val, "val")
+    found = evaluate_distances(method, dataset, 3)
+    assert found.mious == pytest.approx([by_definition(method, dataset, distance) for distance in range(3)])
+    assert found.mean == pytest.approx(sum(found.mious) / 3)
+    assert format_distances(found).startswith("mIoU by distance to the key frame  0: ")
+
+
+def test_distance_0_is_the_backbone(method, val):
+    dataset = camvid(val, "val")
+    assert evaluate_distances(method, dataset, 1).mious[0] == pytest.approx(
+        validate(method.backbone.network, dataset).miou
+    )
+
+
+def test_a_snippet_of_cityscapes_is_started_at_each_distance(tmp_path):
+    torch.manual_seed(0)
+    method = VIDEO_METHODS["copy-swiftnet18"](19).eval()
+    make_cityscapes(tmp_path, SIZE)
+    found = evaluate_distances(method, cityscapes(make_snippets(tmp_path, SIZE), "val"), 3)
+    assert len(found.mious) == 3
+    assert not any(map(math.isnan, found.mious))
+
+
+def test_a_distance_that_no_frame_has_is_no_number(method, val):
+    assert math.isnan(evaluate_distances(method, camvid(val, "val"), 9).mious[-1])
+    with pytest.raises(ValueError, match="The key interval is 33; expected 1 to 32"):
+        evaluate_distances(method, camvid(val, "val"), 33)
+
+
+def test_validation_is_at_the_largest_distance_of_a_clip(method, val):
+    dataset = camvid(val, "val")
+    assert validate_method(method, dataset, 3).miou == pytest.approx(by_definition(method, dataset, 2))
+
+
+def test_a_video_evaluation_counts_key_frames(method, val):
+    assert evaluate_video(method, camvid(val, "val"), 1).key_share == pytest.approx(100 * 3 / 7)
+
+
+def test_the_verb_evaluate_takes_the_window_as_key_interval(method, val, tmp_path, monkeypatch, capsys):
+    streamseg.save(method, streamseg.CAMVID, tmp_path / "w.safetensors")
+    options = ("--dataset", "camvid", "--data", str(val), "--device", "cpu", "--json", str(tmp_path / "found.json"))
+    assert run(monkeypatch, "evaluate", tmp_path / "w.safetensors", *options, "--window", "2") == 0
+    assert "mIoU by distance to the key frame  0: " in capsys.readouterr().out
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert len(found["miou_by_distance"]) == 2
+    assert found["key_share"] == pytest.approx(100 * 4 / 7)
+
+
+def test_table_vi_has_accuracy_flips_and_consistency_of_a_method(method, val, tmp_path):
+    (tmp_path / "one").mkdir()
+    streamseg.save(method, streamseg.CAMVID, tmp_path / "one" / "weights.safetensors")
+    dataset = camvid(val, "val")
+    evaluator = RunEvaluator(find_runs(tmp_path), dataset, torch.device("cpu"), 1)
+    row = Row("Clockwork", {"fps": 5.6}, "clockwork-swiftnet18", window=2, in_order=True, size=(64, 96))
+    (result,) = reproduce(Table("VI", "", (row,), 11), torch.device("cpu"), timed=True, evaluator=evaluator)
+    assert result.found["miou"] == pytest.approx(evaluate_distances(method, dataset, 3).mean)
+    assert {"flip_rate", "mvc8", "avg_ms", "max_ms", "fps"} <= set(result.found)
+    assert result.found["avg_ms"] <= result.found["max_ms"]
