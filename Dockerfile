@@ -3,6 +3,8 @@
 #     docker run -p 8000:8000 -e STREAMSEG_TOKEN=secret streamseg
 # With your own weights: docker run -v "$PWD/run:/run-1:ro" … streamseg /run-1/weights.safetensors
 # With a GPU: docker build --build-arg TORCH=cu130 -t streamseg:gpu . && docker run --gpus all …
+# Kernels are compiled by the first container that has the GPU; a volume keeps them: -v kernels:/home/streamseg/.triton
+# or compile them ahead into that volume: docker run --gpus all -v … --entrypoint streamseg streamseg:gpu warm --size 720x1280
 FROM python:3.11-slim-bookworm
 
 # which build of torch: cpu, or a version of CUDA such as cu130
@@ -23,6 +25,8 @@ RUN pip install --no-cache-dir --extra-index-url "https://download.pytorch.org/w
 RUN useradd --create-home --uid 1000 streamseg
 USER 1000
 WORKDIR /home/streamseg
+# a new volume gets the owner of the folder that it is mounted over
+RUN mkdir .triton
 
 EXPOSE 8000
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s \

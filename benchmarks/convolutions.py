@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from streamseg.engine import convolutions
 from streamseg.engine.convolutions import GpuConv
-from streamseg.engine.fast import capture_graph
+from streamseg.engine.graphs import capture_graph
 from streamseg.engine.kernels import convolution
 from streamseg.engine.kernels.convolution import MAX_TILES, Plan, plan_blocks
 from streamseg.evaluate.benchmark import open_network

@@ -18,6 +18,7 @@ MORE = {
     "benchmark": "[performance](performance.md)",
     "export": "[deploy](deploy.md)",
     "serve": "[serve](serve.md)",
+    "warm": "[performance](performance.md#first-labels-at-once)",
     "weights": "[segment](segment.md#which-weights)",
     "completion": "[the command line](command-line.md#completion)",
 }

@@ -13,19 +13,16 @@ import torch
 from torch import Tensor
 
 from streamseg.classes import IGNORE, Classes
+from streamseg.engine import kernels
 from streamseg.io.images import Picture, to_frame
-
-GREY_WEIGHTS = (0.17, 0.33, 0.06)
-"""Weights of red, green and blue for pixels that are not highlighted: a grey of 0.56 times the brightness."""
 
 MID_GREY = 128
 """What the colours of a legend are blended with."""
 
-BORDER_LEVEL = 216
-"""Least red, green and blue of a border between classes: nearly white."""
-
 LEGEND_OPACITY = 0.75
 """Opacity of a legend's background."""
+
+CPU = torch.device("cpu")
 
 
 def overlay(
@@ -50,32 +47,9 @@ def overlay(
     frame = to_frame(frame)
     labels = check_labels(labels, frame)
     # looked up, not computed: the same bits as torch.lerp, in 3 ms instead of 20 (1280 x 720, one core)
-    table = blend_table(classes, alpha)
-    if only:
-        hidden = torch.full((IGNORE + 1,), 255, dtype=torch.uint8)
-        hidden[list(only)] = 0
-        table = table & ~hidden[:, None]
-        rest = dark_grey(frame) & lookup(hidden, labels)
-    row = labels.to(torch.int32) << 8
-    drawn = torch.empty_like(frame)
-    for blended, plane, values in zip(table.to(frame.device).flatten(1), frame, drawn, strict=True):
-        values.copy_(blended.index_select(0, (row + plane).flatten()).view_as(plane))
-        if only:
-            values |= rest
-    if borders and alpha:
-        # hidden classes count as one
-        line = border_mask(labels if not only else labels.to(torch.uint8) | lookup(hidden, labels))
-        torch.maximum(drawn, line & BORDER_LEVEL, out=drawn)
-    return drawn
-
-
-def border_mask(labels: Tensor) -> Tensor:
-    """Return 255 for each pixel whose label differs from that of its right or lower neighbour, else 0: (H, W)."""
-    labels = labels.to(torch.uint8)
-    differs = torch.zeros_like(labels)
-    differs[:, :-1] = labels[:, :-1] ^ labels[:, 1:]
-    differs[:-1] |= labels[:-1] ^ labels[1:]
-    return (differs != 0).to(torch.uint8).neg_()
+    table = blend_table(classes, alpha, frame.device)
+    hidden = hidden_labels(tuple(only), frame.device) if only else None
+    return kernels.blend_labels(frame, labels, table, hidden, borders and alpha > 0)
 
 
 def check_labels(labels: Tensor, frame: Tensor) -> Tensor:
@@ -95,21 +69,37 @@ def check_labels(labels: Tensor, frame: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def blend_table(classes: Classes, alpha: float) -> Tensor:
+def hidden_labels(only: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return 255 for each label that is not among those to highlight, else 0: (256,)."""
+    with torch.inference_mode(False):  # it is kept for later calls, which may be outside of inference mode
+        hidden = torch.full((IGNORE + 1,), 255, dtype=torch.uint8)
+        hidden[list(only)] = 0
+        return hidden.to(device)
+
+
+@lru_cache(maxsize=8)
+def blend_table(classes: Classes, alpha: float, device: torch.device = CPU) -> Tensor:
     """Return each value of red, green and blue under the colour of each label: (3, 256 labels, 256 values)."""
     with torch.inference_mode(False):  # it is kept for later calls, which may be outside of inference mode
         values = torch.arange(256)
         table = values.to(torch.uint8).repeat(3, IGNORE + 1, 1)
         colours = torch.tensor(classes.colours, dtype=torch.float32)
         table[:, : len(classes)] = torch.lerp(values.float(), colours.t()[:, :, None], alpha).round().to(torch.uint8)
-        return table
+        return table.to(device)
 
 
 def paint_labels(labels: Tensor, classes: Classes) -> Tensor:
     """Return the colours (3, H, W) of labels (H, W); pixels without a class are black."""
-    table = torch.zeros(3, IGNORE + 1, dtype=torch.uint8)
-    table[:, : len(classes)] = torch.tensor(classes.colours, dtype=torch.uint8).t()
-    return torch.stack([lookup(values, labels) for values in table])
+    return torch.stack([kernels.lookup(values, labels) for values in colour_table(classes, labels.device)])
+
+
+@lru_cache(maxsize=8)
+def colour_table(classes: Classes, device: torch.device) -> Tensor:
+    """Return red, green and blue of each label: (3, 256)."""
+    with torch.inference_mode(False):  # it is kept for later calls, which may be outside of inference mode
+        table = torch.zeros(3, IGNORE + 1, dtype=torch.uint8)
+        table[:, : len(classes)] = torch.tensor(classes.colours, dtype=torch.uint8).t()
+        return table.to(device)
 
 
 @lru_cache(maxsize=8)
@@ -117,21 +107,6 @@ def blended_classes(classes: Classes, alpha: float) -> Classes:
     """Return a class set in the colours that an overlay of mid-grey things has, for its legend."""
     blended = blend_table(classes, alpha)[:, : len(classes), MID_GREY].t()
     return Classes(classes.names, tuple((red, green, blue) for red, green, blue in blended.tolist()))
-
-
-def dark_grey(frame: Tensor) -> Tensor:
-    """Return a frame (3, H, W) in dark grey, (H, W)."""
-    # 16 bits hold 127 · 255
-    red, green, blue = (
-        plane.to(torch.int16).mul_(round(127 * part)) for part, plane in zip(GREY_WEIGHTS, frame, strict=True)
-    )
-    return (red.add_(green).add_(blue) >> 7).to(torch.uint8)
-
-
-def lookup(table: Tensor, labels: Tensor) -> Tensor:
-    """Return the entry of a table (256,) for each label (H, W)."""
-    # several times as fast as table[labels.long()]
-    return table.to(labels.device).index_select(0, labels.to(torch.int32).flatten()).view_as(labels)
 
 
 def side_by_side(left: Tensor, right: Tensor) -> Tensor:

@@ -3,9 +3,9 @@
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile as compile_kernel
 
-from streamseg.engine.kernels import attention, convolution, labels, pyramid, resize, stem
+from streamseg.engine.kernels import attention, colour, convolution, drawing, labels, pyramid, resize, stem
 
-HALVES, FLOATS, BYTES, NUMBERS = "*fp16", "*fp32", "*u8", "*i32"
+HALVES, FLOATS, BYTES, SHORTS, NUMBERS = "*fp16", "*fp32", "*u8", "*i16", "*i32"
 SHARED = {86: 99, 90: 227}
 """Limit of shared memory per program, in KiB, by compute capability."""
 
@@ -62,13 +62,32 @@ KERNELS = [
         {"scores": HALVES, "labels": BYTES, "confidence": BYTES},
         {"num_warps": 2},
     ),
+    (
+        colour.rgb_kernel,
+        {"REPEAT": True, "BLOCK": 256},
+        {"pixels": BYTES, "scales": FLOATS, "rgb": BYTES},
+        {},
+    ),
+    (
+        colour.rgb_kernel,
+        {"REPEAT": False, "BLOCK": 256},
+        {"pixels": SHORTS, "scales": FLOATS, "rgb": BYTES},
+        {},
+    ),
+    (colour.yuv_kernel, {"BLOCK": 256}, {"frame": BYTES, "scales": FLOATS, "pixels": BYTES}, {}),
+    (
+        drawing.blend_kernel,
+        {"HIDES": True, "BORDERS": True, "LEVEL": 216, "RED": 22, "GREEN": 42, "BLUE": 8, "BLOCK": 256},
+        dict.fromkeys(("frame", "labels", "table", "hidden", "drawn"), BYTES),
+        {},
+    ),
 ]
 
 for kernel, constants, pointers, settings in KERNELS:
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name in pointers}
     for generation, most in SHARED.items():
-        early = generation >= 90
-        known = constants | {"EARLY": early}
+        early = generation >= 90 and "EARLY" in kernel.arg_names
+        known = constants | ({"EARLY": early} if "EARLY" in kernel.arg_names else {})
         types = {name: "constexpr" if name in known else pointers.get(name, "i32") for name in kernel.arg_names}
         source = ASTSource(kernel, types, known, aligned)
         compiled = compile_kernel(source, GPUTarget("cuda", generation, 32), settings | {"launch_pdl": early})

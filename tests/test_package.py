@@ -16,7 +16,8 @@ checks classes machine
 class_table palette
 io
 parallel data models
-draw engine
+engine
+draw
 stream
 evaluate
 train deploy
@@ -28,7 +29,7 @@ __main__
 # the only place that imports a third-party package
 DOORS = {
     "PIL": "io.images",
-    "av": "io.pyav io.video_reading io.video_writing",
+    "av": "io.hardware io.pyav io.video_reading io.video_writing",
     "cv2": "models.video.dis",
     "cyclopts": "cli",
     "fastapi": "serve",

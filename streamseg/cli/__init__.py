@@ -25,6 +25,7 @@ from streamseg.cli.pages import find_page, wants_help
 from streamseg.cli.parser import VERBS, UsageError, complete_ray, parse
 from streamseg.cli.segmenting import segment
 from streamseg.cli.training import check, pack, train
+from streamseg.cli.warming import warm
 
 __all__ = [
     "VERBS",
@@ -42,6 +43,7 @@ __all__ = [
     "segment",
     "serve",
     "train",
+    "warm",
     "weights",
 ]
 

@@ -47,6 +47,7 @@ NAMES = {
     "pack": DATASET_NAMES,
     "export": BUNDLED,
     "serve": BUNDLED,
+    "warm": BUNDLED,
     "completion": ("bash", "zsh", "fish"),
 }
 """The choices for the first name after a verb; bundled weights are completed where a file may be given too."""

@@ -197,12 +197,12 @@ def open_served(
     """Open the network to serve."""
     from streamseg import serve as server
     from streamseg.engine import runtime
-    from streamseg.engine.open import open_engine
+    from streamseg.engine.open import open_preparing_engine
     from streamseg.stream.label_frames import check_window
     from streamseg.stream.state import LastFrames
 
     place = pick_device(device or runtime.default_device(weights))
-    engine, classes, trained = open_engine(weights, place, precision, trust=trust)
+    engine, classes, trained = open_preparing_engine(weights, place, precision, trust=trust)
     if isinstance(engine, runtime.ExportedEngine):
         check_exported(engine, None if window is None else LastFrames(window), precision=precision)
     frames = trained if window is None else window

@@ -26,6 +26,7 @@ from streamseg.cli.measuring import evaluate, reproduce
 from streamseg.cli.messages import print_error
 from streamseg.cli.segmenting import segment
 from streamseg.cli.training import check, pack, recipe_command, train
+from streamseg.cli.warming import warm
 from streamseg.train.config import OLD_NAMES, RECIPES
 
 PROGRAM = "streamseg"
@@ -39,7 +40,7 @@ Examples:
 """What the help of the program itself says."""
 VERBS: dict[str, Callable[..., int]] = {
     verb.__name__: verb
-    for verb in (segment, train, evaluate, check, pack, reproduce, benchmark, export, serve, weights, completion)
+    for verb in (segment, train, evaluate, check, pack, reproduce, benchmark, export, serve, warm, weights, completion)
 }
 OLD_OPTIONS = {"train": {old.replace("_", "-"): new.replace("_", "-") for old, new in OLD_NAMES.items()}}
 """Former names of options, by verb: they still work, with a note."""
@@ -145,7 +146,7 @@ def check_words(app: App, commands: tuple[str, ...], arguments: ArgumentCollecti
     for argument in arguments:
         # where an option that takes several values is repeated, the last one counts, as with all options
         first = max((place for place, token in enumerate(argument.tokens) if token.index == 0), default=0)
-        if not argument.field_info.is_positional:
+        if not argument.field_info.is_positional and not collects(argument):
             del argument.tokens[:first]
         for place, token in enumerate(argument.tokens):
             if token.value == DASH:
@@ -156,6 +157,12 @@ def check_words(app: App, commands: tuple[str, ...], arguments: ArgumentCollecti
     missing = [argument for argument in arguments if argument.required and argument.show and not argument.has_tokens]
     if missing:  # cyclopts would name the first one only
         raise MissingArgumentError(argument=missing[0], msg=" and ".join(name_of(argument) for argument in missing))
+
+
+def collects(argument: Argument) -> bool:
+    """Return whether an option is repeated for several values, such as --size of warm."""
+    _, any_number = argument.token_count()
+    return any_number and not argument.parameter.consume_multiple
 
 
 def name_of(argument: Argument) -> str:

@@ -1,6 +1,9 @@
 """The convolutions of the fast engine: fused with bias, shortcut and ReLU, in floats or in int8."""
 
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple
 
@@ -106,6 +109,41 @@ class FusedConv:
         return ops._convolution_pointwise.binary(x, shortcut, weight, self.bias, *conv, "add", 1.0, activation, [], "")
 
 
+class Selection(threading.local):
+    """Whether cuDNN selects the algorithms of this thread's convolutions by measuring them."""
+
+    measures = False
+
+
+SELECTION = Selection()
+FLAGS_LOCK = threading.Lock()
+"""Held while torch's flags for cuDNN, which all threads share, are changed."""
+
+
+@contextmanager
+def measure_algorithms() -> Iterator[None]:
+    """Let cuDNN select the algorithms of the fast engine's convolutions by measuring them, in this thread."""
+    SELECTION.measures = True
+    try:
+        yield
+    finally:
+        SELECTION.measures = False
+
+
+@contextmanager
+def cudnn_flags() -> Iterator[None]:
+    """Set cuDNN's flags for a convolution.
+
+    They are set for one convolution at a time: those that another thread starts meanwhile, such as the eager network's,
+    would be measured too, which takes much longer than to run them.
+    """
+    if not SELECTION.measures:
+        yield
+        return
+    with FLAGS_LOCK, torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        yield
+
+
 class GpuConv(FusedConv):
     """A convolution on a GPU: by the Triton kernel or, where that is faster, by cuDNN."""
 
@@ -119,13 +157,15 @@ class GpuConv(FusedConv):
             return F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
         if self.uses_triton(x):
             return self.run_triton(x, self.allocate_output(x), relu=False)
-        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
+        with cudnn_flags():
+            return F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
 
     def relu(self, x: Map) -> Map:
         x = to_float(x)
         if self.uses_triton(x):
             return self.run_triton(x, self.allocate_output(x))
-        return torch.cudnn_convolution_relu(x, self.weight, self.bias, self.stride, self.padding, [1, 1], 1)
+        with cudnn_flags():
+            return torch.cudnn_convolution_relu(x, self.weight, self.bias, self.stride, self.padding, [1, 1], 1)
 
     def relu_into(self, x: Map, out: Tensor) -> None:
         x = to_float(x)
@@ -139,7 +179,8 @@ class GpuConv(FusedConv):
         if self.uses_triton(x):
             return self.run_triton(x, torch.empty_like(shortcut), shortcut)
         conv = (self.bias, self.stride, self.padding, [1, 1], 1)
-        return torch.cudnn_convolution_add_relu(x, self.weight, shortcut, 1.0, *conv)
+        with cudnn_flags():
+            return torch.cudnn_convolution_add_relu(x, self.weight, shortcut, 1.0, *conv)
 
     def uses_triton(self, x: Tensor) -> bool:
         """Return whether the Triton kernel runs this convolution; cuDNN is faster for large ones."""

@@ -9,8 +9,7 @@ Shapes: B batch, H x W the frame, D key channels, C channels of the stages with 
 
 import copy
 import logging
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,6 +33,7 @@ from streamseg.engine.engine import (
     to_uint8,
 )
 from streamseg.engine.folded import fold_network, to_int8
+from streamseg.engine.graphs import CAPTURE_LOCK, capture_graph, record_graph, warm_up
 from streamseg.engine.inputs import check_model, to_checked_frame
 from streamseg.engine.scratch import DeviceLock
 from streamseg.engine.sizes import SizeCounter
@@ -54,9 +54,6 @@ CALIBRATION_FRAMES = 8
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.uint8}
 """Precisions by their names on the command line."""
-
-CAPTURE_LOCK = threading.Lock()
-"""Held while a graph is captured: torch captures all graphs on one CUDA stream, so one at a time."""
 
 Size = tuple[torch.Size, bool]
 """Shape of the frames as given, and whether to compute confidence."""
@@ -100,8 +97,6 @@ class FastEngine(Engine):
         self.context_shape = (model.key_channels, sum(self.widths))
         self.buffers: dict[Size, GraphBuffers] = {}
         self.sizes: SizeCounter[Size] = SizeCounter(MAX_GRAPHS)
-        self.capture_when_idle = False
-        """Whether only capture_next captures graphs, so that no frame waits for it."""
         is_int8 = precision == torch.uint8
         frames = [to_checked_frame(frame)[None] for frame in calibration] if is_int8 else []
         with torch.inference_mode(False):  # tensors made in inference mode could not be changed outside of it
@@ -110,6 +105,8 @@ class FastEngine(Engine):
                 self.folded = to_int8(self.folded, frames)
         self.calibrating, self.calibration = is_int8 and not frames, list[Tensor]()
         self.lock = DeviceLock(model.mean.device)
+        if self.device.type == "cuda":
+            kernels.make_kernel_folder()
 
     @property
     def device(self) -> torch.device:
@@ -162,6 +159,48 @@ class FastEngine(Engine):
         """Return the factor for the sum of context and past of each frame."""
         return torch.tensor([1 / (1 + weight) if self.averages else 1.0 for weight in weights], device="cpu")
 
+    # sizes that are prepared ahead; on the CPU none has to be
+
+    def is_prepared(self, key: Size) -> bool:
+        """Return whether frames of a size have a graph."""
+        buffers = self.buffers.get(key)
+        return self.device.type != "cuda" or (buffers is not None and buffers.graph is not None)
+
+    def is_frequent(self, key: Size) -> bool:
+        """Count a batch that another engine has labelled; return whether to prepare its size.
+
+        Sizes that come once and those that are rare among more sizes than are kept are not worth it.
+        """
+        with self.lock:
+            self.sizes.add(key)
+            return self.sizes.counts[key] > 1 and self.sizes.admits(key, self.buffers)
+
+    def prepare(self, batch: FrameBatch) -> None:
+        """Capture the graph for batches like this one, while other threads label batches that have a graph.
+
+        A copy of the engine compiles the kernels and runs them: two runs of a network at the same time would count in
+        the same memory (kernels.convolve).
+
+        Args:
+            batch: Its images may be on the device "meta": only their shape counts.
+        """
+        if self.device.type != "cuda":
+            return
+        key = (batch.images.shape, batch.with_confidence)
+        with torch.cuda.device(self.device), torch.inference_mode(False), torch.no_grad():
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                twin = copy.deepcopy(self)
+                tried = twin.allocate(key)
+                warm_up(partial(twin.run, tried))
+                twin.read_predictions(tried, batch)
+                buffers = self.allocate(key)
+                buffers.graph = record_graph(partial(self.run, buffers))
+            stream.synchronize()
+        with self.lock:
+            self.keep_buffers(key, buffers)
+
     # on a GPU; the caller holds the lock
 
     def run_frame(self, frame: Picture, past: Tensor | None, weight: float) -> GraphBuffers:
@@ -188,8 +227,12 @@ class FastEngine(Engine):
         return self.run_batch(batch, frames.shape[1:] if is_single else frames.shape, capture_first=True)
 
     def predict_on_gpu(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
-        """Return predictions and contexts; with hysteresis or another label size, labels are computed from scores."""
+        """Return predictions and contexts."""
         buffers = self.run_batch(batch, batch.images.shape)
+        return self.read_predictions(buffers, batch), buffers.context.clone()
+
+    def read_predictions(self, buffers: GraphBuffers, batch: FrameBatch) -> list[Prediction]:
+        """Return the predictions in the buffers; with hysteresis or another label size, they are made from scores."""
         assert buffers.scores is not None
         scores, low_res = apply_hysteresis(buffers.scores, batch)
         predictions: list[Prediction] = []
@@ -202,7 +245,7 @@ class FastEngine(Engine):
             confidence = torch.empty_like(labels) if batch.with_confidence else None
             kernels.label(scores[i : i + 1], size, labels, confidence)
             predictions.append(Prediction(labels[0], None if confidence is None else confidence[0], low_res[i]))
-        return predictions, buffers.context.clone()
+        return predictions
 
     def run_batch(self, batch: FrameBatch, shape: torch.Size, capture_first: bool = False) -> GraphBuffers:
         """Run a batch, by its graph if there is one, and return its buffers.
@@ -216,10 +259,12 @@ class FastEngine(Engine):
         self.sizes.add(key)
         is_known = key in self.buffers
         buffers = self.buffers[key] if is_known else self.allocate(key)
-        is_kept = is_known or self.keep_buffers(key, buffers)
+        is_kept = is_known or self.sizes.admits(key, self.buffers)
+        if is_kept:
+            self.keep_buffers(key, buffers)
         buffers.frame.copy_(batch.images, non_blocking=True)
         self.set_past(buffers, batch.past, tuple(batch.weights))
-        if buffers.graph is None and is_kept and (capture_first or is_known) and not self.capture_when_idle:
+        if buffers.graph is None and is_kept and (capture_first or is_known):
             self.capture(buffers)
         if buffers.graph is None:
             with CAPTURE_LOCK:  # a capture in another thread could record these kernels
@@ -262,28 +307,17 @@ class FastEngine(Engine):
             weights=(0.0,) * batch,
         )
 
-    def keep_buffers(self, key: Size, buffers: GraphBuffers) -> bool:
-        """Keep the buffers of a size, in place of a rarer size if all places are taken; False for a rare size."""
-        if not self.sizes.admits(key, self.buffers):
-            return False
-        if len(self.buffers) >= MAX_GRAPHS:
+    def keep_buffers(self, key: Size, buffers: GraphBuffers) -> None:
+        """Keep the buffers of a size, in place of the rarest size if all places are taken."""
+        if key not in self.buffers and len(self.buffers) >= MAX_GRAPHS:
             self.lock.synchronize()  # another CUDA stream may still use them
             del self.buffers[self.sizes.rarest(self.buffers)]
         self.buffers[key] = buffers
-        return True
 
     def capture(self, buffers: GraphBuffers) -> None:
         """Capture the graph of a size."""
         LOG.info("Preparing for frames of %d x %d; the first time takes half a minute.", *buffers.input.shape[-2:])
         buffers.graph = capture_graph(partial(self.run, buffers), self.device)
-
-    def capture_next(self) -> bool:
-        """Capture the graph of the most frequent size that has none; False if no other size is left."""
-        with self.lock:
-            missing = [key for key, it in self.buffers.items() if it.graph is None and self.sizes.counts[key] > 1]
-            if missing:
-                self.capture(self.buffers[max(missing, key=self.sizes.counts.__getitem__)])
-        return len(missing) > 1
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -294,22 +328,6 @@ class FastEngine(Engine):
             buffers.frame, buffers.past, buffers.scale, buffers.context, buffers.unfolded
         )
         kernels.label(buffers.scores, size, buffers.labels, buffers.confidence)
-
-
-def capture_graph(run: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
-    """Capture all GPU work of a function as one CUDA graph on the same buffers."""
-    with CAPTURE_LOCK, torch.cuda.device(device), torch.backends.cudnn.flags(enabled=True, benchmark=True):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):  # cuDNN selects its algorithms, and Triton compiles the kernels
-                run()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # other threads may use the GPU during the capture
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            run()
-    return graph
 
 
 def accelerate(

@@ -28,6 +28,14 @@ def labels_from_scores(scores: Tensor, size: tuple[int, int]) -> Tensor:
     return labels
 
 
+def count_labels(labels: Tensor, classes: int) -> Tensor:
+    """Return how many labels, uint8, have each class, (K,), on the device of the labels."""
+    if labels.device.type == "cpu":
+        return torch.bincount(labels.flatten(), minlength=classes)[:classes]
+    # unlike bincount it does not wait for the GPU
+    return torch.histc(labels.to(torch.int32), 256, 0, 256)[:classes]
+
+
 def labels_and_confidence_from_scores(scores: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Return the labels of labels_from_scores, and the probability of each, uint8: 255 is 1."""
     labels, confidence = (torch.empty(size, dtype=torch.uint8, device=scores.device) for _ in range(2))

@@ -20,7 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from streamseg.engine import kernels
 from streamseg.engine.engine import FrameBatch
-from streamseg.engine.fast import PRECISIONS, FastEngine, accelerate, capture_graph, fast_precisions
+from streamseg.engine.fast import PRECISIONS, FastEngine, accelerate, fast_precisions
+from streamseg.engine.graphs import capture_graph
 from streamseg.engine.labels import labels_from_scores
 from streamseg.engine.runtime import OPENERS, ExportedEngine, open_exported
 from streamseg.evaluate import paper, plot
@@ -238,7 +239,10 @@ def label_from_full_scores(network: ImageNetwork, frames: Tensor) -> Tensor:
 
 def as_graph(call: Call, device: torch.device) -> Call:
     """Capture a call as a CUDA graph; on the CPU, return the call itself."""
-    return capture_graph(call, device).replay if device.type == "cuda" else call
+    if device.type != "cuda":
+        return call
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        return capture_graph(call, device).replay
 
 
 def time_in_turn(calls: dict[str, Call], device: torch.device, seconds: float) -> dict[str, list[float]]:

@@ -20,6 +20,8 @@ from streamseg.io.sources import NUMBER_FIELD, Capture, Pictures, Source, fill_n
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from streamseg.io.yuv import Yuv420
+
 FOLDER = "segmented"
 """The folder for several outputs, if no name was given."""
 
@@ -29,10 +31,11 @@ class FrameOutput:
     """The outputs of a frame; None for those that are not written."""
 
     capture: Capture
-    overlay: "Tensor | None"
+    overlay: "Tensor | Yuv420 | None"
+    """RGB, or planes for a video."""
     labels: "Tensor"
     confidence: "Tensor | None"
-    colours: "Tensor | None" = None
+    colours: "Tensor | Yuv420 | None" = None
 
 
 @dataclass(frozen=True)
@@ -227,18 +230,19 @@ def open_writer(files: OutputFiles, source: Source, classes: Classes) -> Iterato
 def write_pictures(files: OutputFiles, classes: Classes, frame: FrameOutput) -> None:
     """Write the pictures of one frame, which appear together."""
     from streamseg.io import images
+    from streamseg.io.yuv import as_rgb
 
     files = files.for_capture(frame.capture)
     make_folders(files)
     with ExitStack() as stack:
         if files.overlay and frame.overlay is not None:
-            images.write_image(stack.enter_context(written_whole(files.overlay)), frame.overlay)
+            images.write_image(stack.enter_context(written_whole(files.overlay)), as_rgb(frame.overlay))
         if files.labels:
             images.write_labels(stack.enter_context(written_whole(files.labels)), frame.labels, classes)
         if files.confidence and frame.confidence is not None:
             images.write_grey(stack.enter_context(written_whole(files.confidence)), frame.confidence)
         if files.colours and frame.colours is not None:
-            images.write_image(stack.enter_context(written_whole(files.colours)), frame.colours)
+            images.write_image(stack.enter_context(written_whole(files.colours)), as_rgb(frame.colours))
 
 
 def make_folders(files: OutputFiles) -> None:

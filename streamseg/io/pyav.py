@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from streamseg.io.yuv import BT601, BT709, BT2020, Orientation, Yuv420, default_matrix, empty_yuv
+
 if TYPE_CHECKING:
     from av import VideoFrame
     from av.container import InputContainer, OutputContainer
@@ -23,6 +25,14 @@ except ImportError:  # needed for video only
 
 PLANE_CHANNELS = {"gbrp": (1, 2, 0), "gray": (0,), "rgb24": (0, 1, 2)}
 """The channel of each plane of FFmpeg's formats. Planes take a third of the time of interleaved RGB."""
+
+YUV_BITS = {"yuv420p": 8, "yuvj420p": 8, "nv12": 8, "yuv420p10le": 10, "p010le": 10}
+"""The bits of FFmpeg's YUV 4:2:0 formats; nv12 and p010le are those of hardware decoders."""
+
+# FFmpeg's numbers of colour matrices, of an undeclared one, and of the full range of colours
+COLOUR_MATRICES = {1: BT709, 5: BT601, 6: BT601, 9: BT2020, 10: BT2020}
+UNDECLARED_MATRIX = 2
+FULL_RANGE = 2
 
 
 def require_av() -> None:
@@ -61,5 +71,31 @@ def new_reformatter() -> Callable[..., "VideoFrame"]:
 
 
 def default_colour_matrix(height: int) -> str:
-    """Return the colour matrix that players assume for a video that does not declare one."""
-    return "ITU709" if height > 576 else "ITU601"
+    """Return FFmpeg's name of the colour matrix of a video that does not declare one."""
+    return "ITU709" if default_matrix(height) == BT709 else "ITU601"
+
+
+def to_planes(frame: "VideoFrame", orientation: Orientation, *, pinned: bool) -> Yuv420 | None:
+    """Return a copy of a frame's planes if it is YUV 4:2:0 in a colour space that yuv.py knows, else None."""
+    kind, size = frame.format.name, (frame.height, frame.width)
+    declared = frame.colorspace != UNDECLARED_MATRIX
+    matrix = COLOUR_MATRICES.get(frame.colorspace) if declared else default_matrix(frame.height)
+    if kind not in YUV_BITS or matrix is None:
+        return None
+    bits, full_range = YUV_BITS[kind], kind == "yuvj420p" or frame.color_range == FULL_RANGE
+    pixels = empty_yuv(size, bits, pinned=pinned)
+    picture = Yuv420(pixels, size, bits, matrix, full_range, orientation)
+    # numpy copies: torch would start a pool of threads in each thread that decodes
+    unsigned = f"uint{8 * pixels.itemsize}"
+    luma, chroma = picture.luma.numpy().view(unsigned), picture.chroma.numpy().view(unsigned)
+    first, *others = (
+        torch.frombuffer(plane, dtype=pixels.dtype).view(-1, plane.line_size // pixels.itemsize).numpy().view(unsigned)
+        for plane in frame.planes
+    )
+    if len(others) == 1:  # both chroma values of a pixel side by side
+        others = [others[0][:, 0::2], others[0][:, 1::2]]
+    for target, values in zip((luma, *chroma), (first, *others), strict=True):
+        height, width = target.shape
+        # 10 bits may be in the upper ones of 16
+        target[:] = values[:height, :width] >> 6 if kind == "p010le" else values[:height, :width]
+    return picture

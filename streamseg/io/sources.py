@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from streamseg.io.video_reading import Video
+    from streamseg.io.yuv import Yuv420
 
 DEFAULT_RATE = Fraction(25)
 """Frames a second where the rate is unknown."""
@@ -34,10 +35,26 @@ NUMBER_FIELD = re.compile(r"%(?:0\d+)?d")
 
 
 @dataclass(frozen=True)
+class Decoding:
+    """How videos are decoded."""
+
+    planes: bool = False
+    """Whether frames of YUV 4:2:0 stay as they are stored, to be converted to RGB on a GPU."""
+    pinned: bool = False
+    """Whether these are in pinned memory, which a GPU copies faster."""
+    hardware: str = ""
+    """A hardware decoder: cuda, vaapi, videotoolbox or auto; empty for the CPU."""
+
+
+TO_RGB = Decoding()
+
+
+@dataclass(frozen=True)
 class Capture:
     """A frame, and where and when it was taken."""
 
-    frame: "Tensor"
+    pixels: "Tensor | Yuv420"
+    """RGB, or the planes of a video that is decoded to them."""
     name: str
     """For the names of output files: of a picture its file's name without suffix, else the source's name."""
     index: int
@@ -51,6 +68,13 @@ class Capture:
     """How many frames its source has, if that is known."""
     reconnected: bool = False
     """Whether its source was lost and came back with this frame."""
+
+    @property
+    def frame(self) -> "Tensor":
+        """The frame as RGB, (3, H, W)."""
+        from streamseg.io.yuv import as_rgb
+
+        return as_rgb(self.pixels)
 
 
 @dataclass(frozen=True)
@@ -170,17 +194,17 @@ class VideoFile:
         except (OSError, ValueError):
             return None
 
-    def captures(self) -> Generator[Capture, None, None]:
+    def captures(self, decoding: Decoding = TO_RGB) -> Generator[Capture, None, None]:
         """Yield each frame; CutShort follows the last of a damaged file."""
         from streamseg.io.video_reading import open_video
 
-        with readable_errors(self.address), open_video(self.location, name=redact(self.address)) as video:
-            copied = (
-                f"{redact(self.address)} was downloaded first: its index comes last, and its server sends no parts."
-            )
-            for i, (frame, seconds) in enumerate(video):
-                note = copied if self.copy and i == 0 else ""
-                yield Capture(frame, self.name, i, seconds, time.monotonic(), note, video.length)
+        name, hardware = redact(self.address), decoding.hardware
+        with readable_errors(self.address), open_video(self.location, name=name, hardware=hardware) as video:
+            copied = f"{name} was downloaded first: its index comes last, and its server sends no parts."
+            first_note = " ".join(note for note in (copied if self.copy else "", video.note) if note)
+            for i, (pixels, seconds) in enumerate(video.pictures(decoding)):
+                note = first_note if i == 0 else ""
+                yield Capture(pixels, self.name, i, seconds, time.monotonic(), note, video.length)
 
 
 @dataclass(frozen=True)
@@ -189,21 +213,22 @@ class LiveSource:
 
     name: str
     address: str = field(repr=False)
-    open: Callable[[str], "Video"] = field(repr=False)
+    open: Callable[[str, str], "Video"] = field(repr=False)
+    """Opens an address with a hardware decoder, or none."""
     live: ClassVar[bool] = True
     moving: ClassVar[bool] = True
     rate: ClassVar[Fraction | None] = None
     paths: ClassVar[tuple[Path, ...]] = ()
     audio_from: ClassVar[str | None] = None
 
-    def captures(self) -> Generator[Capture, None, None]:
+    def captures(self, decoding: Decoding = TO_RGB) -> Generator[Capture, None, None]:
         """Yield frames as they come. A lost source is opened again; CutShort says that it did not come back."""
         index, attempt, began, lost, latest = 0, 0, 0.0, 0.0, 0.0
         while True:
             try:
-                with readable_errors(self.address), self.open(self.address) as video:
-                    shift, note = None, ""
-                    for frame, seconds in video:
+                with readable_errors(self.address), self.open(self.address, decoding.hardware) as video:
+                    shift, note = None, "" if index else video.note
+                    for pixels, seconds in video.pictures(decoding):
                         now = time.monotonic()
                         if index == 0:
                             began = now
@@ -213,7 +238,7 @@ class LiveSource:
                             # a stream starts again at 0; frames that arrived in a burst may be ahead of the clock
                             shift = (max(now - began, latest + float(1 / DEFAULT_RATE)) if index else 0.0) - seconds
                         latest = shift + seconds
-                        yield Capture(frame, self.name, index, latest, now, note, reconnected=bool(note))
+                        yield Capture(pixels, self.name, index, latest, now, note, reconnected=bool(note))
                         index, attempt, note = index + 1, 0, ""
             except (OSError, ValueError):
                 if index == 0:
@@ -279,18 +304,18 @@ def read_into(file: io.FileIO, buffer: bytearray) -> int:
     return filled
 
 
-def open_camera(address: str) -> "Video":
-    """Open a camera by its number or device."""
+def open_camera(address: str, hardware: str) -> "Video":
+    """Open a camera by its number or device. Its frames need no hardware decoder."""
     from streamseg.io import video_reading
 
     return video_reading.open_camera(address)
 
 
-def open_stream(address: str) -> "Video":
+def open_stream(address: str, hardware: str) -> "Video":
     """Open a network stream."""
     from streamseg.io import video_reading
 
-    return video_reading.open_stream(address)
+    return video_reading.open_stream(address, hardware=hardware)
 
 
 def fill_number(name: str, number: int) -> str:

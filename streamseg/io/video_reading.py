@@ -10,10 +10,10 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,8 +21,11 @@ from torch import Tensor
 from streamseg.checks import CutShort
 from streamseg.io.checksums import damaged_file_error
 from streamseg.io.containers import is_cut, matroska_is_damaged
+from streamseg.io.hardware import fallback_note, open_accelerated
 from streamseg.io.pyav import (
+    FULL_RANGE,
     PLANE_CHANNELS,
+    UNDECLARED_MATRIX,
     av,
     closed_on_error,
     default_colour_matrix,
@@ -30,13 +33,18 @@ from streamseg.io.pyav import (
     plane_views,
     require_av,
     time_base,
+    to_planes,
 )
+from streamseg.io.sources import Decoding
 from streamseg.io.web import is_address, redact
+from streamseg.io.yuv import Orientation, Yuv420
 
 if TYPE_CHECKING:
     from av import VideoFrame, VideoStream
     from av.buffer import Buffer
     from av.container import InputContainer
+
+Pixels = TypeVar("Pixels")
 
 MAX_PIXELS_PER_FRAME = 2**26
 """Twice as many as 8K has: a damaged file may ask for more than there is memory."""
@@ -47,9 +55,7 @@ MAX_FRAME_GAP = 3600.0
 LIVE_THREADS = 2
 """Threads of the decoder of a live stream: frames have few slices, and hundreds of cameras may be open."""
 
-# FFmpeg's numbers for an undeclared colour matrix, for the full range of colours, and for a cover picture
-UNDECLARED_MATRIX = 2
-FULL_RANGE = 2
+# FFmpeg's number for a cover picture
 ATTACHED_PICTURE = 0x400
 
 
@@ -61,7 +67,7 @@ class Video:
     damaged file CutShort is raised.
     """
 
-    def __init__(self, container: "InputContainer", stream: "VideoStream", name: str) -> None:
+    def __init__(self, container: "InputContainer", stream: "VideoStream", name: str, hardware: str = "") -> None:
         self.container, self.stream, self.name = container, stream, name
         self.rate = frame_rate(stream)
         """Frames a second, on average."""
@@ -83,6 +89,8 @@ class Video:
                 else ValueError(f"{name} has no readable frame: give another file.")
             )
         self.decoded = itertools.chain([first], decoded)
+        self.note = fallback_note(name, hardware, first.format.name)
+        """A sentence if a hardware decoder was wanted and there is none for this video."""
         self.stored_size = (first.height, first.width)
         self.orientation = find_orientation(first)
         self.size = self.stored_size[::-1] if self.orientation.transposed else self.stored_size
@@ -100,7 +108,17 @@ class Video:
     def __iter__(self) -> Iterator[tuple[Tensor, float]]:
         return self.read(self.to_frame)
 
-    def read(self, convert: Callable[["VideoFrame"], Tensor]) -> Iterator[tuple[Tensor, float]]:
+    def pictures(self, decoding: Decoding) -> Iterator[tuple[Tensor | Yuv420, float]]:
+        """Yield frames and their times: planes, if they are asked for and the video has them, else RGB."""
+
+        def convert(stored: "VideoFrame") -> Tensor | Yuv420:
+            fits = (stored.height, stored.width) == self.stored_size
+            planes = to_planes(stored, self.orientation, pinned=decoding.pinned) if fits else None
+            return self.to_frame(stored) if planes is None else planes
+
+        return self.read(convert) if decoding.planes else self.read(self.to_frame)
+
+    def read(self, convert: Callable[["VideoFrame"], Pixels]) -> Iterator[tuple[Pixels, float]]:
         """Yield the converted frames and their times; then raise CutShort if frames are missing or damaged."""
         clock, count, damaged, begun = FrameClock(self.rate, time_base(self.stream)), 0, 0, False
         for stored in self.decoded:
@@ -162,8 +180,9 @@ class Video:
                 stored,
                 width,
                 height,
-                # FFmpeg's conversion to planes does not write the columns behind the last multiple of 16
-                "rgb24" if width % 16 else "gbrp",
+                # FFmpeg's fast conversion to planes, of 8 bits and an even height, does not write the columns behind
+                # the last multiple of 16; its others to interleaved RGB are up to ten steps off
+                "rgb24" if width % 16 and height % 2 == 0 and stored.format.components[0].bits == 8 else "gbrp",
                 src_colorspace=default_colour_matrix(height) if stored.colorspace == UNDECLARED_MATRIX else None,
                 # meaningless for RGB, but PyAV 14 uses the source's matrix only if the two differ
                 dst_colorspace="ITU601",
@@ -184,15 +203,6 @@ class Video:
         elif "matroska" in self.container.format.name:  # which has the total duration at its beginning
             missing = (self.container.duration or 0) / av.time_base - self.end_of_all
         return missing > 0.5 + 2 / self.rate
-
-
-@dataclass(frozen=True)
-class Orientation:
-    """How a stored picture becomes upright: transpose it, then take rows and columns forwards (1) or backwards (-1)."""
-
-    transposed: bool = False
-    rows: int = 1
-    columns: int = 1
 
 
 def find_orientation(frame: "VideoFrame") -> Orientation:
@@ -251,27 +261,31 @@ class FrameClock:
         return seconds
 
 
-def open_video(address: str | Path, *, name: str = "", timeout: float = 10.0) -> Video:
+def open_video(address: str | Path, *, name: str = "", timeout: float = 10.0, hardware: str = "") -> Video:
     """Open a video in a file, or at an address such as https://host/name.mp4.
 
     Args:
         name: The name in error messages; by default the address.
         timeout: Seconds within which a server must answer.
+        hardware: A hardware decoder, such as cuda, or auto; a video that it cannot decode is decoded on the CPU.
     """
-    return open_video_stream(open_container(str(address), timeout), name or redact(str(address)), "AUTO")
+    container = open_container(str(address), timeout, hardware=hardware)
+    return open_video_stream(container, name or redact(str(address)), "AUTO", hardware)
 
 
-def open_stream(address: str, *, timeout: float = 10.0) -> Video:
+def open_stream(address: str, *, timeout: float = 10.0, hardware: str = "") -> Video:
     """Open a live stream, such as rtsp://host/name; frames are returned as soon as they are decoded.
 
     Args:
         timeout: Seconds within which it must answer, and after which a silent stream counts as gone.
+        hardware: As of open_video.
     """
     # not FFmpeg's nobuffer, which drops what was analysed: the first key frame of a stream
     options = {"analyzeduration": "1000000"}
     if address.lower().startswith("rtsp"):
         options["rtsp_transport"] = "tcp"
-    return open_video_stream(open_container(address, timeout, options), redact(address), "SLICE")
+    container = open_container(address, timeout, options, hardware)
+    return open_video_stream(container, redact(address), "SLICE", hardware)
 
 
 def open_camera(name: str, *, timeout: float = 10.0) -> Video:
@@ -340,7 +354,9 @@ def video_made_by_streamseg(path: Path) -> bool:
         return False
 
 
-def open_container(address: str, timeout: float, options: dict[str, str] | None = None) -> "InputContainer":
+def open_container(
+    address: str, timeout: float, options: dict[str, str] | None = None, hardware: str = ""
+) -> "InputContainer":
     """Open a file or an address with FFmpeg."""
     require_av()
     options = dict(options or {})
@@ -355,10 +371,11 @@ def open_container(address: str, timeout: float, options: dict[str, str] | None 
             raise ValueError(f"{path} is a device or a pipe: give a video.")
         # a playlist that calls itself a video must not read anything else
         location, options["protocol_whitelist"] = f"file:{address}", "file"
+    # not as options of the streams as well: PyAV 14 crashes on streams that appear late
+    open_with = partial(av.open, location, container_options=options, metadata_errors="replace", timeout=timeout)
     began = time.monotonic()
     try:
-        # not as options of the streams as well: PyAV 14 crashes on streams that appear late
-        return av.open(location, container_options=options, metadata_errors="replace", timeout=timeout)
+        return open_accelerated(lambda accelerator: open_with(hwaccel=accelerator), hardware)
     except av.error.FFmpegError as error:
         # some protocols report a timeout as another error
         if time.monotonic() - began >= timeout:
@@ -366,7 +383,7 @@ def open_container(address: str, timeout: float, options: dict[str, str] | None 
         raise reading_error(error, redact(address)) from None
 
 
-def open_video_stream(container: "InputContainer", name: str, threads: str) -> Video:
+def open_video_stream(container: "InputContainer", name: str, threads: str, hardware: str = "") -> Video:
     """Return the video in a container, which is closed if there is none."""
     with closed_on_error(container):
         stream = container.streams.best("video")
@@ -378,7 +395,7 @@ def open_video_stream(container: "InputContainer", name: str, threads: str) -> V
         if threads == "SLICE":
             stream.codec_context.thread_count = LIVE_THREADS
         stream.codec_context.options = {"max_pixels": str(MAX_PIXELS_PER_FRAME)}
-        return Video(container, stream, name)
+        return Video(container, stream, name, hardware)
 
 
 def reading_error(error: "av.error.FFmpegError", name: str) -> Exception:

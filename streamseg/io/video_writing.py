@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
+import torch
 from torch import Tensor
 
 from streamseg.checks import check_rate, check_video_suffix
@@ -33,6 +34,7 @@ from streamseg.io.pyav import (
 from streamseg.io.sources import DEFAULT_RATE, Source
 from streamseg.io.video_reading import open_container
 from streamseg.io.web import redact
+from streamseg.io.yuv import Yuv420
 
 if TYPE_CHECKING:
     from av import AudioStream, Packet, VideoFrame, VideoStream
@@ -67,6 +69,12 @@ CODEC_OPTIONS = {
     "libvpx-vp9": {"crf": "24", "deadline": "realtime", "cpu-used": "8", "row-mt": "1"},
     "ffv1": {"level": "3"},
 }
+
+LABEL_SLICES = 16
+"""Parts of a large frame of labels that are encoded at once; FFmpeg's default is 4. Not by the number of cores, so that
+the same labels make the same file. The file grows by 3 %."""
+LEAST_SLICED = 256
+"""Height and width of a frame from which on it has so many parts."""
 
 # FFmpeg's numbers of colour matrices and of the range of video
 BT709, BT601 = 1, 6
@@ -122,7 +130,10 @@ class VideoWriter:
                 f"This PyAV was built without {video_format.codecs[-1]}, which {self.path} needs: write an .mp4."
             )
         height, width = self.size
-        stream = cast("VideoStream", self.container.add_stream(codec, rate=rate, options=CODEC_OPTIONS[codec]))
+        options = dict(CODEC_OPTIONS[codec])
+        if codec == "ffv1" and min(height, width) >= LEAST_SLICED:
+            options["slices"] = str(LABEL_SLICES)
+        stream = cast("VideoStream", self.container.add_stream(codec, rate=rate, options=options))
         context = stream.codec_context
         context.time_base = stream.time_base = Fraction(1, self.ticks)
         context.thread_type = "AUTO"
@@ -149,12 +160,15 @@ class VideoWriter:
             with suppress(OSError):
                 self.close()
 
-    def write(self, frame: Tensor, seconds: float) -> None:
-        """Add a frame (3, H, W), or labels (H, W), shown from a time on; times must increase."""
+    def write(self, frame: Tensor | Yuv420, seconds: float) -> None:
+        """Add a frame (3, H, W), as RGB or as the planes of to_yuv, or labels (H, W); times must increase."""
         if frame.shape[-2:] != self.size:
             height, width = self.size
             raise ValueError(f"A frame of {tuple(frame.shape)} does not fit a video of {height} x {width} pixels.")
-        picture = self.to_video_frame(frame.cpu().reshape(-1, *self.size))
+        if isinstance(frame, Yuv420):
+            picture = planes_to_video_frame(frame)
+        else:
+            picture = self.to_video_frame(frame.cpu().reshape(-1, *self.size))
         self.tick = max(round(seconds * self.ticks), self.tick + 1)
         self.seconds = self.tick / self.ticks
         picture.pts, picture.time_base = self.tick, Fraction(1, self.ticks)
@@ -223,6 +237,17 @@ class VideoWriter:
         except av.error.FFmpegError as error:
             number = error.errno if error.errno in errno.errorcode else errno.EIO
             raise OSError(number, error.strerror, str(self.path)) from error
+
+
+def planes_to_video_frame(picture: Yuv420) -> "VideoFrame":
+    """Return planes of 8 bits as a frame for the encoder."""
+    height, width = picture.size
+    frame = av.VideoFrame(width, height, "yuv420p")
+    # numpy copies: torch would start a pool of threads in each thread that encodes
+    for plane, values in zip(frame.planes, (picture.luma, *picture.chroma), strict=True):
+        rows = torch.frombuffer(plane, dtype=torch.uint8).view(-1, plane.line_size).numpy()
+        rows[: values.shape[0], : values.shape[1]] = values.numpy()
+    return frame
 
 
 def open_video_writer(

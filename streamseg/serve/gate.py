@@ -108,7 +108,7 @@ class RequestGate:
             (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
         )
         batches = PrometheusHistogram("streamseg_batch_frames", "Frames in a batch.", (1, 2, 4, 8, 16, 32))
-        self.batcher = Batcher(served.engine, served.window, batch, batches.add, busy=lambda: self.active > 0)
+        self.batcher = Batcher(served.engine, served.window, batch, batches.add)
         self.metrics: list[Counter | PrometheusHistogram | Gauge] = [
             self.answered,
             self.frames,

@@ -131,6 +131,10 @@ class Deadline:
         self.late = 0
         """How many frames were labelled after the deadline."""
         self.costs = StepCosts()
+        self.measured_size = (0, 0)
+        """The full size of the sizes that are measured before the first change."""
+        self.passes: list[list[float]] = []
+        """What the network took at each of these sizes, pass by pass."""
         self.recent: deque[FrameTimes] = deque(maxlen=RECENT_FRAMES)
         """The last frames at this step."""
         self.frames = 0
@@ -155,29 +159,43 @@ class Deadline:
         """The factor of the sides of the next frame."""
         return SCALES[self.step]
 
-    def prepare(self, size: tuple[int, int], run_network: Callable[[float], None], clock: Callable[[], float]) -> None:
+    def prepare(
+        self,
+        size: tuple[int, int],
+        run_network: Callable[[float], None],
+        clock: Callable[[], float],
+        is_ready: Callable[[float], bool] = lambda scale: True,
+    ) -> bool:
         """Prepare the sizes that may be needed, measure them, and choose the first one.
 
         Args:
             size: The full size.
             run_network: Runs the network at a scale, and returns when it has finished.
+            is_ready: Whether a scale can be measured now; if not, call again later.
+
+        Returns:
+            Whether that is done.
         """
         if self.seconds is None:
             run_network(1.0)
-            return
-        passes = list[list[float]]()
-        for scale in SCALES:
-            passes.append([])
+            return True
+        if size != self.measured_size:
+            self.measured_size, self.passes = size, []
+        for scale in SCALES[len(self.passes) :]:
+            # so fast that even twice the load leaves time: smaller sizes are not needed
+            if len(self.passes) > 1 and min(self.passes[-1][1:]) <= self.seconds / 2:
+                break
+            if not is_ready(scale):
+                return False
+            self.passes.append([])
             for _ in range(WARM_UP_PASSES):
                 begin = clock()
                 run_network(scale)
-                passes[-1].append(clock() - begin)
-            # so fast that even twice the load leaves time: smaller sizes are not needed
-            if len(passes) > 1 and min(passes[-1][1:]) <= self.seconds / 2:
-                break
+                self.passes[-1].append(clock() - begin)
         with self.lock:
-            spread = self.costs.measure(size, passes)
+            spread = self.costs.measure(size, self.passes)
             self.change(self.find_smaller(self.costs.times[0] * spread, 1.0, share=START_SHARE))
+        return True
 
     def record(self, latency: float, scale: float, network: float | None = None, prepared: bool = True) -> None:
         """Take the latency of a frame that was labelled at a scale, and decide on the scale of the next ones.

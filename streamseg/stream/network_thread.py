@@ -5,11 +5,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import count, islice
 
 import torch
 
-from streamseg.engine.engine import EagerEngine, Engine, resize_frames
+from streamseg.engine.engine import EagerEngine, Engine, FrameBatch, resize_frames
+from streamseg.engine.prepare import PreparingEngine
 from streamseg.engine.tiles import label_tiled
 from streamseg.stream.batch_limit import BATCH_SECONDS, BatchLimit
 from streamseg.stream.deadline import MIN_SCALE, POOR_SCALE, WARM_UP_PASSES, scale_size
@@ -24,7 +26,7 @@ class NetworkThread:
     def __init__(self, engine: Engine, streams: Sequence[SourceStream], shared: SharedRun):
         self.engine, self.streams, self.shared = engine, streams, shared
         self.cuda = shared.device.type == "cuda"
-        self.prepared = self.warned = False
+        self.started = self.prepared = self.warned = False
         deadline = shared.deadline.seconds
         self.limit = BatchLimit((deadline / 2 if deadline else BATCH_SECONDS) if shared.live else math.inf)
         self.last_size = (0, 0)
@@ -121,7 +123,9 @@ class NetworkThread:
     def prepare(self, jobs: list[FrameJob]) -> bool:
         """Run the engine at the sizes that may be needed, so that no frame is late because of its setup.
 
-        Returns whether there was anything to prepare.
+        Sizes that an engine prepares in the background are run when they are ready; until then frames go on.
+
+        Returns whether anything has been run.
         """
         deadline = self.shared.deadline
 
@@ -131,18 +135,46 @@ class NetworkThread:
 
         if self.calibrating:  # on frames of the stream, not on repeated ones; and it is slow meanwhile
             return False
-        if not self.prepared:
-            self.prepared = True
+        if not self.started:
+            self.started = True
             self.passes.clear()
-            deadline.prepare(self.input_size(jobs[0], 1.0), run_network, time.perf_counter)
-            return True
+            if isinstance(self.engine, PreparingEngine):
+                run_network(1.0)  # libraries are loaded with the first frame
+                self.prepared = deadline.seconds is None
+                return True
+        if not self.prepared:
+            if isinstance(self.engine, PreparingEngine):
+                jobs = jobs[:1]  # all sizes are measured with as many frames
+            ready = partial(self.request_size, jobs)
+            self.prepared = deadline.prepare(self.input_size(jobs[0], 1.0), run_network, time.perf_counter, ready)
+            return self.prepared
         size = self.input_size(jobs[0], deadline.scale)
-        known = any(size == other for _, other in self.passes)
+        known = any(size == other for _, other in self.passes) or not self.is_settled(jobs, size)
         if known or not (deadline.seconds and jobs[0].stream.source.moving):
             return False
         for _ in range(WARM_UP_PASSES - 1):
             run_network(deadline.scale)
         return True
+
+    def is_settled(self, jobs: list[FrameJob], size: tuple[int, int]) -> bool:
+        """Return whether the engine is not about to become faster for frames at a network input size."""
+        return not isinstance(self.engine, PreparingEngine) or self.engine.is_settled(self.empty_batch(jobs, size))
+
+    def request_size(self, jobs: list[FrameJob], scale: float) -> bool:
+        """Return whether the engine is prepared for frames at a scale; if not, ask for it."""
+        size = self.input_size(jobs[0], scale)
+        settled = self.is_settled(jobs, size)
+        if not settled and isinstance(self.engine, PreparingEngine):
+            self.engine.request(self.empty_batch(jobs, size))
+        return settled
+
+    def empty_batch(self, jobs: list[FrameJob], size: tuple[int, int]) -> FrameBatch:
+        """Return a batch as predict makes it for a network input size, without images."""
+        settings, count = self.shared.settings, len(jobs)
+        images = torch.empty(count, 3, *size, dtype=torch.uint8, device="meta")
+        height, width = jobs[0].frame.shape[1:]
+        sizes = [(height, width)] * count
+        return FrameBatch(images, None, [0.0] * count, sizes, settings.with_confidence, settings.policy.steady)
 
     def input_size(self, job: FrameJob, scale: float) -> tuple[int, int]:
         """Return the network input's height and width for a frame, at a scale."""
@@ -160,8 +192,12 @@ class NetworkThread:
                 job.labels, _ = label_tiled(self.engine.model, job.frame)
             return [None for _ in jobs]
         size = self.input_size(jobs[0], scale)
-        prepared = self.passes[len(jobs), size] >= WARM_UP_PASSES - 1 and not self.calibrating
-        self.passes[len(jobs), size] += 1
+        settled = self.is_settled(jobs, size)
+        prepared = settled and self.passes[len(jobs), size] >= WARM_UP_PASSES - 1 and not self.calibrating
+        if isinstance(self.engine, PreparingEngine):  # no time counts before the deadline has chosen the first size
+            prepared = prepared and self.prepared
+        if settled:
+            self.passes[len(jobs), size] += 1
         predictions, states = step_batch(
             self.engine,
             torch.cat([resize_frames(job.frame[None], size) for job in jobs]),

@@ -81,6 +81,7 @@ class Pipeline:
         display: DisplayWindow | None = None,
         observer: PipelineObserver | None = None,
         own: Mapping[str, SourceSettings] | None = None,
+        hardware: str = "",
     ):
         """
         Args:
@@ -90,6 +91,7 @@ class Pipeline:
             display: Shows the frames.
             observer: Receives messages, written frames and ticks.
             own: Settings of single sources, by name; the others have those of all.
+            hardware: The hardware decoder of videos: cuda, vaapi, videotoolbox or auto; empty for none.
         """
         engine = to_engine(settings.model)
         self.shared = SharedRun(
@@ -104,6 +106,7 @@ class Pipeline:
             shows=display is not None,
             records=records,
             raw=raw,
+            hardware=hardware,
         )
         self.settings, self.display, self.group = settings, display, self.shared.group
         self.streams = [

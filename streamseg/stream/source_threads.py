@@ -12,7 +12,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from typing import IO, BinaryIO
@@ -22,16 +22,19 @@ from torch import Tensor
 
 from streamseg import draw
 from streamseg.checks import CutShort
-from streamseg.classes import IGNORE, Classes
-from streamseg.io.images import render_legend
+from streamseg.engine import kernels
+from streamseg.engine.labels import count_labels
 from streamseg.io.outputs import FrameOutput, OutputFiles, open_writer
-from streamseg.io.sources import Capture, Source
+from streamseg.io.sources import Capture, Decoding, LiveSource, Source, VideoFile
+from streamseg.io.yuv import Yuv420, default_matrix
 from streamseg.parallel.threads import BoundedQueue, ThreadGroup
 from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
+from streamseg.stream.legend import LegendCache
 from streamseg.stream.observer import PipelineObserver
 from streamseg.stream.settings import DrawStyle, LabelSettings, SourceSettings
 from streamseg.stream.state import State
+from streamseg.stream.transfers import download, upload
 
 QUEUE_SIZE = 3
 """Frames that may wait in each queue of a file; a live source has room for one."""
@@ -73,9 +76,19 @@ class SharedRun:
     """Those of them that the observer has received already, by the name of the source."""
     class_pixels: Tensor = field(init=False)
     """How many pixels of all frames have each class."""
+    hardware: str = ""
+    """The hardware decoder of videos; empty for none."""
+    planes: bool = field(init=False)
+    """Whether videos are read and written as planes, and converted on the network's device."""
 
     def __post_init__(self) -> None:
+        self.planes = self.device.type == "cuda"
         self.class_pixels = torch.zeros(len(self.settings.classes), dtype=torch.int64)
+
+    @property
+    def decoding(self) -> Decoding:
+        """How videos are decoded."""
+        return Decoding(self.planes, self.device.type == "cuda", self.hardware)
 
 
 @dataclass(eq=False)
@@ -105,8 +118,9 @@ class FrameJob:
     latency: float = 0.0
     shares: list[float] = field(default_factory=list)
     """The share of each class."""
-    picture: Tensor | None = None
-    colours: Tensor | None = None
+    picture: Tensor | Yuv420 | None = None
+    """RGB, or planes if it only goes into a video."""
+    colours: Tensor | Yuv420 | None = None
     """The colours of the labels alone."""
 
 
@@ -165,7 +179,7 @@ class SourceStream:
         shared, source = self.shared, self.source
         upload_stream = torch.cuda.Stream(shared.device) if shared.device.type == "cuda" else None
         try:
-            with closing(source.captures()) as captures:
+            with closing(self.captures()) as captures:
                 while True:
                     begin = time.perf_counter()
                     try:
@@ -181,9 +195,7 @@ class SourceStream:
                     self.greet(capture)
                     self.total = capture.total
                     self.check_size(capture)
-                    job = FrameJob(self, capture, capture.frame, capture.captured)
-                    if upload_stream:
-                        self.upload(job, upload_stream)
+                    job = FrameJob(self, capture, self.upload(capture, upload_stream), capture.captured)
                     if not self.enqueue(job):
                         break
                     shared.meter.read(source.name)
@@ -232,7 +244,7 @@ class SourceStream:
         A file ends where its frames change their size. A live source goes on, in another video if it is written to
         one; only raw labels cannot say that their size changed.
         """
-        shape, self.read_shape = self.read_shape, capture.frame.shape
+        shape, self.read_shape = self.read_shape, capture.pixels.shape
         if not self.source.moving or shape in (None, self.read_shape):
             return
         assert shape is not None
@@ -245,13 +257,22 @@ class SourceStream:
             f"{self.source.name} now sends frames of {height} x {width} pixels, not {shape[1]} x {shape[2]}: {then}."
         )
 
-    def upload(self, job: FrameJob, upload_stream: "torch.cuda.Stream") -> None:
-        """Copy a frame to the GPU while the GPU computes."""
+    def captures(self) -> Generator[Capture, None, None]:
+        """Yield the source's frames, for a GPU as the planes that a video stores."""
+        if isinstance(self.source, VideoFile | LiveSource):
+            return self.source.captures(self.shared.decoding)
+        return self.source.captures()
+
+    def upload(self, capture: Capture, upload_stream: "torch.cuda.Stream | None") -> Tensor:
+        """Return a captured frame as RGB on the network's device; a GPU computes meanwhile."""
+        if not upload_stream:
+            return upload(capture.pixels, self.shared.device)
         begin = time.perf_counter()
-        with torch.cuda.stream(upload_stream):
-            job.frame = job.frame.pin_memory().to(self.shared.device, non_blocking=True)
+        with torch.cuda.stream(upload_stream), torch.inference_mode():
+            frame = upload(capture.pixels, self.shared.device)
         upload_stream.synchronize()  # blocks this reader only
         self.shared.meter.stage("upload", time.perf_counter() - begin)
+        return frame
 
     def enqueue(self, job: FrameJob) -> bool:
         """Put a frame into the inbox; return False if the inbox is closed."""
@@ -277,15 +298,15 @@ class SourceStream:
             for job in self.labelled:
                 labels = self.fetch_labels(job)
                 begin = time.perf_counter()
-                counts = torch.bincount(labels.flatten(), minlength=IGNORE + 1)[: len(shared.class_pixels)]
+                (counts,) = download(count_labels(job.labels, len(shared.class_pixels)))
                 job.shares = (counts / labels.numel()).tolist()
                 with shared.totals_lock:
                     shared.class_pixels += counts
                 if self.results.overlay or shared.shows:
-                    job.picture = self.paint(job).cpu()  # waits for the GPU: frame and labels may be freed now
+                    job.picture = self.fetch_picture(self.paint(job))
                 if self.results.colours:
                     classes = self.style.classes or shared.settings.classes
-                    job.colours = draw.paint_labels(labels, classes)
+                    job.colours = self.fetch_picture(draw.paint_labels(job.labels, classes))
                 job.labels = labels
                 shared.meter.stage("draw", time.perf_counter() - begin)
                 self.drawn.put(job)
@@ -302,9 +323,10 @@ class SourceStream:
             if not shared.live:  # the time for which the GPU was busy with earlier frames does not count
                 job.latency = job.network_seconds
         begin = time.perf_counter()
-        labels = job.labels.cpu()
-        if job.confidence is not None:
-            job.confidence = job.confidence.cpu()
+        if job.confidence is None:
+            (labels,) = download(job.labels)
+        else:
+            labels, job.confidence = download(job.labels, job.confidence)
         if job.gpu_end:
             seconds = time.perf_counter() - begin
             shared.meter.stage("download", seconds)
@@ -325,6 +347,17 @@ class SourceStream:
             legend = self.legend.get(draw.blended_classes(classes, style.alpha), numbers, picture)
             picture = draw.add_legend(picture, legend.to(picture.device))
         return draw.side_by_side(job.frame, picture) if style.side_by_side else picture
+
+    def fetch_picture(self, picture: Tensor) -> Tensor | Yuv420:
+        """Return a drawn picture (3, H, W) on the CPU, as planes if it only goes into a video.
+
+        It waits for the GPU: frame and labels may be freed then.
+        """
+        shared = self.shared
+        if not shared.planes or shared.shows or self.results.are_pictures:
+            return download(picture)[0]
+        planes = kernels.to_yuv(picture, default_matrix(picture.shape[1]))
+        return planes.with_pixels(download(planes.pixels)[0])
 
     def write(self) -> None:
         """Write each drawn frame to the source's files, and report it."""
@@ -362,7 +395,8 @@ class SourceStream:
         age = time.monotonic() - job.started
         shared.meter.shown(age)
         self.written += 1
-        self.picture = job.picture
+        if isinstance(job.picture, Tensor):
+            self.picture = job.picture
         if shared.records:
             self.write_record(shared.records, job, age)
         shared.observer.frame_written(job.capture, job.shares, self.parts[-1])
@@ -385,24 +419,9 @@ class SourceStream:
             records.write(line)
 
 
-class LegendCache:
-    """Keeps the last legend that was drawn, for the next frames of the same size and classes."""
-
-    def __init__(self) -> None:
-        self.key: tuple[tuple[int, ...], int, int] = ((), 0, 0)
-        self.panel = torch.empty(3, 0, 0, dtype=torch.uint8)
-
-    def get(self, classes: Classes, numbers: tuple[int, ...], picture: Tensor) -> Tensor:
-        """Return a legend of some classes, of a size that fits a picture (3, H, W)."""
-        key = (numbers, *picture.shape[1:])
-        if key != self.key:
-            self.key, self.panel = key, render_legend(classes, numbers, *picture.shape[1:])
-        return self.panel
-
-
 def changed_size(name: str, capture: Capture, shape: torch.Size) -> CutShort:
     """Return the error for a video whose frames change size, which no output video can hold."""
-    _, height, width = capture.frame.shape
+    _, height, width = capture.pixels.shape
     return CutShort(
         f"{name} ends after {capture.index} frames: the next one has {height} x {width} pixels, not "
         f"{shape[1]} x {shape[2]}; scale all of them to one size."

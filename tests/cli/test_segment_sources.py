@@ -205,3 +205,14 @@ def test_raw_frames_come_through_a_pipe_and_raw_labels_leave_through_another(her
     assert (found == torch.stack(expected)).float().mean() > 0.99
     assert b"all frames: " in err
     assert made(here) == []
+
+
+def test_without_a_hardware_decoder_the_cpu_decodes_and_says_so(here, segment, monkeypatch, capsys):
+    monkeypatch.setattr("av.codec.hwaccel.hwdevices_available", list)
+    make_clip(Path("a.mp4"), 3)
+    assert segment("a.mp4", "b.mp4", "--hardware-decoding", "auto") == 0
+    assert "a.mp4 is decoded on the CPU: this machine, or this PyAV, has no hardware decoder" in capsys.readouterr().err
+    with open_video("b.mp4") as video:
+        assert len(list(video)) == 3
+    assert segment("a.mp4", "b.mp4", "--hardware-decoding", "nvdec") != 0
+    assert "'nvdec'" in capsys.readouterr().err

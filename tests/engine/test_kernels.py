@@ -4,6 +4,7 @@ Without a GPU the kernels run in Triton's interpreter, if Triton is installed.
 """
 
 import importlib.util
+import logging
 import os
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from torch.nn import functional as F
 
 from streamseg.engine import kernels
 from streamseg.engine.folding import Folder
-from streamseg.engine.kernels import backend, convolution
+from streamseg.engine.kernels import backend, convolution, folder
 from streamseg.engine.labels import labels_and_confidence_from_scores
 from streamseg.engine.stem import stem_on_squares
+from streamseg.io import yuv
 from streamseg.models.attention import fast_attention
 from streamseg.models.fanet_plus import PyramidPooling, shrunk_size
 
@@ -256,6 +258,49 @@ def test_triton_labels(triton, plain, classes, h, w, size):
     assert (sure.int() - as_sure.int()).abs().max() <= 1
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [(32, 64), (33, 300), (38, 51), (2, 2), (1, 1)])
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("bits", [8, 10])
+def test_triton_makes_rgb_of_planes(triton, plain, size, full, bits):
+    pixels = yuv.empty_yuv(size, bits)
+    pixels.copy_(torch.randint(0, 2**bits, pixels.shape, generator=torch.Generator().manual_seed(2)))
+    orientation = yuv.Orientation(transposed=True, rows=-1)
+    picture = yuv.Yuv420(pixels.to(DEVICE), size, bits, yuv.BT2020, full, orientation)
+    found, expected = triton.to_rgb(picture), plain.to_rgb(picture)
+    assert (found.shape, found.dtype) == (expected.shape, torch.uint8)
+    assert (found.int() - expected.int()).abs().max() <= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [(32, 64), (33, 300), (38, 51), (7, 530), (2, 2), (1, 1)])
+def test_triton_makes_planes_of_rgb(triton, plain, size):
+    (frame,) = frames(1, *size).to(DEVICE)
+    for given in (frame, frame.permute(1, 2, 0).contiguous().permute(2, 0, 1)):
+        found, expected = triton.to_yuv(given, yuv.BT709), plain.to_yuv(given, yuv.BT709)
+        assert (found.size, found.matrix) == (expected.size, expected.matrix)
+        assert (found.pixels.int() - expected.pixels.int()).abs().max() <= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [(32, 64), (17, 300), (1, 1)])
+@pytest.mark.parametrize("borders", [False, True])
+@pytest.mark.parametrize("hides", [False, True])
+def test_triton_draws_labels(triton, plain, size, borders, hides):
+    (frame,) = frames(1, *size).to(DEVICE)
+    dice = torch.Generator().manual_seed(3)
+    labels = torch.randint(0, 5, size, generator=dice).repeat_interleave(3, 0)[: size[0]].byte().to(DEVICE)
+    labels[0, 0] = 255
+    table = torch.randint(0, 256, (3, 256, 256), generator=dice).byte().to(DEVICE)
+    hidden = torch.full((256,), 255, dtype=torch.uint8, device=DEVICE)
+    hidden[1:3] = 0
+    for given in (frame, frame.permute(1, 2, 0).contiguous().permute(2, 0, 1)):
+        arguments = (given, labels, table, hidden if hides else None, borders)
+        found = triton.blend_labels(*arguments)
+        assert found.equal(plain.blend_labels(*arguments))
+        assert found.stride() == given.stride()
+
+
 def test_triton_compiles_for_two_generations_of_gpus():
     """The interpreter accepts more than the compiler."""
     if importlib.util.find_spec("triton") is None:
@@ -264,4 +309,57 @@ def test_triton_compiles_for_two_generations_of_gpus():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    assert ended.stdout.count("KiB") == 22
+    assert ended.stdout.count("KiB") == 30
+
+
+# where compiled kernels are kept
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.delenv("TRITON_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_kernels_are_kept_where_triton_looks_for_them(home, monkeypatch):
+    kernels.make_kernel_folder()
+    assert kernels.kernel_folder() == home / ".triton" / "cache"
+    assert kernels.kernel_folder().is_dir()
+    monkeypatch.setenv("TRITON_HOME", str(home / "b"))
+    assert kernels.kernel_folder() == home / "b" / ".triton" / "cache"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(home / "c"))
+    assert kernels.kernel_folder() == home / "c"
+    kernels.make_kernel_folder()
+    assert list((home / "c").iterdir()) == []
+
+
+def test_if_kernels_cannot_be_kept_those_that_are_there_are_used_with_a_sentence(home, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")  # restored at the end
+    kept, told = kernels.kernel_folder(), []
+    (kept / "ABC").mkdir(parents=True)
+    (kept / "ABC" / "label_kernel.cubin").write_bytes(b"code")
+
+    def refuse(dir):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(folder.tempfile, "TemporaryFile", refuse)
+    warn = lambda sentence, *given: told.append(sentence % given)  # noqa: E731 (as the logger has it)
+    monkeypatch.setattr(logging.getLogger("streamseg"), "warning", warn)
+    kernels.make_kernel_folder()
+    assert kernels.kernel_folder() != kept
+    assert (kernels.kernel_folder() / "ABC" / "label_kernel.cubin").read_bytes() == b"code"
+    assert told == [
+        f"New kernels cannot be kept in {kept} (Read-only file system), so that each run compiles them again: set "
+        "TRITON_CACHE_DIR to a folder that can be written."
+    ]
+
+
+def test_without_a_home_kernels_go_to_a_temporary_folder(home, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    (home / ".triton").write_text("a file where a folder should be")
+    monkeypatch.setattr(logging.getLogger("streamseg"), "warning", lambda *given: None)
+    kernels.make_kernel_folder()
+    assert kernels.kernel_folder().is_dir()
+    assert home not in kernels.kernel_folder().parents

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from streamseg.engine.labels import bands, labels_and_confidence_from_scores, labels_from_scores
+from streamseg.engine.labels import bands, count_labels, labels_and_confidence_from_scores, labels_from_scores
 
 SIZES = [(90, 120), (720, 960), (721, 963), (46, 61), (45, 60), (20, 31), (1, 1), (7, 2000), (3000, 5)]
 
@@ -56,3 +56,13 @@ def test_confidence_is_the_probability_of_the_label():
 def test_scores_in_half_precision_become_labels_too():
     scores = random_scores().half()
     assert labels_from_scores(scores, (90, 120)).equal(labels_from_scores(scores.float(), (90, 120)))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_every_label_is_counted_and_none_beyond_the_classes(device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    labels = torch.tensor([[0, 0, 2], [12, 255, 2]], dtype=torch.uint8, device=device)
+    assert count_labels(labels, 13).tolist() == [2, 0, 2, *[0] * 9, 1]
+    many = torch.full((1080, 1920), 1, dtype=torch.uint8, device=device)
+    assert count_labels(many, 3).tolist() == [0, 1080 * 1920, 0]

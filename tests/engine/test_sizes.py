@@ -81,15 +81,6 @@ def test_a_size_that_becomes_frequent_replaces_one_that_no_longer_comes(clock):
     assert clock.captures.total() == fast.MAX_GRAPHS + 1
 
 
-def test_with_capture_when_idle_no_frame_waits_for_a_capture(clock):
-    clock.engine.capture_when_idle = True
-    took = [clock.label(number) for number in sizes_of("mostly three", 300)]
-    assert set(took) == {EAGER}
-    while clock.engine.capture_next():
-        pass
-    assert all(clock.label(number) == 1.0 for number in range(3))
-
-
 @given(st.lists(st.integers(0, 30), max_size=1200))
 def test_the_counts_are_those_of_the_last_frames(keys):
     sizes = SizeCounter(8)
@@ -144,21 +135,17 @@ def test_a_graph_is_captured_when_a_size_comes_again_and_kept_while_others_come_
     assert len(engine.buffers) == fast.MAX_GRAPHS
 
 
-def test_capture_next_captures_the_most_frequent_size_first(model, graphs):
-    engine = fast.accelerate(model)
-    engine.capture_when_idle = True
-    for size, times in (((32, 32), 3), ((64, 64), 5), ((32, 64), 1)):
-        for _ in range(times):
-            run_batch(engine, *size)
-    assert graphs.count == 0
-    assert engine.capture_next() is True
-    assert run_batch(engine, 64, 64).graph is not None
-    assert run_batch(engine, 32, 32).graph is None
-    assert engine.capture_next() is False
-    assert graphs.count == 2
-    assert engine.capture_next() is False
-    assert run_batch(engine, 32, 32).graph is not None
-    assert graphs.count == 2  # none of the size that came once
+def test_a_size_that_another_engine_has_labelled_is_worth_a_graph_when_it_comes_again(model, graphs):
+    engine, size = fast.accelerate(model), (torch.Size((1, 3, 64, 64)), False)
+    assert [engine.is_frequent(size) for _ in range(3)] == [False, True, True]
+    for side in range(32, 32 + fast.MAX_GRAPHS):
+        for _ in range(20):
+            run_batch(engine, 32, side)
+    # now it is rare among as many sizes as are kept
+    assert not engine.is_frequent(size)
+    engine.keep_buffers(size, engine.allocate(size))  # as if a preparation had begun before
+    assert len(engine.buffers) == fast.MAX_GRAPHS
+    assert size in engine.buffers
 
 
 def test_labels_are_the_same_with_and_without_a_graph(model, graphs):

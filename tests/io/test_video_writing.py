@@ -260,7 +260,8 @@ def test_the_source_of_audio_is_closed(tmp_path, name, codec):
         gc.enable()
 
 
-@pytest.mark.parametrize("size", [(48, 64), (33, 47)])
+# large frames are encoded in 16 parts
+@pytest.mark.parametrize("size", [(48, 64), (33, 47), (257, 256), (3, 44000), (44000, 3)])
 def test_a_video_of_labels_holds_them_exactly(tmp_path, size):
     labels = torch.randint(0, 256, (len(UNEVEN), *size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with open_label_writer(tmp_path / "a.mkv", size, NTSC) as writer:

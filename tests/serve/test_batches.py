@@ -1,12 +1,14 @@
-import threading
 from contextlib import contextmanager
 
 import pytest
 import torch
 from exports import moving
+from preparing import SlowEngine
 from serving import PausableEngine, small_engine
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 
+from streamseg.engine.engine import EagerEngine
+from streamseg.engine.prepare import PreparingEngine
 from streamseg.serve.batches import Batcher
 from streamseg.stream.label_frames import label_frame, label_frames
 
@@ -128,81 +130,16 @@ def test_a_closed_queue_finishes_its_requests_and_takes_no_more(engine):
     assert not batcher.thread.is_alive()
 
 
-class PreparingEngine(PausableEngine):
-    """An engine with a number of sizes left to prepare; each preparation waits for may_go_on."""
-
-    def __init__(self, left, fails=False):
-        super().__init__(small_engine())
-        self.capture_when_idle, self.left, self.fails = False, left, fails
-        self.started = threading.Semaphore(0)
-        self.may_go_on = threading.Event()
-
-    def capture_next(self):
-        self.started.release()
-        assert self.may_go_on.wait(20)
-        self.left -= 1
-        if self.fails:
-            raise MemoryError("no room")
-        return self.left > 0
-
-
-@pytest.fixture
-def no_idle_time(monkeypatch):
-    monkeypatch.setattr("streamseg.serve.batches.PREPARE_AFTER_SECONDS", 0.01)
-
-
-def test_sizes_are_prepared_while_the_server_is_idle_until_none_is_left(no_idle_time):
-    engine = PreparingEngine(2)
-    engine.may_go_on.set()
-    batcher = Batcher(engine)
-    assert engine.capture_when_idle
-    batcher.submit(moving(1)[0]).result(10)
-    assert engine.started.acquire(timeout=10)
-    assert engine.started.acquire(timeout=10)
-    labels, _ = batcher.submit(moving(1)[0]).result(10)
-    assert labels.shape == (72, 96)
+def test_requests_are_answered_while_an_engine_is_prepared_for_their_size(plus):
+    slow = SlowEngine(plus)
+    engine = PreparingEngine(EagerEngine(plus), slow)
+    batcher, state = Batcher(engine, window=3), None
+    for number, (frame, (_, expected)) in enumerate(zip(moving(6), label_frames(plus, moving(6), 3), strict=True)):
+        if number == 4:
+            slow.may_go_on.set()
+            until(lambda: slow.ready)
+        labels, state = batcher.submit(frame, state).result(PATIENCE)
+        assert (labels == expected).float().mean() > 0.98
+    assert len(slow.labelled) == 2
     batcher.close()
-
-
-def test_no_size_is_prepared_while_a_request_is_active(no_idle_time):
-    engine, asked, answers = PreparingEngine(1), threading.Event(), [True, True, False]
-
-    def busy():
-        answer = answers.pop(0)
-        if not answer:
-            asked.set()
-        else:
-            assert not engine.started.acquire(blocking=False)
-        return answer
-
-    engine.may_go_on.set()
-    batcher = Batcher(engine, busy=busy)
-    batcher.submit(moving(1)[0]).result(10)
-    assert asked.wait(10)
-    assert engine.started.acquire(timeout=10)
-    assert answers == []
-    batcher.close()
-
-
-def test_frames_are_queued_during_preparation_and_labelled_even_if_it_fails(no_idle_time):
-    engine = PreparingEngine(5, fails=True)
-    batcher = Batcher(engine)
-    batcher.submit(moving(1)[0]).result(10)
-    assert engine.started.acquire(timeout=10)
-    answer = batcher.submit(moving(1)[0])  # returns at once
-    assert not answer.done()
-    engine.may_go_on.set()
-    labels, _ = answer.result(10)
-    assert labels.shape == (72, 96)
-    batcher.close()
-    assert not batcher.thread.is_alive()
-
-
-def test_no_size_is_prepared_while_frames_are_queued(no_idle_time):
-    engine = PreparingEngine(1)
-    engine.may_go_on.set()
-    with queue_up(engine, [*moving(2), *moving(2, 80, 64)]) as (batcher, _):
-        assert not engine.started.acquire(blocking=False)
-        batches = engine.batches
-    assert batches == [1, 2, 2]
-    assert not batcher.thread.is_alive()
+    engine.preparation.stop()

@@ -106,11 +106,3 @@ def test_without_the_token_only_health_and_the_page_are_answered():
             assert client.subprotocol == "streamseg"
         with connect(running.stream, additional_headers={"Authorization": "Bearer secret.Token-1"}) as client:
             assert client.subprotocol is None
-
-
-def test_the_batcher_is_busy_from_the_arrival_of_a_request_to_its_answer(running):
-    gate = running.gate
-    assert not gate.batcher.busy()
-    with gate.admit("picture"):
-        assert gate.batcher.busy()
-    assert not gate.batcher.busy()

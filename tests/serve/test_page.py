@@ -15,7 +15,7 @@ from servers import Files, serve_http
 from waiting import PATIENCE
 
 from streamseg.classes import IGNORE
-from streamseg.draw import border_mask
+from streamseg.engine.kernels import border_mask
 from streamseg.serve import page
 from streamseg.stream.label_frames import label_frame
 

@@ -181,6 +181,31 @@ def test_preparing_is_measured_apart_from_what_a_size_costs():
     assert deadline.late == 0
 
 
+def test_sizes_that_are_not_ready_are_measured_later():
+    machine, ready, asked = Machine(**CPU), set(), []
+    deadline, whole = Deadline(0.1), start(0.1, Machine(**CPU))
+
+    def is_ready(scale):
+        asked.append(scale)
+        return scale in ready
+
+    for scale in SCALES[: len(whole.passes)]:
+        assert not deadline.prepare(HUGE, machine.see, lambda: machine.now, is_ready)
+        assert deadline.scale == 1.0
+        ready.add(scale)
+    assert deadline.prepare(HUGE, machine.see, lambda: machine.now, is_ready)
+    assert deadline.scale == whole.scale == 0.59
+    assert deadline.costs.times == pytest.approx(whole.costs.times)
+    assert {*asked} == ready  # none that is not needed
+
+
+def test_frames_of_another_size_are_measured_from_the_beginning():
+    machine, deadline = Machine(**CPU), Deadline(0.1)
+    assert not deadline.prepare(HUGE, machine.see, lambda: machine.now, lambda scale: scale == 1.0)
+    assert not deadline.prepare((720, 1280), machine.see, lambda: machine.now, lambda scale: False)
+    assert deadline.passes == []
+
+
 def test_only_sizes_that_may_be_needed_are_prepared_ahead():
     for seconds, prepared in ((10.0, 2), (0.12, 4), (0.001, 7)):
         machine = Machine(**CPU)

@@ -24,11 +24,12 @@ from streamseg.checks import CutShort
 from streamseg.io.files import UNFINISHED
 from streamseg.io.outputs import OutputFiles, plan_outputs
 from streamseg.io.resolve import find_sources
-from streamseg.io.sources import Capture
-from streamseg.io.video_reading import open_video
+from streamseg.io.sources import Capture, VideoFile
+from streamseg.io.video_reading import open_video, read_label_video
 from streamseg.stream import latency, network_thread, source_threads
 from streamseg.stream.latency import Meter
 from streamseg.stream.settings import DrawStyle
+from streamseg.stream.source_threads import SharedRun
 
 
 def test_a_live_source_that_is_written_slowly_does_not_fall_behind(model, quick):
@@ -308,6 +309,49 @@ def test_a_frame_under_its_colours_is_what_overlay_draws(model, quick, tmp_path)
     ):
         run(model, Clip([frame], moving=False), results=[OutputFiles(tmp_path / "a.png")], style=style)
         assert streamseg.read_image(tmp_path / "a.png").equal(expected)
+
+
+def with_planes(prepare):
+    """SharedRun's __post_init__, as it is for a GPU."""
+
+    def prepared(shared):
+        prepare(shared)
+        shared.planes = True
+
+    return prepared
+
+
+@pytest.mark.parametrize("size", [(48, 64), (47, 63)])
+def test_a_video_through_planes_is_the_same_but_for_the_last_steps(model, quick, tmp_path, monkeypatch, size):
+    """On a GPU videos are read and written as planes; here on the CPU."""
+    made = make_clip(tmp_path / "a.mkv", 8, size=size, codec="libx264" if size[0] % 2 == 0 else "ffv1")
+    style = DrawStyle(borders=True, legend=True, side_by_side=True)
+    for folder in ("rgb", "planes"):
+        if folder == "planes":
+            monkeypatch.setattr(SharedRun, "__post_init__", with_planes(SharedRun.__post_init__))
+        (place := tmp_path / folder).mkdir()
+        files = OutputFiles(place / "a.mp4", place / "a-labels.mkv", None, place / "a-colours.mp4")
+        done = run(model, VideoFile("a", str(made)), results=[files], style=style)
+        assert (done.outcome.frames, done.outcome.problems) == (8, [])
+    for name in ("a.mp4", "a-colours.mp4"):
+        with open_video(tmp_path / "rgb" / name) as one, open_video(tmp_path / "planes" / name) as other:
+            assert one.size == other.size
+            for (a, before), (b, after) in zip(one, other, strict=True):
+                assert before == after
+                assert (a.int() - b.int()).abs().float().mean() < 3
+    labels = [[x for x, _ in read_label_video(tmp_path / folder / "a-labels.mkv")] for folder in ("rgb", "planes")]
+    assert len(labels[0]) == len(labels[1]) == 8
+
+
+def test_pictures_and_windows_get_rgb_where_videos_are_planes(model, quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(SharedRun, "__post_init__", with_planes(SharedRun.__post_init__))
+    made, screen = make_clip(tmp_path / "a.mp4", 3), Screen()
+    run(model, VideoFile("a", str(made)), results=[OutputFiles(tmp_path / "%d.png")])
+    assert streamseg.read_image(tmp_path / "2.png").shape == (3, 48, 64)
+    run(model, VideoFile("a", str(made)), results=[OutputFiles(tmp_path / "b.mp4")], display=screen)
+    assert {tuple(frame.shape) for frame in screen.frames} == {(3, 48, 64)}
+    with open_video(tmp_path / "b.mp4") as video:
+        assert len(list(video)) == 3
 
 
 def test_the_legend_of_a_video_does_not_flicker(model, quick):

@@ -1,4 +1,4 @@
-"""The steps of the fast engine that PyTorch has no single kernel for, each in PyTorch and in Triton.
+"""The steps that PyTorch has no single kernel for, of the fast engine and around it, each in PyTorch and in Triton.
 
 A GPU runs the Triton kernel, if Triton is installed; everything else runs the PyTorch definition.
 
@@ -8,7 +8,10 @@ channels_last, in half precision on a GPU.
 
 from streamseg.engine.kernels.attention import attend, gather_context
 from streamseg.engine.kernels.backend import VERSION, use_triton
+from streamseg.engine.kernels.colour import to_rgb, to_yuv
 from streamseg.engine.kernels.convolution import MAX_TILES, convolve
+from streamseg.engine.kernels.drawing import blend_labels, border_mask, lookup
+from streamseg.engine.kernels.folder import kernel_folder, make_kernel_folder
 from streamseg.engine.kernels.labels import label
 from streamseg.engine.kernels.pyramid import pool_pyramid
 from streamseg.engine.kernels.resize import add_resized, resize_into
@@ -19,14 +22,21 @@ __all__ = [
     "VERSION",
     "add_resized",
     "attend",
+    "blend_labels",
+    "border_mask",
     "convolve",
     "gather_context",
+    "kernel_folder",
     "label",
+    "lookup",
+    "make_kernel_folder",
     "pool_pyramid",
     "resize_frame",
     "resize_into",
     "squares",
     "stem_convolution",
+    "to_rgb",
+    "to_yuv",
     "unfold_frame",
     "use_triton",
 ]

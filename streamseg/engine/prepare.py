@@ -1,0 +1,180 @@
+"""First labels at once: the eager network labels frames while the fast engine is prepared for their size.
+
+    first batches of a size ──▶ eager engine ──▶ labels
+                │ asks for
+                ▼
+    background thread: compiles kernels, captures the graph of one size at a time
+                │ prepared
+                ▼
+    later batches of the size ─▶ fast engine ──▶ labels
+
+Both engines have the same contexts, so that a stream keeps its past when the other engine takes over.
+"""
+
+import ctypes
+import logging
+import threading
+import weakref
+
+import torch
+from torch import Tensor
+
+from streamseg.engine.engine import EagerEngine, Engine, FrameBatch, Prediction
+from streamseg.engine.fast import FastEngine, Size
+from streamseg.parallel.threads import set_torch_threads
+
+LOG = logging.getLogger("streamseg")
+
+STOP_SECONDS = 10.0
+"""How long the end of the program waits for the background thread: for the kernel that is being compiled, at most."""
+
+
+class PreparationStopped(BaseException):
+    """Raised in the background thread to end it."""
+
+
+class PreparingEngine(Engine):
+    """Labels batches with the fast engine if it is prepared for their size, and with the eager engine until then.
+
+    A size is prepared when it has come twice, so that a single picture costs nothing. If it cannot be prepared, the
+    eager engine keeps it.
+    """
+
+    def __init__(self, eager: EagerEngine, fast: FastEngine):
+        self.eager, self.fast = eager, fast
+        self.classes, self.widths, self.context_shape = fast.classes, fast.widths, fast.context_shape
+        self.preparation = Preparation(fast)
+        # at the end of the program, and when the engine is not needed any more
+        weakref.finalize(self, self.preparation.stop)
+
+    def __reduce__(self) -> tuple[type["PreparingEngine"], tuple[EagerEngine, FastEngine]]:
+        return PreparingEngine, (self.eager, self.fast)  # a copy prepares its own sizes
+
+    @property
+    def device(self) -> torch.device:
+        return self.fast.device
+
+    def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
+        key = key_of(batch)
+        if self.fast.is_prepared(key):
+            return self.fast.predict(batch)
+        predictions, contexts = self.eager.predict(batch)
+        # asked for afterwards: the first labels do not share the machine with a compiler
+        if self.fast.is_frequent(key):
+            self.preparation.request(batch)
+        return predictions, contexts
+
+    def is_settled(self, batch: FrameBatch) -> bool:
+        """Return whether batches like this one are labelled by the engine that will label them from now on.
+
+        The images may be on the device "meta": only their shape counts.
+        """
+        key = key_of(batch)
+        return self.fast.is_prepared(key) or key in self.preparation.failed
+
+    def request(self, batch: FrameBatch) -> None:
+        """Prepare for batches like this one in the background, before any of them has come."""
+        self.preparation.request(batch)
+
+
+class Preparation:
+    """The sizes that the fast engine is to be prepared for, and the background thread that does it, one at a time.
+
+    The thread ends when no size is left.
+    """
+
+    def __init__(self, fast: FastEngine):
+        self.fast = fast
+        self.lock = threading.RLock()  # the garbage collector may call stop() in any thread
+        self.waiting: dict[Size, FrameBatch] = {}
+        """Batches without images to prepare for, first come first served; the first is being prepared."""
+        self.failed: set[Size] = set()
+        """The sizes that could not be prepared."""
+        self.thread: threading.Thread | None = None
+        self.stopped = self.announced = False
+
+    def request(self, batch: FrameBatch) -> None:
+        """Prepare for batches like this one, unless that has been asked for before."""
+        key = key_of(batch)
+        with self.lock:
+            if self.stopped or key in self.waiting or key in self.failed or self.fast.is_prepared(key):
+                return
+            self.waiting[key] = without_images(batch)
+            if self.thread is None:
+                self.thread = threading.Thread(target=self.work, name="prepare", daemon=True)
+                self.thread.start()
+
+    def work(self) -> None:
+        """Prepare sizes until none is left; the background thread."""
+        set_torch_threads(1)
+        try:
+            while (batch := self.first()) is not None:
+                self.announce(batch)
+                try:
+                    self.fast.prepare(batch)
+                except Exception as error:  # such as out of memory, or no compiler: frames are labelled anyway
+                    self.fail(batch, error)
+                with self.lock:
+                    del self.waiting[key_of(batch)]
+        except PreparationStopped:
+            pass
+
+    def first(self) -> FrameBatch | None:
+        """Return the batch to prepare for; None if none is left, which ends the thread."""
+        with self.lock:
+            if self.stopped or not self.waiting:
+                self.thread = None
+                return None
+            return next(iter(self.waiting.values()))
+
+    def announce(self, batch: FrameBatch) -> None:
+        """Tell the user once that the first frames are slower."""
+        if not self.announced:
+            self.announced = True
+            LOG.info(
+                "Preparing the fast engine for frames of %d x %d: half a minute on a new machine. The network itself "
+                "labels frames meanwhile.",
+                *batch.images.shape[-2:],
+            )
+
+    def fail(self, batch: FrameBatch, error: Exception) -> None:
+        """Keep the eager engine for a size, and tell the user the first time."""
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        height, width = batch.images.shape[-2:]
+        with self.lock:
+            is_first = not self.failed
+            self.failed.add(key_of(batch))
+        if is_first:
+            LOG.warning(
+                "The fast engine could not be prepared for frames of %d x %d (%s): the network itself goes on, more "
+                "slowly.",
+                height,
+                width,
+                reason,
+            )
+
+    def stop(self) -> None:
+        """End the background thread: a thread that runs torch while Python shuts down can abort the process."""
+        with self.lock:  # until then the thread cannot end by itself
+            self.stopped, thread = True, self.thread
+            if thread is None or thread is threading.current_thread():
+                return
+            raise_in_thread(thread, PreparationStopped)
+        thread.join(STOP_SECONDS)
+
+
+def raise_in_thread(thread: threading.Thread, error: type[BaseException]) -> None:
+    """Raise an exception in another thread, at its next step in Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(error))
+
+
+def key_of(batch: FrameBatch) -> Size:
+    """Return what a graph of the fast engine is captured for."""
+    return batch.images.shape, batch.with_confidence
+
+
+def without_images(batch: FrameBatch) -> FrameBatch:
+    """Return a batch of the same shape that holds no frames and no past."""
+    count = len(batch.images)
+    images = torch.empty(batch.images.shape, dtype=torch.uint8, device="meta")
+    return batch._replace(images=images, past=None, weights=[0.0] * count, previous_labels=[None] * count)
