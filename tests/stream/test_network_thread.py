@@ -449,7 +449,7 @@ class Numbered(Camera):
         for capture in super().captures():
             frame = shade(capture.index, self.size)
             frame[1] = self.number
-            yield replace(capture, frame=frame)
+            yield replace(capture, pixels=frame)
 
 
 def test_many_cameras_take_turns_and_each_gives_its_newest_frame(monkeypatch, model):
