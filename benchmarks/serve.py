@@ -1,12 +1,16 @@
-"""Load test of `streamseg serve`: python benchmarks/serve.py [load] [hostile]
+"""Load test of `streamseg serve`: python benchmarks/serve.py [load] [hostile] [clients]
 
 load     32 clients for a minute, each sending a picture of 360 x 640 as soon as the last is answered, once with a queue
          for all of them and once for 8: answers per second, latency, share of 503 answers, memory
 hostile  5,000 hostile requests (tests/hostile.py), 8 at a time: their statuses
+clients  32 clients in processes of their own, each sending a JPEG of 720 x 1280 (--size) as soon as the last is
+         answered, on each --device in turn: requests per second, p50, p99, errors; --json FILE
 """
 
 import argparse
 import io
+import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -14,16 +18,23 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from statistics import quantiles
 
 from PIL import Image
 
+from streamseg.cli.options import parse_size
+
 ROOT = Path(__file__).parent.parent
 CLIENTS, HOSTILE = 32, 5000
+CLIENT_PROCESSES = 4
+"""Python sends from one thread of a process at a time."""
+CAPTURE_SECONDS = 4.0
+"""Pause in which a server on a GPU prepares the sizes that it has seen."""
 
 
 @contextmanager
@@ -58,17 +69,91 @@ def send_pictures(port: int, picture: bytes, until: float, answers: list[tuple[i
     connection.close()
 
 
-def load(seconds: float) -> None:
-    """Print a table of throughput, latency and memory under load."""
+def sample_jpeg(size: tuple[int, int]) -> bytes:
+    """Return a sample picture of a size as JPEG."""
     file = io.BytesIO()
     with Image.open(ROOT / "samples" / "suburb-1.jpg") as picture:
-        picture.resize((640, 360)).save(file, format="JPEG", quality=90)
+        picture.resize(size[::-1]).save(file, format="JPEG", quality=90)
+    return file.getvalue()
+
+
+def send_from_process(port: int, picture: bytes, until: float, clients: int) -> list[tuple[int, float]]:
+    """Send a picture from several threads; return status and time of each answer, status 0 for a lost connection."""
+    answers: list[tuple[int, float]] = []
+
+    def send() -> None:
+        try:
+            send_pictures(port, picture, until, answers)
+        except OSError:
+            answers.append((0, 0.0))
+
+    threads = [threading.Thread(target=send) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def measure_clients(size: tuple[int, int], clients: int, seconds: float, *options: str) -> dict:
+    """Return requests per second, percentiles and errors of a server with these options."""
+    picture, groups = sample_jpeg(size), min(CLIENT_PROCESSES, clients)
+    shares = [clients // groups + (i < clients % groups) for i in range(groups)]
+    # not a fork: this process has threads
+    spawned = multiprocessing.get_context("spawn")
+    with serve("--queue", str(clients), *options) as (port, process), ProcessPoolExecutor(groups, spawned) as pool:
+
+        def send(duration: float) -> list[tuple[int, float]]:
+            until = time.monotonic() + duration
+            jobs = [pool.submit(send_from_process, port, picture, until, share) for share in shares]
+            return [answer for job in jobs for answer in job.result()]
+
+        send(min(5.0, seconds))
+        time.sleep(min(CAPTURE_SECONDS, seconds))
+        send(min(1.0, seconds))
+        early, begin = resident(process), time.monotonic()
+        answers = send(seconds)
+        taken, late = time.monotonic() - begin, resident(process)
+    times = sorted(1000 * taken for status, taken in answers if status == 200)
+    shown = quantiles(times, n=100, method="inclusive") if len(times) > 1 else [0.0] * 99
+    statuses = Counter(status for status, _ in answers)
+    return {
+        "requests_per_second": len(times) / taken,
+        "p50_ms": shown[49],
+        "p99_ms": shown[98],
+        "max_ms": max(times, default=0.0),
+        "answered": len(times),
+        "errors": {str(status): count for status, count in sorted(statuses.items()) if status != 200},
+        "memory_mb": {"start": early, "end": late},
+    }
+
+
+def clients(devices: list[str], size: tuple[int, int], number: int, seconds: float, file: Path | None) -> None:
+    """Print throughput and latency of many clients on each device."""
+    print(f"{number} clients, JPEGs of {size[0]} x {size[1]}")
+    print("| device | requests per second | p50, ms | p99, ms | slowest, ms | errors |\n|---|---|---|---|---|---|")
+    found = {}
+    for device in devices:
+        found[device] = row = measure_clients(size, number, seconds, "--device", device)
+        print(
+            f"| {device} | {row['requests_per_second']:.1f} | {row['p50_ms']:.0f} | {row['p99_ms']:.0f} "
+            f"| {row['max_ms']:.0f} | {sum(row['errors'].values())} |",
+            flush=True,
+        )
+        if file:
+            figures = {"clients": number, "size": size, "seconds": seconds, "cores": os.cpu_count(), "devices": found}
+            file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def load(seconds: float) -> None:
+    """Print a table of throughput, latency and memory under load."""
+    picture = sample_jpeg((360, 640))
     print("| queue | answers per second | p50, ms | p99, ms | slowest, ms | 503 | other | MB early | MB at the end |")
     print("|---|---|---|---|---|---|---|---|---|")
     for queue in (CLIENTS, 8):
         with serve("--queue", str(queue)) as (port, process):
             answers: list[tuple[int, float]] = []
-            arguments = (port, file.getvalue(), time.monotonic() + seconds, answers)
+            arguments = (port, picture, time.monotonic() + seconds, answers)
             clients = [threading.Thread(target=send_pictures, args=arguments) for _ in range(CLIENTS)]
             for client in clients:
                 client.start()
@@ -108,14 +193,22 @@ def hostile() -> None:
 def main() -> None:
     assert __doc__
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=["load", "hostile"], help="both if none is given")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long the clients of load send")
+    parser.add_argument("parts", nargs="*", choices=["load", "hostile", "clients"], help="load and hostile by default")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long clients send")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help="of the part clients")
+    parser.add_argument(
+        "--size", type=partial(parse_size, "--size"), default=(720, 1280), help="of the pictures of the part clients"
+    )
+    parser.add_argument("--device", nargs="+", default=["cpu"], help="cpu, cuda or both, for the part clients")
+    parser.add_argument("--json", type=Path, help="a file for the figures of the part clients")
     options = parser.parse_args()
     parts = options.parts or ["load", "hostile"]
     if "load" in parts:
         load(options.seconds)
     if "hostile" in parts:
         hostile()
+    if "clients" in parts:
+        clients(options.device, options.size, options.clients, options.seconds, options.json)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,14 @@ def test_the_python_of_the_page_on_segmenting_runs(folder):
     assert len(names["state"].contexts) == 3
 
 
+def test_the_python_of_the_page_on_regions_runs(folder):
+    names: dict = {}
+    for block in blocks("docs/regions.md", "python"):
+        exec(block, names)
+    assert names["tracker"].frame == 3
+    assert names["readings"][0].zone == "lane"
+
+
 def test_the_options_on_the_page_on_segmenting_exist(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["streamseg", "segment", "--help"])
     with pytest.raises(SystemExit):

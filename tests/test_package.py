@@ -18,6 +18,7 @@ io
 parallel data models
 engine
 draw
+regions
 stream
 evaluate
 train deploy
@@ -36,7 +37,7 @@ DOORS = {
     "fsspec": "io.stores",
     "h11": "serve",
     "matplotlib": "evaluate.plot",
-    "numpy": "io.images",
+    "numpy": "io.images regions",
     "onnx": "deploy",
     "onnxruntime": "deploy engine.runtime",  # the one writes files, the other runs them
     "openvino": "deploy engine.runtime",
@@ -87,6 +88,12 @@ def test_the_baselines_import_only_the_shared_building_blocks(path):
         parts = ("checks", "models.attention", "models.encoder", "models.layers", "models.baselines")
         ours = (name for name in imports(path) if name.startswith("streamseg."))
         assert all(name.startswith(tuple(f"streamseg.{part}" for part in parts)) for name in ours)
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.parts[0] == "regions"], ids=str)
+def test_regions_need_no_network(path):
+    ours = {name.split(".")[1] for name in imports(path) if name.startswith("streamseg.")}
+    assert ours <= {"checks", "classes", "draw", "io", "regions"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)

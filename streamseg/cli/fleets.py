@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from streamseg.cli.messages import STANDARD_OUTPUT
 from streamseg.cli.options import parse_size
+from streamseg.cli.regions import RegionOptions, check_region_options
 from streamseg.cli.segmenting import SegmentOptions, SegmentPlan, find_class
 from streamseg.io.fleet import OUTPUTS, Camera, read_fleet
 from streamseg.io.outputs import FOLDER, OutputFiles, check_json_lines, plan_outputs
@@ -26,7 +27,7 @@ def check_fleet_options(names: Sequence[str], options: SegmentOptions) -> None:
         raise ValueError("--tile processes single pictures: leave it out with --fleet.")
 
 
-def plan_fleet(path: Path, options: SegmentOptions) -> SegmentPlan:
+def plan_fleet(path: Path, options: SegmentOptions, region_options: RegionOptions) -> SegmentPlan:
     """Plan the sources and files of a fleet; raise an error if they cannot be read or written."""
     cameras, missing = read_fleet(path)
     if not cameras:
@@ -38,7 +39,7 @@ def plan_fleet(path: Path, options: SegmentOptions) -> SegmentPlan:
         if camera.out == "-":
             raise ValueError(f"{place}: out is '-', which takes one source only; expected a file or a folder.")
         wanted = {name: camera.outputs.get(name, getattr(options, name)) for name in OUTPUTS}
-        if not (any(wanted.values()) or options.json or options.show):
+        if not (any(wanted.values()) or options.json or options.show or region_options.results):
             raise ValueError(f"{place}: there is nothing to write without an overlay: add labels, colours or --json.")
         out = camera.out or options.out or FOLDER
         try:
@@ -49,6 +50,8 @@ def plan_fleet(path: Path, options: SegmentOptions) -> SegmentPlan:
     sources = [camera.source for camera in cameras]
     if options.json and options.json != STANDARD_OUTPUT:
         check_json_lines(options.json, sources, outputs)
+    used = [file for files in outputs for file in files.paths] + [file for source in sources for file in source.paths]
+    check_region_options(region_options, [*used, *([options.json] if options.json else [])])
     return SegmentPlan(list(sources), outputs, list(missing), raw=False, cameras=cameras)
 
 

@@ -2,9 +2,8 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -29,7 +28,7 @@ from streamseg.cli.options import (
     set_key_interval,
     weights_on_cluster,
 )
-from streamseg.io.files import written_whole
+from streamseg.cli.regions import NO_REGIONS, RegionOptions, check_region_options, open_region_outputs, open_text
 from streamseg.models.bundled import DEFAULT
 
 if TYPE_CHECKING:
@@ -140,6 +139,7 @@ class SegmentPlan:
 def segment(
     *names: Annotated[str, option("SOURCE... [OUT]")],
     options: Annotated[SegmentOptions, Parameter(name="*")] = DEFAULTS,
+    region_options: Annotated[RegionOptions, Parameter(name="*")] = NO_REGIONS,
 ) -> int:
     """Label every pixel of pictures, videos, cameras and streams.
 
@@ -156,20 +156,20 @@ def segment(
         streamseg segment 0 --show
     """
     given, out = (names, options.out) if options.fleet else split_names(names, options.out)
-    check_options(options, out)
+    check_options(options, out, region_options)
     if options.ray:
         return segment_on_cluster(given, out, options)
     if options.fleet:
         from streamseg.cli.fleets import check_fleet_options, plan_fleet
 
         check_fleet_options(given, options)
-        plan = plan_fleet(options.fleet, options)
+        plan = plan_fleet(options.fleet, options, region_options)
         options = replace(options, confidence=any(files.confidence for files in plan.outputs))
     else:
-        plan = make_plan(given, out, options)
+        plan = make_plan(given, out, options, region_options)
     with loading(options.quiet):
         settings, style = open_model(options)
-    return run_plan(plan, options, settings, style)
+    return run_plan(plan, options, settings, style, region_options)
 
 
 def split_names(names: tuple[str, ...], out: str) -> tuple[tuple[str, ...], str]:
@@ -179,10 +179,14 @@ def split_names(names: tuple[str, ...], out: str) -> tuple[tuple[str, ...], str]
     return names[:-1], names[-1]
 
 
-def check_options(options: SegmentOptions, out: str) -> None:
+def check_options(options: SegmentOptions, out: str, region_options: RegionOptions) -> None:
     """Raise an error if options are wrong, or do not go together."""
     if out == "-" and options.json == STANDARD_OUTPUT:
         raise ValueError("Raw labels and lines of JSON cannot share standard output: give --json a file name.")
+    if [out, str(options.json), *region_options.results].count("-") > 1:
+        raise ValueError("OUT, --json, --regions and --events cannot share standard output: give file names.")
+    if options.ray and (region_options.results or region_options.zones):
+        raise ValueError("--ray labels videos into a folder: leave out --regions, --zones and --events.")
     video = (options.window or 1) > 1 or options.half_life or options.steady
     if options.tile and (options.confidence or video or options.deadline or options.size):
         raise ValueError(
@@ -195,9 +199,9 @@ def check_options(options: SegmentOptions, out: str) -> None:
     check_weights(options.weights)
 
 
-def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions) -> SegmentPlan:
+def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions, region_options: RegionOptions) -> SegmentPlan:
     """Resolve the sources and plan the files to write; raise an error if they cannot be read or written."""
-    from streamseg.io.outputs import check_json_lines, plan_outputs
+    from streamseg.io.outputs import check_json_lines, files_of, plan_outputs
     from streamseg.io.resolve import resolve_sources
 
     if options.tile:
@@ -214,12 +218,15 @@ def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions) -> Segm
     wanted = {name: getattr(options, name) for name in ("overlay", "labels", "confidence", "colours")}
     outputs = plan_outputs(sources, out, **wanted, missing=len(missing))
     raw = out == "-"
-    if not (any(wanted.values()) or options.json or raw or options.show):
+    if not (any(wanted.values()) or options.json or raw or options.show or region_options.results):
         raise ValueError(
             "There is nothing to write with --no-overlay alone: add --labels, --colours, --confidence or --json."
         )
     if options.json and options.json != STANDARD_OUTPUT:
         check_json_lines(options.json, sources, outputs)
+    used = [path for source, files in zip(sources, outputs, strict=True) for path in files_of(files, source)]
+    used += [path for source in sources for path in source.paths]
+    check_region_options(region_options, [*used, *([options.json] if options.json else [])])
     return SegmentPlan(sources, outputs, missing, raw)
 
 
@@ -263,7 +270,13 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     return settings, style
 
 
-def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSettings", style: "DrawStyle") -> int:
+def run_plan(
+    plan: SegmentPlan,
+    options: SegmentOptions,
+    settings: "LabelSettings",
+    style: "DrawStyle",
+    region_options: RegionOptions,
+) -> int:
     """Label all frames, write the files, report, and return the exit status."""
     from json import dumps
 
@@ -273,11 +286,16 @@ def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSetting
     from streamseg.stream import latency
     from streamseg.stream.pipeline import Pipeline
 
-    messages = open_messages(options.quiet, STANDARD_OUTPUT if plan.raw else None, options.json)
+    results = [STANDARD_OUTPUT if plan.raw else None, options.json, *region_options.results]
+    messages = open_messages(options.quiet, *results)
+    unsent: list[str] = []
     meter = latency.Meter()
     observer = TerminalObserver(meter, settings.classes.names, messages, options.quiet)
     screen = DisplayWindow("streamseg") if options.show else None
-    with open_records(options.json) as records:
+    with (
+        open_records(options.json) as records,
+        open_region_outputs(region_options, settings.classes, unsent) as regions,
+    ):
         pipeline = Pipeline(
             list(zip(plan.sources, plan.outputs, strict=True)),
             settings,
@@ -286,6 +304,7 @@ def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSetting
             deadline=None if options.deadline is None else options.deadline / 1000,
             records=records,
             raw=sys.stdout.buffer if plan.raw else None,
+            regions=regions,
             display=screen,
             observer=observer,
             own=own_settings(plan.cameras, settings, style),
@@ -301,6 +320,7 @@ def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSetting
         if records:
             records.write(dumps({"summary": latency.summary_to_json(meter.summary(), streams)}) + "\n")
 
+    problems += unsent
     if not options.quiet:
         clear_line()
     for line in list_results(pipeline, result, options.deadline):
@@ -321,15 +341,8 @@ def run_plan(plan: SegmentPlan, options: SegmentOptions, settings: "LabelSetting
 @contextmanager
 def open_records(path: Path | None) -> Iterator[TextIO | None]:
     """Open the file for lines of JSON, which appears when it is complete; or standard output, or nothing."""
-    with ExitStack() as files:
-        if path == STANDARD_OUTPUT:
-            if isinstance(sys.stdout, TextIOWrapper):
-                sys.stdout.reconfigure(line_buffering=True)  # a reader gets each line at once
-            yield sys.stdout
-        elif path:
-            yield files.enter_context(files.enter_context(written_whole(path)).open("w", encoding="utf-8"))
-        else:
-            yield None
+    with open_text(path) if path else nullcontext() as file:
+        yield file
 
 
 def wait_for_window(screen: "DisplayWindow | None", plan: SegmentPlan, result: "RunResult") -> None:

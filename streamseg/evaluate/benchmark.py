@@ -4,6 +4,7 @@ Shapes: B batch, H x W the frame.
 """
 
 import copy
+import os
 import platform
 import shutil
 import subprocess
@@ -359,6 +360,11 @@ def describe_machine(device: torch.device) -> dict[str, str]:
         values = output.splitlines()[device.index or 0].split(", ") if output else []
         found |= dict(zip(fields.split(","), values, strict=False))
     return found
+
+
+def describe_load() -> str:
+    """Return how many processes have wanted a core in the last minute; unknown on Windows."""
+    return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
 
 
 def format_costs(costs: Sequence[Cost], size: tuple[int, int], batch: int, machine: dict[str, str]) -> str:

@@ -76,7 +76,7 @@ class GridView:
             top, left = ((room - side) // 2 for room, side in zip(self.cell, tile.shape[1:], strict=True))
             cell[:, top : top + tile.shape[1], left : left + tile.shape[2]] = tile
         tall = min(max(height // 14, CAPTION_HEIGHTS[0]), CAPTION_HEIGHTS[1])
-        caption = render_caption(self.captions[number], tall)[:, :height, :width]
+        caption = render_caption(self.captions[number], round(tall / 1.4))[:, :height, :width]
         cell[:, : caption.shape[1], : caption.shape[2]] = caption
 
 

@@ -1,6 +1,6 @@
 """Read and write picture files: frames, labels, legends.
 
-A frame is RGB, uint8, (3, H, W). Only this module imports PIL and numpy.
+A frame is RGB, uint8, (3, H, W). Only this module imports PIL, and only it and the regions import numpy.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import threading
 import unicodedata
 import warnings
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, TypeGuard, TypeVar, cast
 
@@ -379,18 +380,23 @@ def render_legend(classes: Classes, numbers: Sequence[int], height: int, width: 
     return torch.from_numpy(numpy.array(panel.reduce(4))).permute(2, 0, 1).contiguous()
 
 
-def render_caption(text: str, height: int) -> Tensor:
-    """Return a line of text (3, height, w), light on dark."""
-    shown, font = readable(text)
-    font = font.font_variant(size=0.7 * 4 * height)
-    # drawn at four times the size, as a legend is
-    panel = Image.new("RGB", (4 * round(font.getlength(shown) / 4 + 0.8 * height), 4 * height), "#16181c")
-    ImageDraw.Draw(panel).text((1.6 * height, 2 * height), shown, "#f2f3f5", font, anchor="lm")
-    return torch.from_numpy(numpy.array(panel.reduce(4))).permute(2, 0, 1).contiguous()
+@lru_cache(maxsize=64)
+def render_caption(text: str, size: int) -> Tensor:
+    """Return a panel (3, h, w) with a line of text, light on dark, of a height in pixels."""
+    shown, font = readable(text, 40)
+    font = font.font_variant(size=size)
+    panel = Image.new("RGB", (math.ceil(font.getlength(shown)) + size, round(1.4 * size)), "#16181c")
+    ImageDraw.Draw(panel).text((size / 2, panel.height / 2), shown, "#f2f3f5", font, anchor="lm")
+    with torch.inference_mode(False):  # it is kept for later calls, which may be outside of inference mode
+        return torch.from_numpy(numpy.array(panel)).permute(2, 0, 1).contiguous()
 
 
-def readable(name: str) -> tuple[str, ImageFont.FreeTypeFont]:
-    """Return a shortened name, and a font that has its letters; without such a font, the name in English letters."""
+def readable(name: str, most: float = 14) -> tuple[str, ImageFont.FreeTypeFont]:
+    """Return a shortened name, and a font that has its letters; without such a font, the name in English letters.
+
+    Args:
+        most: The longest name, in units of the text size.
+    """
     font = cast(ImageFont.FreeTypeFont, ImageFont.load_default(48))
     if not name.isascii():
         for file in FONTS:
@@ -405,7 +411,7 @@ def readable(name: str) -> tuple[str, ImageFont.FreeTypeFont]:
             letters = (letter for letter in unicodedata.normalize("NFKD", name) if not unicodedata.combining(letter))
             name = "".join(letters).encode("ascii", "replace").decode()
     shown = name
-    while font.getlength(shown) > 14 * font.size:
+    while font.getlength(shown) > most * font.size:
         name = name[:-1]
         shown = name.rstrip() + "…"
     return shown, font

@@ -27,6 +27,7 @@ from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
 from streamseg.stream.network_thread import NetworkThread
 from streamseg.stream.observer import PipelineObserver
+from streamseg.stream.region_outputs import RegionSettings
 from streamseg.stream.settings import DrawStyle, LabelSettings, SourceSettings
 from streamseg.stream.source_threads import SharedRun, SourceStream
 
@@ -78,6 +79,7 @@ class Pipeline:
         deadline: float | None = None,
         records: IO[str] | None = None,
         raw: BinaryIO | None = None,
+        regions: RegionSettings | None = None,
         display: DisplayWindow | None = None,
         observer: PipelineObserver | None = None,
         own: Mapping[str, SourceSettings] | None = None,
@@ -88,6 +90,7 @@ class Pipeline:
             deadline: Seconds within which a frame should be labelled; the network input shrinks if necessary.
             records: Receives a line of JSON for each frame.
             raw: Receives the labels of each frame as bytes.
+            regions: What to do with regions and zones.
             display: Shows the frames.
             observer: Receives messages, written frames and ticks.
             own: Settings of single sources, by name; the others have those of all.
@@ -106,6 +109,7 @@ class Pipeline:
             shows=display is not None,
             records=records,
             raw=raw,
+            regions=regions,
             hardware=hardware,
         )
         self.settings, self.display, self.group = settings, display, self.shared.group

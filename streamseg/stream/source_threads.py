@@ -32,6 +32,7 @@ from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
 from streamseg.stream.legend import LegendCache
 from streamseg.stream.observer import PipelineObserver
+from streamseg.stream.region_outputs import RegionOutputs, RegionSettings
 from streamseg.stream.settings import DrawStyle, LabelSettings, SourceSettings
 from streamseg.stream.state import State
 from streamseg.stream.transfers import download, upload
@@ -66,6 +67,8 @@ class SharedRun:
     """Receives a line of JSON for each frame."""
     raw: BinaryIO | None
     """Receives the labels of each frame as bytes."""
+    regions: RegionSettings | None = None
+    """What to do with regions and zones."""
     group: ThreadGroup = field(default_factory=ThreadGroup)
     # not the group's: torch and files give other threads a turn, which would all wait for a lock of the queues
     totals_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -136,6 +139,7 @@ class SourceStream:
         self.shape: torch.Size | None = None
         """The shape of the last frame that was labelled."""
         self.legend = LegendCache()
+        self.region_outputs = RegionOutputs(shared.regions, source) if shared.regions else None
         room = 1 if source.live else QUEUE_SIZE
         # the network thread waits for all of these at once
         self.inbox: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room, shared.group.change)
@@ -302,6 +306,8 @@ class SourceStream:
                 job.shares = (counts / labels.numel()).tolist()
                 with shared.totals_lock:
                     shared.class_pixels += counts
+                if self.region_outputs:
+                    self.region_outputs.examine(job.capture, labels)
                 if self.results.overlay or shared.shows:
                     job.picture = self.fetch_picture(self.paint(job))
                 if self.results.colours:
@@ -340,6 +346,8 @@ class SourceStream:
         style = self.style
         classes = style.classes or self.shared.settings.classes
         picture = draw.overlay(job.frame, job.labels, classes, style.alpha, style.only, borders=style.borders)
+        if self.region_outputs:
+            picture = self.region_outputs.draw(picture)
         if style.legend:
             # all classes for a video, or the legend would flicker
             present = [i for i, share in enumerate(job.shares) if share or self.source.moving]

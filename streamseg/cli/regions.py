@@ -1,0 +1,133 @@
+"""The options of segment for regions, zones and events, and the files and addresses that they name."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+from streamseg.checks import check_count
+from streamseg.cli.messages import STANDARD_OUTPUT
+from streamseg.cli.options import option
+from streamseg.io.files import check_writable, written_whole
+
+if TYPE_CHECKING:
+    from streamseg.classes import Classes
+    from streamseg.stream.region_outputs import RegionSettings
+
+FORMATS = ("lines", "coco", "geojson")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionOptions:
+    """The options of segment for regions, zones and events."""
+
+    regions: Annotated[Path | None, option("FILE", "none")] = None
+    """A file for the connected regions of each frame: class, area, box, centroid, polygon, and in videos an id that
+    lasts. NAME.coco.json is COCO, NAME.geojson has polygons like GeoJSON, any other name and - are JSON lines."""
+    regions_format: Annotated[str, option(default="by the name of the file", choices=FORMATS)] = ""
+    """The format of the file of regions."""
+    regions_classes: Annotated[str, option("NAME,...", "all")] = ""
+    """Find regions of these classes only, such as Car,Pedestrian."""
+    min_area: Annotated[int, option("PIXELS")] = 64
+    """Leave out regions of fewer pixels."""
+    zones: Annotated[Path | None, option("FILE", "none")] = None
+    """A TOML or JSON file of zones and lanes to watch; they are drawn on the overlay (docs/regions.md)."""
+    events: Annotated[str, option("TARGET,...", "none")] = ""
+    """Where the events of the zones go, as JSON: a file, to which they are added; http://… or https://…, to which each
+    is posted; - for standard output."""
+
+    @property
+    def targets(self) -> list[str]:
+        """Where events go."""
+        return [target.strip() for target in self.events.split(",") if target.strip()]
+
+    @property
+    def results(self) -> list[str]:
+        """Where something is written."""
+        return [*([str(self.regions)] if self.regions else []), *self.targets]
+
+
+NO_REGIONS = RegionOptions()
+
+
+def check_region_options(options: RegionOptions, used: Sequence[Path]) -> None:
+    """Raise an error if options are wrong, or a file cannot be written or is in use. It imports no torch.
+
+    Args:
+        used: Files that are read, or written by other options.
+    """
+    from streamseg.regions.sinks import check_target
+    from streamseg.regions.writing import holds_regions, pick_format
+    from streamseg.regions.zones import read_zones
+
+    check_count("--min-area", options.min_area)
+    if options.events and not options.zones:
+        raise ValueError("--events reports what happens in zones: give a file of them with --zones.")
+    if options.zones:
+        read_zones(options.zones)
+    files = [Path(name) for name in options.results if name != "-" and "://" not in name]
+    for target in options.targets:
+        check_target(target)
+    if options.regions:
+        form = pick_format(options.regions, options.regions_format)
+        if options.regions == STANDARD_OUTPUT and form != "lines":
+            raise ValueError(f"Standard output takes regions as JSON lines only: give a file for the format {form}.")
+        if options.regions != STANDARD_OUTPUT:
+            check_writable(options.regions)
+            if options.regions.exists() and not holds_regions(options.regions):
+                raise ValueError(
+                    f"{options.regions} exists and was not written by streamseg: give another name for --regions."
+                )
+    resolved = [path.resolve() for path in files]
+    for path in resolved:
+        if path in {other.resolve() for other in used} or resolved.count(path) > 1:
+            raise ValueError(f"{path.name} is an input or output already: give another name for --regions or --events.")
+
+
+@contextmanager
+def open_region_outputs(
+    options: RegionOptions, classes: "Classes", problems: list[str]
+) -> Iterator["RegionSettings | None"]:
+    """Open what the regions and events of a run are written to; None without these options.
+
+    Args:
+        problems: Receives a sentence if events could not be sent.
+    """
+    if not (options.regions or options.zones):
+        yield None
+        return
+    from streamseg.regions.events import ZoneMonitor
+    from streamseg.regions.regions import find_class
+    from streamseg.regions.sinks import open_sink
+    from streamseg.regions.writing import pick_format, region_writer
+    from streamseg.regions.zones import read_zones
+    from streamseg.stream.region_outputs import RegionSettings
+
+    only = tuple(name for name in options.regions_classes.split(",") if name.strip())
+    for name in only:
+        find_class(name, classes)
+    areas = tuple(read_zones(options.zones)) if options.zones else ()
+    ZoneMonitor(areas, classes)  # refuses unknown classes before a file is opened
+    with ExitStack() as stack:
+        sinks = tuple(stack.enter_context(open_sink(target, sys.stdout, problems.append)) for target in options.targets)
+        write = None
+        if options.regions:
+            file = stack.enter_context(open_text(options.regions))
+            form = pick_format(options.regions, options.regions_format)
+            write = stack.enter_context(region_writer(file, form, classes))
+        yield RegionSettings(classes, write, options.min_area, only, areas, sinks)
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
+    """Open a file for text, which appears when it is complete; or standard output."""
+    if path == STANDARD_OUTPUT:
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)  # a reader gets each line at once
+        yield sys.stdout
+    else:
+        with written_whole(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            yield file

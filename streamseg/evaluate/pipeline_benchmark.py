@@ -1,0 +1,404 @@
+"""Speed of `segment` from file to file, beside that of bare decoding and encoding in the same run.
+
+Every way reads the same frames and writes the same kinds of files. The ways run in turn, so that any disturbance
+affects all of them, and each is timed from the opening of its first file to the closing of its last.
+"""
+
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import fmean, median
+
+import torch
+
+from streamseg.evaluate.bare_video import (
+    VideoInfo,
+    copy_start,
+    count_frames,
+    describe_video,
+    encode_labels,
+    to_label_frames,
+    transcode,
+)
+from streamseg.io.outputs import OutputFiles
+from streamseg.io.resolve import resolve_sources
+from streamseg.io.sources import LiveSource, VideoFile
+from streamseg.io.video_reading import open_video, read_label_video
+from streamseg.io.web import is_address, redact
+from streamseg.parallel.threads import ThreadGroup
+from streamseg.stream.label_frames import label_frame
+from streamseg.stream.latency import Meter, Summary, bottleneck
+from streamseg.stream.pipeline import Pipeline
+from streamseg.stream.settings import DrawStyle, LabelSettings
+from streamseg.stream.state import State
+
+MIN_FRAMES = 8
+"""The fewest frames that a video must have to be measured."""
+WARM_UP_FRAMES = 16
+"""The length of the clip with which everything runs once before it is timed: int8 is calibrated with eight frames."""
+SAMPLING_SECONDS = 0.005
+"""Time between two looks at a pipeline."""
+PREPARATION_SECONDS = 120.0
+"""How long to wait for an engine that prepares itself in the background."""
+WAITING, IDLE = 2 / 3, 1 / 3
+"""A queue that is fuller on average makes the stage before it wait; one that is emptier, the stage behind it."""
+
+DECODE, TRANSCODE, LABEL_ENCODE = "decode", "decode, encode", "decode, encode labels"
+NETWORK, LABELS, OVERLAY = "network", "labels", "overlay"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of one way."""
+
+    frames: int
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """Processor time of all threads of this process."""
+    summary: Summary | None = None
+    """What the pipeline measured; None for a bare way."""
+    queues: dict[str, float] = field(default_factory=dict)
+    """How full the queues between the stages were on average, from 0 to 1."""
+    first_labels: float = 0.0
+    """Seconds from the start to the first labels."""
+
+    @property
+    def fps(self) -> float:
+        return self.frames / self.seconds
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way through the frames: bare, or that of `segment`."""
+
+    name: str
+    run: Callable[[], Run]
+    bare: str = ""
+    """The bare way that `segment` is compared with."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The speed of a way over all rounds."""
+
+    way: str
+    fps: float
+    """Frames a second, the median of the rounds."""
+    rounds: tuple[float, ...]
+    """Frames a second in each round."""
+    cores: float
+    """How many cores were busy on average."""
+    bare: str = ""
+    of_bare: float | None = None
+    """Speed relative to the bare way, the median of the rounds."""
+    of_network: float | None = None
+    """Speed relative to the network alone, the median of the rounds."""
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Where the time of a way of `segment` goes, the mean of the rounds."""
+
+    way: str
+    ms: dict[str, float]
+    """Milliseconds a frame, by stage."""
+    busy: dict[str, float]
+    """Share of the run in which a stage works, by stage; the mean over threads that do the same."""
+    queues: dict[str, float]
+    """How full the queues between the stages are, from 0 to 1."""
+    waits: tuple[str, ...]
+    """Which stage waits for which."""
+    ms_per_frame: float
+    """Milliseconds a frame of the whole run."""
+    slowest: str
+    """The stage that is busy for most of the run."""
+    of_slowest: float
+    """Speed of the whole relative to its slowest stage."""
+    bottleneck: str
+
+
+@dataclass(frozen=True)
+class PipelineFigures:
+    """All that was measured on a video."""
+
+    video: VideoInfo
+    frames: int
+    streams: int
+    rounds: int
+    first_labels_seconds: float
+    """From the start of the first run to its first labels: the engine prepares itself then."""
+    next_first_labels_seconds: float
+    """The same in a later run, the median."""
+    speeds: tuple[Speed, ...]
+    stages: tuple[StageTimes, ...]
+
+
+def check_video(name: str) -> Path:
+    """Return the path of a video; an error if a name stands for anything else."""
+    if is_address(name):
+        raise ValueError(f"{redact(name)} is an address, whose speed is the network's: give a video file.")
+    sources, problems = resolve_sources([name])
+    if problems:
+        raise problems[0]
+    source, *others = sources
+    if others or not isinstance(source, VideoFile):
+        found = f"{len(sources)} sources" if others else "a camera" if isinstance(source, LiveSource) else "no video"
+        raise ValueError(f"{name} is {found}: the pipeline is measured on one video file, such as drive.mp4.")
+    return Path(source.address)
+
+
+def measure_pipeline(
+    video: Path,
+    settings: LabelSettings,
+    style: DrawStyle,
+    *,
+    frames: int,
+    streams: int = 4,
+    rounds: int = 2,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> PipelineFigures:
+    """Measure `segment` on the first frames of a video, and what bare codecs take for the same.
+
+    Args:
+        frames: How many frames each way takes; fewer if the video is shorter.
+        streams: How many streams are read at once where many are measured; they have as many frames together.
+        rounds: How often each way runs.
+    """
+    info = describe_video(video)
+    with tempfile.TemporaryDirectory(prefix="streamseg-") as name:
+        folder = Path(name)
+        clip = shorten(video, folder / "clip.mkv", frames)
+        count = count_frames(clip)
+        if count < max(MIN_FRAMES, streams):
+            needed = f"at least {max(MIN_FRAMES, streams)}"
+            raise ValueError(f"{video.name} has {count} frames, too few to measure: give a video of {needed}.")
+        start = shorten(clip, folder / "start.mkv", WARM_UP_FRAMES)
+        segment = partial(run_segment, settings=settings, style=style, folder=folder)
+        first = segment([start], LABELS)
+        labels = to_label_frames(labels for labels, _ in read_label_video(folder / "labels-0.mkv"))
+        for _ in range(2):  # an engine may prepare a batch size only when it has come twice
+            wait_until_prepared(settings)
+            segment([start] * streams, OVERLAY)
+        wait_until_prepared(settings)
+        part = shorten(clip, folder / "part.mkv", count // streams)
+        rate = info.rate
+
+        def transcode_several() -> Run:
+            with ThreadPoolExecutor(streams) as pool:
+                outs = [folder / f"bare-{i}.mp4" for i in range(streams)]
+                return Run(sum(pool.map(lambda out: transcode(part, out, rate), outs)))
+
+        several = f"{streams} x {TRANSCODE}"
+        ways = [
+            Way(DECODE, lambda: Run(count_frames(clip))),
+            Way(NETWORK, partial(run_network, clip, settings, count)),
+            Way(LABEL_ENCODE, lambda: Run(encode_labels(clip, labels, folder / "bare.mkv", rate))),
+            Way(LABELS, lambda: segment([clip], LABELS), LABEL_ENCODE),
+            Way(TRANSCODE, lambda: Run(transcode(clip, folder / "bare.mp4", rate))),
+            Way(OVERLAY, lambda: segment([clip], OVERLAY), TRANSCODE),
+            Way(several, transcode_several),
+            Way(f"{OVERLAY}, {streams} streams", lambda: segment([part] * streams, OVERLAY), several),
+        ]
+        runs = run_in_turn(ways, rounds, progress)
+    later = [run.first_labels for found in runs.values() for run in found if run.first_labels]
+    return PipelineFigures(
+        info,
+        count,
+        streams,
+        rounds,
+        first.first_labels,
+        median(later),
+        tuple(summarise_speed(way, runs) for way in ways),
+        tuple(summarise_stages(way.name, runs[way.name]) for way in ways if way.bare),
+    )
+
+
+def shorten(video: Path, out: Path, frames: int) -> Path:
+    """Return a video with the first frames of another; itself, if it has no more."""
+    with open_video(video) as opened:
+        length = opened.length
+    if length is not None and length <= frames:
+        return video
+    copy_start(video, out, frames)
+    return out
+
+
+def wait_until_prepared(settings: LabelSettings) -> None:
+    """Wait for an engine that prepares itself in the background."""
+    preparation, end = getattr(settings.model, "preparation", None), time.monotonic() + PREPARATION_SECONDS
+    while preparation is not None and preparation.waiting and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def run_in_turn(ways: Sequence[Way], rounds: int, progress: Callable[[int, int], None]) -> dict[str, list[Run]]:
+    """Run each way once in each round; return the runs of each."""
+    runs: dict[str, list[Run]] = defaultdict(list)
+    for number in range(rounds):
+        for place, way in enumerate(ways):
+            progress(number * len(ways) + place, rounds * len(ways))
+            runs[way.name].append(way.run() if way.name == NETWORK else timed(way.run))
+    return runs
+
+
+def timed(work: Callable[[], Run]) -> Run:
+    """Return a run with its wall time and processor time."""
+    cpu, start = time.process_time(), time.perf_counter()
+    run = work()
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+    return Run(run.frames, seconds, cpu_seconds, run.summary, run.queues, run.first_labels)
+
+
+def run_network(clip: Path, settings: LabelSettings, count: int) -> Run:
+    """Label frames that are on the network's device already, one at a time, in a thread as the pipeline's.
+
+    Only the labelling is timed. The thread counts: OpenMP's threads of the main thread spin while they wait, which
+    takes ten times as long where other programs use the cores.
+    """
+    device = settings.device
+    with open_video(clip) as video:
+        ready = [frame.to(device) for frame, _ in islice(video, WARM_UP_FRAMES)]
+
+    found: list[Run] = []
+
+    def label(frames: int) -> Run:
+        state: State | None = None
+        for frame in islice(cycle(ready), frames):
+            _, state = label_frame(settings.model, frame, state, settings.policy, size=settings.size)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return Run(frames)
+
+    def work() -> None:
+        with torch.inference_mode():
+            label(2)  # another thread has prepared the engine
+            found.append(timed(lambda: label(count)))
+
+    group = ThreadGroup()
+    group.start("network", work, threads=torch.get_num_threads()).join()
+    if group.failure:
+        raise group.failure
+    return found[0]
+
+
+def run_segment(videos: Sequence[Path], kind: str, settings: LabelSettings, style: DrawStyle, folder: Path) -> Run:
+    """Run the pipeline of `segment` over videos, each of which is a stream, to overlays or to labels."""
+    suffix = "mp4" if kind == OVERLAY else "mkv"
+    pairs = [
+        (VideoFile(f"stream {i}", str(video)), OutputFiles(**{kind: folder / f"{kind}-{i}.{suffix}"}))
+        for i, video in enumerate(videos)
+    ]
+    meter = Meter()
+    pipeline = Pipeline(pairs, settings, style, meter)
+    with sampled(pipeline, meter) as samples:
+        result = pipeline.run()
+        summary = meter.summary()
+    if result.signal:
+        raise KeyboardInterrupt
+    if result.problems:
+        raise ValueError(result.problems[0])
+    return Run(result.frames, summary=summary, queues=samples.fills(), first_labels=samples.first_labels)
+
+
+@dataclass
+class Samples:
+    """What was seen of a pipeline while it ran."""
+
+    queues: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """How full the queues between the stages were."""
+    first_labels: float = 0.0
+    """Seconds from the start to the first labels."""
+
+    def fills(self) -> dict[str, float]:
+        """Return how full each queue was on average."""
+        return {name: fmean(found) for name, found in self.queues.items()}
+
+    def take(self, pipeline: Pipeline, meter: Meter) -> None:
+        """Look at a pipeline once."""
+        if not self.first_labels and meter.frames_labelled:
+            self.first_labels = meter.clock() - meter.begin
+        for stream in pipeline.streams:
+            queues = {"decode, network": stream.inbox, "network, draw": stream.labelled, "draw, encode": stream.drawn}
+            for name, queue in queues.items():
+                if stream.threads and not queue.closed:
+                    self.queues[name].append(len(queue.waiting) / queue.room)
+
+
+@contextmanager
+def sampled(pipeline: Pipeline, meter: Meter) -> Iterator[Samples]:
+    """Look at a pipeline again and again while it runs."""
+    samples, done = Samples(), threading.Event()
+
+    def work() -> None:
+        while not done.wait(SAMPLING_SECONDS):
+            samples.take(pipeline, meter)
+
+    thread = threading.Thread(target=work, name="samples", daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        done.set()
+        thread.join()
+        samples.take(pipeline, meter)
+
+
+def summarise_speed(way: Way, runs: dict[str, list[Run]]) -> Speed:
+    """Return the speed of a way, and how it compares with others in the same round."""
+    own = runs[way.name]
+
+    def ratio(other: str) -> float:
+        return median(one.fps / two.fps for one, two in zip(own, runs[other], strict=True))
+
+    return Speed(
+        way.name,
+        median(run.fps for run in own),
+        tuple(run.fps for run in own),
+        fmean(run.cpu_seconds / run.seconds for run in own),
+        way.bare,
+        ratio(way.bare) if way.bare else None,
+        ratio(NETWORK) if way.bare else None,
+    )
+
+
+def summarise_stages(way: str, runs: Sequence[Run]) -> StageTimes:
+    """Return where the time of a way of `segment` goes."""
+    summaries = [run.summary for run in runs if run.summary]
+    names = summaries[0].stages
+    busy = {name: fmean(summary.stages[name].share for summary in summaries) for name in names}
+    queues = {name: fmean(run.queues[name] for run in runs if name in run.queues) for name in joint_names(runs)}
+    slowest = max(busy, key=lambda name: busy[name])
+    return StageTimes(
+        way,
+        {name: 1000 * fmean(summary.stages[name].mean for summary in summaries) for name in names},
+        busy,
+        queues,
+        tuple(describe_queue(name, fill) for name, fill in queues.items()),
+        1000 * fmean(run.seconds / run.frames for run in runs),
+        slowest,
+        busy[slowest],
+        bottleneck(summaries[-1]),
+    )
+
+
+def joint_names(runs: Sequence[Run]) -> list[str]:
+    """Return the names of the queues that were seen in any run, in order; a short run may not show all."""
+    return list(dict.fromkeys(name for run in runs for name in run.queues))
+
+
+def describe_queue(name: str, fill: float) -> str:
+    """Return which of two stages waits for the other, by the queue between them."""
+    before, _, behind = name.partition(", ")
+    level = f"(queue {100 * fill:.0f} % full)"
+    if fill >= WAITING:
+        return f"{before} waits for {behind} {level}"
+    if fill <= IDLE:
+        return f"{behind} waits for {before} {level}"
+    return f"{before} and {behind} keep pace {level}"

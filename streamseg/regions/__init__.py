@@ -1,0 +1,1 @@
+"""Connected regions of labels, and zones with their events."""

@@ -1,0 +1,92 @@
+"""Regions, zones and events of the frames of a source, on their way through the pipeline."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from torch import Tensor
+
+from streamseg.classes import Classes
+from streamseg.io.sources import Capture, Source
+from streamseg.regions.drawing import draw_zones
+from streamseg.regions.events import Event, Reading, ZoneMonitor
+from streamseg.regions.regions import MIN_AREA, find_regions
+from streamseg.regions.sinks import EventSink
+from streamseg.regions.tracking import RegionTracker
+from streamseg.regions.writing import FrameRegions
+from streamseg.regions.zones import Lane, Zone
+
+
+@dataclass(frozen=True)
+class RegionSettings:
+    """What a run does with regions and zones; its sources share it."""
+
+    classes: Classes
+    write_regions: Callable[[FrameRegions], None] | None = None
+    """Receives the regions of each frame."""
+    min_area: int = MIN_AREA
+    """Smaller regions are left out."""
+    only: tuple[str, ...] = ()
+    """The classes whose regions are wanted; all if empty."""
+    areas: tuple[Zone | Lane, ...] = ()
+    """The zones and lanes to watch and to draw."""
+    sinks: tuple[EventSink, ...] = ()
+    """Receive the events."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while regions are written."""
+
+
+class RegionOutputs:
+    """Finds and writes the regions and events of one source, frame by frame, and draws its zones."""
+
+    def __init__(self, settings: RegionSettings, source: Source):
+        self.settings, self.source = settings, source
+        self.tracker = RegionTracker()
+        # single pictures are independent: each begins anew, and a class that is there has entered
+        self.areas = settings.areas if source.moving else tuple(replace(area, debounce=0.0) for area in settings.areas)
+        self.monitor = ZoneMonitor(self.areas, settings.classes)
+        self.readings: list[Reading] = []
+
+    def examine(self, capture: Capture, labels: Tensor) -> None:
+        """Write the regions of a frame, whose labels are (H, W), and send its events."""
+        settings = self.settings
+        if settings.write_regions:
+            regions = find_regions(labels, settings.classes, min_area=settings.min_area, only=settings.only)
+            if self.source.moving:
+                regions = self.tracker.update(regions)
+            height, width = labels.shape
+            frame = FrameRegions(
+                self.source.name, capture.name, capture.index, capture.seconds, (height, width), regions
+            )
+            with settings.lock:
+                settings.write_regions(frame)
+        if self.areas:
+            if not self.source.moving:
+                self.monitor = ZoneMonitor(self.areas, settings.classes)
+            self.readings, events = self.monitor.update(labels, capture.seconds)
+            for event in events:
+                line = event_to_json(event, self.source, capture)
+                for send in settings.sinks:
+                    send(line)
+
+    def draw(self, picture: Tensor) -> Tensor:
+        """Draw the zones, with what the frame has in them, into a picture (3, H, W)."""
+        return draw_zones(picture, self.areas, self.readings) if self.readings else picture
+
+
+def event_to_json(event: Event, source: Source, capture: Capture) -> dict[str, Any]:
+    """Return an event with the frame that completed it, without what it does not have."""
+    values = asdict(event)
+    line = {
+        "event": values.pop("kind"),
+        "zone": values.pop("zone"),
+        "class": values.pop("class_name"),
+        "source": source.name,
+        "name": capture.name,
+        "frame": capture.index,
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }
+    numbers = {key: round(value, 4) for key, value in values.items() if value is not None}
+    return {key: value for key, value in line.items() if value is not None} | numbers
