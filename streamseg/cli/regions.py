@@ -37,7 +37,7 @@ class RegionOptions:
     """A TOML or JSON file of zones and lanes to watch; they are drawn on the overlay (docs/regions.md)."""
     events: Annotated[str, option("TARGET,...", "none")] = ""
     """Where the events of the zones go, as JSON: a file, to which they are added; an http or https address, to which
-    each is posted; - for standard output."""
+    each is posted; a ws or mqtt address (docs/live.md); - for standard output."""
 
     @property
     def targets(self) -> list[str]:
