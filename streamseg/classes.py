@@ -41,6 +41,13 @@ class Classes:
     def __len__(self) -> int:
         return len(self.names)
 
+    def find(self, name: str) -> int:
+        """Return the label of the class of a name; upper and lower case are the same."""
+        for label, known in enumerate(self.names):
+            if known.lower() == name.strip().lower():
+                return label
+        raise ValueError(f"No class is called {name.strip()!r:.80}; there are {', '.join(self.names)}.")
+
 
 def parse_classes(text: str) -> Classes:
     """Parse classes from "name rrggbb, name rrggbb, …"."""

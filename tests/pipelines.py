@@ -51,6 +51,8 @@ class Camera:
     came: int = 0
     """How many have been delivered."""
     change: threading.Condition = field(default_factory=threading.Condition)
+    sizes: list[tuple[int, int]] | None = None
+    """The size of each frame, if it is not always the same."""
     name: str = "camera"
     live: bool = True
     moving: bool = True
@@ -62,10 +64,17 @@ class Camera:
         for i in range(self.count):
             with self.change:
                 assert self.change.wait_for(lambda i=i: self.shown > i, PATIENCE)
-            yield Capture(shade(i), self.name, i, i / 25, time.monotonic())
+            frame = shade(i, self.sizes[i]) if self.sizes else shade(i)
+            yield Capture(frame, self.name, i, i / 25, time.monotonic())
             with self.change:
                 self.came = i + 1
                 self.change.notify_all()
+
+    def release(self, frames):
+        """Release more frames, and wait for nothing."""
+        with self.change:
+            self.shown = min(self.count, self.shown + frames)
+            self.change.notify_all()
 
     def let_through(self, frames):
         """Release more frames, and wait until they are delivered."""
@@ -126,6 +135,7 @@ class Screen:
     frames: list = field(default_factory=list)
     updates: int = 0
     last: int = 10**6
+    room: tuple[int, int] = (180, 320)
 
     @property
     def closed(self):
@@ -137,3 +147,16 @@ class Screen:
 
     def update(self):
         self.updates += 1
+
+
+def changing_camera(*lengths, name="camera"):
+    """A live source whose frames all arrive, and whose size changes after each number of them."""
+    sizes = [(32, 48), (64, 96), (48, 32)]
+    return Camera(
+        sum(lengths), name=name, sizes=[size for n, size in zip(lengths, sizes, strict=False) for _ in range(n)]
+    )
+
+
+def one_by_one(camera, **functions):
+    """An observer with which each frame of a camera comes when the one before is written."""
+    return Callbacks(frame_written=lambda capture, *_: camera.release(1), **functions)

@@ -4,7 +4,7 @@ import pytest
 
 import streamseg
 from streamseg import Classes
-from streamseg.classes import name_key
+from streamseg.classes import CAMVID, name_key
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,9 @@ def test_case_spaces_hyphens_and_underscores_make_no_difference_between_names():
     assert {*map(name_key, ("LaneMarking", "lane marking", " Lane_marking", "lane-  marking"))} == {"lanemarking"}
     for classes in (streamseg.CITYSCAPES, streamseg.CAMVID, streamseg.COMMA10K, streamseg.COCO_STUFF, streamseg.ADE20K):
         assert len({*map(name_key, classes.names)}) == len(classes)
+
+
+def test_a_class_is_found_by_its_name_in_upper_or_lower_case():
+    assert [CAMVID.find(name) for name in ("Sky", " road", "BICYCLIST ")] == [0, 3, 10]
+    with pytest.raises(ValueError, match="No class is called 'Rad'; there are Sky, Building"):
+        CAMVID.find("Rad")

@@ -21,6 +21,7 @@ from streamseg import cli
 from streamseg.cli.pages import find_page
 from streamseg.evaluate.method_cost import count_method_macs
 from streamseg.evaluate.paper import TABLES
+from streamseg.io.fleet import SETTINGS, read_fleet
 from streamseg.models.baselines import swiftnet18
 from streamseg.models.video import METHODS
 from streamseg.models.video.accel import accel
@@ -93,6 +94,24 @@ def test_the_options_on_the_page_on_segmenting_exist(capsys, monkeypatch):
     known = capsys.readouterr().out
     for option in re.findall(r"--[a-z][a-z-]*", (ROOT / "docs/segment.md").read_text()):
         assert option in known, option
+
+
+def test_the_fleet_and_the_options_on_the_page_on_cameras_exist(capsys, monkeypatch, tmp_path):
+    (block,) = blocks("docs/cameras.md", "toml")
+    (tmp_path / "fleet.toml").write_text(block)
+    cameras, missing = read_fleet(tmp_path / "fleet.toml")
+    assert ([camera.name for camera in cameras], missing) == (["front", "rear", "yard"], [])
+    monkeypatch.setattr("sys.argv", ["streamseg", "segment", "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    known, page = capsys.readouterr().out, (ROOT / "docs/cameras.md").read_text()
+    for option in re.findall(r"--[a-z][a-z-]*", page):
+        assert option in known, option
+    assert re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`\w+`.*?) \|", page, re.MULTILINE))) == [
+        "name",
+        "address",
+        *SETTINGS,
+    ]
 
 
 def test_the_options_and_tables_on_the_page_on_reproducing_exist(capsys, monkeypatch):
@@ -310,7 +329,7 @@ def commands(block):
 def test_every_block_of_code_parses_and_its_commands_exist(document):
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     languages = re.findall(r"^```(\w*)\n.*?^```$", document.read_text(), re.MULTILINE | re.DOTALL)
-    assert set(languages) <= {"", "bibtex", "python", "sh"}
+    assert set(languages) <= {"", "bibtex", "python", "sh", "toml"}
     for block in blocks(document.relative_to(ROOT), "python"):
         ast.parse(block)
     for words in (words for block in blocks(document.relative_to(ROOT), "sh") for words in commands(block)):

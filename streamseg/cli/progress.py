@@ -6,7 +6,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
 from streamseg.cli.messages import clear_line, print_error
-from streamseg.cli.segmenting import list_largest_classes
+from streamseg.cli.reports import list_largest_classes
 from streamseg.io.outputs import Output
 from streamseg.io.sources import Capture
 from streamseg.stream import latency

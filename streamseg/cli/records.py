@@ -23,7 +23,7 @@ def open_records(place: str, notify: Callable[[str], None]) -> Iterator["TextIO 
     elif is_address(place):
         from streamseg.io.live_lines import LineSender
 
-        lines = LineSender(place, notify)
+        lines = LineSender(place, "--json", notify)
         try:
             yield lines
             lines.sender.close()

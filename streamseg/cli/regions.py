@@ -37,7 +37,7 @@ class RegionOptions:
     """A TOML or JSON file of zones and lanes to watch; they are drawn on the overlay (docs/regions.md)."""
     events: Annotated[str, option("TARGET,...", "none")] = ""
     """Where the events of the zones go, as JSON: a file, to which they are added; an http or https address, to which
-    each is posted; - for standard output."""
+    each is posted; a ws or mqtt address (docs/live.md); - for standard output."""
 
     @property
     def targets(self) -> list[str]:
@@ -100,7 +100,6 @@ def open_region_outputs(
         yield None
         return
     from streamseg.regions.events import ZoneMonitor
-    from streamseg.regions.regions import find_class
     from streamseg.regions.sinks import open_sink
     from streamseg.regions.writing import pick_format, region_writer
     from streamseg.regions.zones import read_zones
@@ -108,7 +107,7 @@ def open_region_outputs(
 
     only = tuple(name for name in options.regions_classes.split(",") if name.strip())
     for name in only:
-        find_class(name, classes)
+        classes.find(name)
     areas = tuple(read_zones(options.zones)) if options.zones else ()
     ZoneMonitor(areas, classes)  # refuses unknown classes before a file is opened
     with ExitStack() as stack:

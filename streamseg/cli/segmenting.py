@@ -1,8 +1,8 @@
 """The verb segment: pictures, videos and cameras, on this machine or on a cluster."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,20 +28,19 @@ from streamseg.cli.options import (
 )
 from streamseg.cli.records import open_records
 from streamseg.cli.regions import NO_REGIONS, RegionOptions, check_region_options, open_region_outputs
+from streamseg.cli.reports import count_sent, list_results
 from streamseg.io.web import is_address
 from streamseg.models.bundled import DEFAULT
 
 if TYPE_CHECKING:
     from streamseg.io.display import DisplayWindow
+    from streamseg.io.fleet import Camera
     from streamseg.io.outputs import Output
     from streamseg.io.sources import Source
-    from streamseg.stream.pipeline import Pipeline, RunResult
+    from streamseg.stream.pipeline import RunResult
     from streamseg.stream.settings import DrawStyle, LabelSettings
 
 HARDWARE_DECODERS = ("auto", "cuda", "vaapi", "videotoolbox")
-
-MAX_LATE_SHARE = 0.05
-"""The largest share of late frames at which a deadline counts as held."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +49,9 @@ class SegmentOptions:
 
     out: Annotated[str, Parameter(name=("--out", "-o"), metavar="OUT", show_default="the last name")] = ""
     """Where to write; all names are then sources, as in: segment *.jpg -o out."""
+    fleet: Annotated[Path | None, option("FILE", "none")] = None
+    """Instead of names, a TOML file with a table [[camera]] for each: name, address, size, classes, out, labels. These
+    options are the defaults of such a file."""
     weights: Annotated[Path | None, option("WEIGHTS", DEFAULT)] = None
     """A name that streamseg weights lists, a checkpoint, or a file that export wrote (.onnx, .xml, .pt2)."""
     overlay: bool = True
@@ -77,7 +79,8 @@ class SegmentOptions:
     """A file for one line of JSON per frame: shares of the classes, latency, age of the mask, network input size; - for
     standard output, or an address that takes lines: ws://HOST/PATH or mqtt://HOST/TOPIC."""
     show: bool = False
-    """Show the overlay of one source in a window; q closes it. The last picture stays until it is closed."""
+    """Show the overlays in a window, of several sources in a grid; q closes it. The last picture stays until it is
+    closed."""
     window: Annotated[int | None, option("FRAMES", "what the weights were trained with")] = None
     """How many frames of a video the network attends to; more than 1 needs weights trained on video."""
     half_life: Annotated[float | None, option("SECONDS", "the exact window")] = None
@@ -127,6 +130,8 @@ class SegmentPlan:
     """What is wrong with names that cannot be read."""
     raw: bool
     """Whether labels go to standard output as raw bytes."""
+    cameras: list["Camera"] = field(default_factory=list)
+    """The sources of a fleet file, with settings of their own."""
 
 
 def segment(
@@ -148,11 +153,18 @@ def segment(
         streamseg segment drive.mp4 labelled.mp4 --size 360x640 --precision int8
         streamseg segment 0 --show
     """
-    given, out = split_names(names, options.out)
+    given, out = (names, options.out) if options.fleet else split_names(names, options.out)
     check_options(options, out, region_options)
     if options.ray:
         return segment_on_cluster(given, out, options)
-    plan = make_plan(given, out, options, region_options)
+    if options.fleet:
+        from streamseg.cli.fleets import check_fleet_options, plan_fleet
+
+        check_fleet_options(given, options)
+        plan = plan_fleet(options.fleet, options, region_options)
+        options = replace(options, confidence=any(files.confidence for files in plan.outputs))
+    else:
+        plan = make_plan(given, out, options, region_options)
     with loading(options.quiet):
         settings, style = open_model(options)
     return run_plan(plan, options, settings, style, region_options)
@@ -187,8 +199,7 @@ def check_options(options: SegmentOptions, out: str, region_options: RegionOptio
 
 def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions, region_options: RegionOptions) -> SegmentPlan:
     """Resolve the sources and plan the files to write; raise an error if they cannot be read or written."""
-    from streamseg.io.live_lines import check_line_address
-    from streamseg.io.outputs import check_json_lines, files_of, plan_outputs
+    from streamseg.io.outputs import plan_outputs
     from streamseg.io.resolve import resolve_sources
     from streamseg.io.sources import play
 
@@ -210,8 +221,19 @@ def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions, region_
         raise ValueError(
             "There is nothing to write with --no-overlay alone: add --labels, --colours, --confidence or --json."
         )
-    if options.show and len(sources) > 1:
-        raise ValueError(f"--show has one window, and there are {len(sources)} sources: give one, or leave it out.")
+    check_text_outputs(options, region_options, sources, outputs)
+    if is_address(out):
+        sources = [play(source) for source in sources]
+    return SegmentPlan(sources, outputs, missing, raw)
+
+
+def check_text_outputs(
+    options: SegmentOptions, region_options: RegionOptions, sources: Sequence["Source"], outputs: Sequence["Output"]
+) -> None:
+    """Raise an error if --json, --regions or --events cannot be written, or would destroy an input or output."""
+    from streamseg.io.live_lines import check_line_address
+    from streamseg.io.outputs import check_json_lines, files_of
+
     used = [path for source, files in zip(sources, outputs, strict=True) for path in files_of(files, source)]
     used += [path for source in sources for path in source.paths]
     if is_address(options.json):
@@ -220,9 +242,6 @@ def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions, region_
         check_json_lines(Path(options.json), sources, outputs)
         used.append(Path(options.json))
     check_region_options(region_options, used)
-    if is_address(out):
-        sources = [play(source) for source in sources]
-    return SegmentPlan(sources, outputs, missing, raw)
 
 
 def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
@@ -257,7 +276,7 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
         checkpoint.require_fanet(engine.model, "--tile")
     policy = set_key_interval(engine, policy) or LastFrames(1 if options.tile else trained, steady=options.steady)
     check_window(engine, policy)
-    chosen = tuple(find_class(name, classes.names) for name in options.classes.split(",") if name.strip())
+    chosen = tuple(classes.find(name) for name in options.classes.split(",") if name.strip())
     settings = LabelSettings(engine, classes, policy, options.cut, size, options.tile, options.confidence)
     drawn = pick_palette(classes, options.palette)
     recoloured = drawn if drawn != classes else None  # as in an archive that was begun before there was a palette
@@ -275,6 +294,7 @@ def run_plan(
     """Label all frames, write the files, report, and return the exit status."""
     from json import dumps
 
+    from streamseg.cli.fleets import own_settings
     from streamseg.cli.progress import TerminalObserver
     from streamseg.io.display import DisplayWindow
     from streamseg.io.live_lines import LineSender
@@ -302,6 +322,7 @@ def run_plan(
             regions=regions,
             display=screen,
             observer=observer,
+            own=own_settings(plan.cameras, settings, style),
             hardware=options.hardware_decoding,
         )
         observer.total = lambda: pipeline.total
@@ -309,8 +330,10 @@ def run_plan(
         problems = [*map(str, plan.missing), *result.problems]
         if not result.frames and problems:
             raise ValueError(problems[0])
+        measured = meter.stream_summaries()
+        streams = {source.name: measured[source.name] for source in plan.sources if source.name in measured}
         if records is not None:
-            summary = latency.summary_to_json(meter.summary()) | count_sent(pipeline)
+            summary = latency.summary_to_json(meter.summary(), streams) | count_sent(pipeline)
             records.write(dumps({"summary": summary}) + "\n")
     lines = records.sender if isinstance(records, LineSender) else None
     if lines and lines.problem:
@@ -322,11 +345,14 @@ def run_plan(
     for line in list_results(pipeline, result, options.deadline):
         print(line, file=messages)
     if result.frames > 1:
-        print(latency.format_summary(meter.summary()), file=messages)
+        print(latency.format_summary(meter.summary(), streams), file=messages)
     if lines and lines.reached:
         print(f"\n--json: {lines.counts}", file=messages)
     for problem in problems:
-        print_error(problem)
+        if problem not in result.told.values():
+            print_error(problem)
+    if result.told:
+        print_error(f"{len(result.told)} of {len(plan.sources)} sources failed: {', '.join(result.told)}.")
     if result.signal:
         print_error(f"Stopped after {result.frames} frames: the files hold those.")
     wait_for_window(screen, plan, result)
@@ -339,71 +365,13 @@ def wait_for_window(screen: "DisplayWindow | None", plan: SegmentPlan, result: "
         screen.wait()
 
 
-def list_results(pipeline: "Pipeline", result: "RunResult", deadline: float | None) -> Iterator[str]:
-    """Yield the lines that report the written files and the labels of a run."""
-    from streamseg.io.outputs import OutputFiles
-
-    for stream in pipeline.streams:
-        if stream.sender and stream.sender.reached:
-            yield f"{stream.source.name}: {stream.sender.counts}"
-        elif isinstance(stream.results, OutputFiles) and stream.written and not stream.results.are_pictures:
-            yield f"{stream.source.name}: {'  '.join(list_files(stream.results))}"
-    if result.frames > 1:
-        yield f"\nall frames: {list_largest_classes(pipeline.settings.classes.names, result.shares)}"
-        yield f"network input {result.size[0]} x {result.size[1]}\n"
-        if deadline is not None:
-            yield f"{format_deadline(deadline, result)}\n"
-
-
-def count_sent(pipeline: "Pipeline") -> dict[str, object]:
-    """Return how many frames each stream sent to its address, for JSON; nothing if there is no address."""
-    senders = {stream.source.name: stream.sender for stream in pipeline.streams if stream.sender}
-    counts = {name: {"sent": sender.sent, "dropped": sender.dropped} for name, sender in senders.items()}
-    return {"sent": counts} if counts else {}
-
-
-def list_files(files: "Output") -> Iterator[str]:
-    """Yield the names of the files of a video, with a hint beside labels that nobody can watch."""
-    for path in files.paths:
-        unwatchable = path == files.labels and not files.colours
-        yield f"{path}  (class numbers; --colours writes a video to watch)" if unwatchable else str(path)
-
-
-def find_class(name: str, names: tuple[str, ...]) -> int:
-    """Return the number of a class; upper and lower case are the same."""
-    for number, known in enumerate(names):
-        if known.lower() == name.strip().lower():
-            return number
-    raise ValueError(f"No class is called {name.strip()!r:.80}; there are {', '.join(names)}.")
-
-
-def list_largest_classes(names: tuple[str, ...], shares: list[float]) -> str:
-    """Return the largest classes of a frame, with their shares of the pixels."""
-    largest = sorted(zip(shares, names, strict=True), reverse=True)[:5]
-    return ", ".join(f"{name} {share:.0%}" for share, name in largest if share > 0.005)
-
-
-def format_deadline(milliseconds: float, result: "RunResult") -> str:
-    """Return how many frames met the deadline, and at which network input sizes."""
-    late, (height, width) = result.late / result.frames, result.smallest
-    sizes = ", ".join(f"{tall} x {wide} in {frames} frames" for (tall, wide), frames in result.sizes.items())
-    if late > MAX_LATE_SHARE:
-        return (
-            f"deadline of {milliseconds:g} ms not met: {100 * late:.1f} % of the frames were late, even at a network "
-            f"input of {height} x {width} ({sizes}); give a longer one, a smaller --size or a faster --device"
-        )
-    met = f"deadline of {milliseconds:g} ms met by {100 - 100 * late:.1f} % of the frames"
-    smallest = f"smallest network input {height} x {width}"
-    return f"{met}, {smallest} ({sizes})" if len(result.sizes) > 1 else f"{met}, {smallest}"
-
-
 def segment_on_cluster(names: Sequence[str], out: str, options: SegmentOptions) -> int:
     """Label videos on a Ray cluster and report; return 1 if any had a problem."""
     from streamseg.cli.progress import show_archive_progress
 
     if not out or out == "-":
         raise ValueError("--ray writes to a folder: give its name as the last name, or with --out.")
-    names_of_refused = ("json", "show", "tile", "deadline", "raw_size", "rate", "hardware_decoding")
+    names_of_refused = ("json", "show", "tile", "deadline", "raw_size", "rate", "fleet", "hardware_decoding")
     refused = [f"--{name.replace('_', '-')}" for name in names_of_refused if getattr(options, name)]
     if refused:
         raise ValueError(f"--ray labels videos into a folder: leave out {', '.join(refused)}.")

@@ -41,15 +41,19 @@ class DisplayWindow:
         self.picture = tkinter.PhotoImage(master=self.root)
         tkinter.Label(self.root, image=self.picture, borderwidth=0, highlightthickness=0).pack()
 
+    @property
+    def room(self) -> tuple[int, int]:
+        """The largest height and width of a frame on this screen."""
+        return (
+            int(MAX_SCREEN_SHARE * self.root.winfo_screenheight()),
+            int(MAX_SCREEN_SHARE * self.root.winfo_screenwidth()),
+        )
+
     def show(self, frame: Tensor) -> None:
         """Show a frame, reduced to the size of the screen; do nothing if the window is closed."""
         if self.closed:
             return
-        limit = (
-            int(MAX_SCREEN_SHARE * self.root.winfo_screenheight()),
-            int(MAX_SCREEN_SHARE * self.root.winfo_screenwidth()),
-        )
-        frame = shrink_to_fit(frame.cpu(), limit)
+        frame = shrink_to_fit(frame.cpu(), self.room)
         _, height, width = frame.shape
         pixels = frame.permute(1, 2, 0).contiguous().numpy().tobytes()
         self.picture.configure(data=b"P6 %d %d 255\n" % (width, height) + pixels, format="PPM")

@@ -129,14 +129,19 @@ def missing_paho() -> ImportError:
 
 
 class LineSender:
-    """Takes lines of text as a file does, and sends each to an address. Never waits for the server."""
+    """Takes lines of text as a file does, and sends each to an address. Never waits for the server.
 
-    def __init__(self, address: str, notify: Callable[[str], None]):
+    Args:
+        name: The name of what is sent, for messages.
+        notify: Receives a sentence when the connection is lost, and when it is back.
+    """
+
+    def __init__(self, address: str, name: str, notify: Callable[[str], None]):
         def connect(line: str) -> Connection[str]:
             parts = urlsplit(address)
             return MqttLines(parts) if parts.scheme.lower().startswith("mqtt") else WebSocketLines(address)
 
-        self.sender = LiveSender("--json", redact(address), connect, room=ROOM, noun="line", notify=notify)
+        self.sender = LiveSender(name, redact(address), connect, room=ROOM, noun="line", notify=notify)
 
     def write(self, text: str) -> int:
         self.sender.put(text.rstrip("\n"))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 from urllib.parse import quote
@@ -53,12 +54,31 @@ class OutputFiles:
     colours: Path | None = None
 
     @property
+    def all_paths(self) -> tuple[Path | None, ...]:
+        return self.overlay, self.labels, self.confidence, self.colours
+
+    @property
     def paths(self) -> list[Path]:
-        return [path for path in (self.overlay, self.labels, self.confidence, self.colours) if path]
+        return [path for path in self.all_paths if path]
+
+    @property
+    def are_videos(self) -> bool:
+        return bool(self.paths) and not self.are_pictures
 
     @property
     def are_pictures(self) -> bool:
         return all(path.suffix.lower() in PICTURE_SUFFIXES for path in self.paths)
+
+    def next_part(self) -> "OutputFiles":
+        """Return the files in which a video goes on that changes its size: NAME-2.mp4, or the next number that is free.
+
+        So no file is replaced.
+        """
+        for number in count(2):
+            numbered = [path and path.with_name(f"{path.stem}-{number}{path.suffix}") for path in self.all_paths]
+            if not any(path and path.exists() for path in numbered):
+                break
+        return OutputFiles(*numbered)
 
     def for_capture(self, capture: Capture) -> "OutputFiles":
         """Return the files of one frame."""
@@ -84,6 +104,7 @@ class LiveOutput:
     labels: ClassVar[None] = None
     confidence: ClassVar[None] = None
     are_pictures: ClassVar[bool] = False
+    are_videos: ClassVar[bool] = False
     paths: ClassVar[list[Path]] = []
 
     @property

@@ -8,6 +8,7 @@ import glob
 import os
 import re
 import stat
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
@@ -49,6 +50,9 @@ READABLE_VIDEOS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mp
 """Suffixes of videos that can be read."""
 INDEXED_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi")
 """Suffixes of videos with an index, which only complete files have: no live stream is one."""
+
+MAX_REQUESTS = 128
+"""How many addresses are asked at once what they are."""
 
 Item: TypeAlias = PictureFile | NumberedPictures | VideoFile | LiveSource | RawFrames
 """What a single name is resolved to; pictures are grouped into one source afterwards."""
@@ -111,22 +115,59 @@ def resolve_sources(
         raise ValueError(f"Raw frames of {raw_size[0]} x {raw_size[1]} pixels; expected 1 or more a side.")
     found: dict[str, Item] = {}
     problems: list[OSError | ValueError] = []
+    lists: list[list[tuple[str, str]] | OSError | ValueError] = []
     for name in names:
         try:
             with readable_errors(name):
-                entries = read_list(Path(name)) if is_list(name) else [(name, "")]
+                lists.append(read_list(Path(name)) if is_list(name) else [(name, "")])
         except (OSError, ValueError) as problem:
-            problems.append(problem)
+            lists.append(problem)
+    answers = ask_addresses(entry for part in lists if isinstance(part, list) for entry, _ in part if is_address(entry))
+    for entries in lists:
+        if not isinstance(entries, list):
+            problems.append(entries)
             continue
         for entry, prefix in entries:
             try:
                 with readable_errors(entry, prefix):
-                    items = resolve_name(entry, raw_size, Fraction(rate or DEFAULT_RATE).limit_denominator(100_000))
+                    answer = answers.get(entry)
+                    if isinstance(answer, Exception):
+                        raise answer
+                    step = Fraction(rate or DEFAULT_RATE).limit_denominator(100_000)
+                    items = [answer] if answer else resolve_name(entry, raw_size, step)
             except (OSError, ValueError) as problem:
                 problems.append(problem)
             else:
                 found.update((source_key(item), item) for item in items if source_key(item) not in found)
     return to_sources(found.values()), problems
+
+
+def ask_addresses(addresses: Iterable[str]) -> "dict[str, Item | OSError | ValueError]":
+    """Return what is at each of several addresses, or why it is unknown; asked at once, as dead ones take seconds."""
+    todo = list(dict.fromkeys(addresses))
+    if len(todo) < 2:
+        return {}
+    answers: dict[str, Item | OSError | ValueError] = {}
+    remaining, lock = iter(todo), threading.Lock()
+
+    def ask() -> None:
+        while True:
+            with lock:
+                address = next(remaining, None)
+            if address is None:
+                return
+            try:
+                answers[address] = find_address(address)
+            except (OSError, ValueError) as problem:
+                answers[address] = problem
+
+    # daemons: Ctrl-C does not wait for servers
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(min(MAX_REQUESTS, len(todo)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
 
 
 def source_key(item: Item) -> str:

@@ -66,6 +66,8 @@ class Capture:
     """A message for the user."""
     total: int | None = None
     """How many frames its source has, if that is known."""
+    reconnected: bool = False
+    """Whether its source was lost and came back with this frame."""
 
     @property
     def frame(self) -> "Tensor":
@@ -236,7 +238,7 @@ class LiveSource:
                             # a stream starts again at 0; frames that arrived in a burst may be ahead of the clock
                             shift = (max(now - began, latest + float(1 / DEFAULT_RATE)) if index else 0.0) - seconds
                         latest = shift + seconds
-                        yield Capture(pixels, self.name, index, latest, now, note)
+                        yield Capture(pixels, self.name, index, latest, now, note, reconnected=bool(note))
                         index, attempt, note = index + 1, 0, ""
             except (OSError, ValueError):
                 if index == 0:

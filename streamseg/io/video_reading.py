@@ -52,6 +52,9 @@ MAX_PIXELS_PER_FRAME = 2**26
 MAX_FRAME_GAP = 3600.0
 """Seconds between two frames; more is a damaged timestamp, and too much for MP4."""
 
+LIVE_THREADS = 2
+"""Threads of the decoder of a live stream: frames have few slices, and hundreds of cameras may be open."""
+
 # FFmpeg's number for a cover picture
 ATTACHED_PICTURE = 0x400
 
@@ -389,6 +392,8 @@ def open_video_stream(container: "InputContainer", name: str, threads: str, hard
         if stream.codec_context is None:
             raise ValueError(f"{name} has a video codec that cannot be decoded: convert it to MP4 first.")
         stream.codec_context.thread_type = threads
+        if threads == "SLICE":
+            stream.codec_context.thread_count = LIVE_THREADS
         stream.codec_context.options = {"max_pixels": str(MAX_PIXELS_PER_FRAME)}
         return Video(container, stream, name, hardware)
 

@@ -1,4 +1,8 @@
-"""Groups of threads with bounded queues between them, in which the failure of one stops all."""
+"""Groups of threads with bounded queues between them, in which the failure of one stops all.
+
+Each queue wakes its own two threads only: with the hundreds of threads of many cameras, waking all of them at every
+frame would take longer than the frames do.
+"""
 
 import threading
 from collections import deque
@@ -15,10 +19,13 @@ class GroupStopped(Exception):  # noqa: N818 (no error: another thread has the e
 
 
 class ThreadGroup:
-    """Threads that share a condition, and the error of the first that fails."""
+    """Threads that share a lock, and the error of the first that fails."""
 
     def __init__(self) -> None:
-        self.change = threading.Condition()
+        self.lock = threading.RLock()
+        self.change = threading.Condition(self.lock)
+        """For a thread that waits for several queues at once."""
+        self.conditions = [self.change]
         self.failure: BaseException | None = None
 
     def start(self, name: str, work: Callable[..., None], *given: object, threads: int = 1) -> threading.Thread:
@@ -38,23 +45,30 @@ class ThreadGroup:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        with self.change:
+        with self.lock:
             self.failure = self.failure or error
-            self.change.notify_all()
+            for condition in self.conditions:
+                condition.notify_all()
 
-    def wait_until(self, ready: Callable[[], object]) -> None:
-        """Wait for a change by another thread; the caller holds the lock."""
+    def wait_until(self, ready: Callable[[], object], condition: threading.Condition | None = None) -> None:
+        """Wait for a change by another thread, by default of the group; the caller holds the lock."""
         while not self.failure and not ready():
-            self.change.wait()
+            (condition or self.change).wait()
         if self.failure:
             raise GroupStopped
 
 
 class BoundedQueue(Generic[Item]):
-    """A bounded queue between two threads of a group; the writing side closes it."""
+    """A bounded queue between two threads of a group; the writing side closes it.
 
-    def __init__(self, group: ThreadGroup, room: int):
-        self.group, self.room = group, room
+    Args:
+        watcher: A further condition to notify of changes, for a thread that waits for several queues.
+    """
+
+    def __init__(self, group: ThreadGroup, room: int, watcher: threading.Condition | None = None):
+        self.group, self.room, self.watcher = group, room, watcher
+        self.change = threading.Condition(group.lock)
+        group.conditions.append(self.change)
         self.waiting: deque[Item] = deque()
         self.closed = False
 
@@ -69,39 +83,45 @@ class BoundedQueue(Generic[Item]):
 
     def put(self, item: Item) -> bool:
         """Add an item once there is room; return False if the queue was closed."""
-        with self.group.change:
-            self.group.wait_until(lambda: self.closed or not self.full)
+        with self.group.lock:
+            self.group.wait_until(lambda: self.closed or not self.full, self.change)
             if not self.closed:
                 self.waiting.append(item)
-                self.group.change.notify_all()
+                self.notify()
             return not self.closed
 
     def replace(self, item: Item) -> int | None:
         """Replace all waiting items; return how many were dropped, or None if the queue is closed."""
-        with self.group.change:
+        with self.group.lock:
             if self.closed or self.group.failure:
                 return None
             replaced = len(self.waiting)
             self.waiting.clear()
             self.waiting.append(item)
-            self.group.change.notify_all()
+            self.notify()
             return replaced
 
     def take(self) -> Item:
         """Return the first item; the caller holds the lock and knows that there is one."""
-        self.group.change.notify_all()
+        self.notify()
         return self.waiting.popleft()
 
     def close(self) -> None:
-        with self.group.change:
+        with self.group.lock:
             self.closed = True
-            self.group.change.notify_all()
+            self.notify()
+
+    def notify(self) -> None:
+        """Wake the threads that wait for this queue; the caller holds the lock."""
+        self.change.notify_all()
+        if self.watcher:
+            self.watcher.notify_all()
 
     def __iter__(self) -> Iterator[Item]:
         """Yield items until the queue is closed and empty."""
         while True:
-            with self.group.change:
-                self.group.wait_until(lambda: self.waiting or self.closed)
+            with self.group.lock:
+                self.group.wait_until(lambda: self.waiting or self.closed, self.change)
                 if self.ended:
                     return
                 item = self.take()

@@ -11,7 +11,7 @@ import numpy
 from numpy.typing import NDArray
 
 from streamseg.classes import IGNORE, Classes
-from streamseg.regions.regions import find_class, to_label_array
+from streamseg.regions.regions import to_label_array
 from streamseg.regions.zones import FittedArea, Lane, Zone, fit_area
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class ZoneMonitor:
         for area in self.areas:
             names = area.classes if isinstance(area, Zone) else area.drivable
             try:
-                self.labels[area.name] = {classes.names[i]: i for i in (find_class(name, classes) for name in names)}
+                self.labels[area.name] = {classes.names[i]: i for i in (classes.find(name) for name in names)}
             except ValueError as error:
                 raise ValueError(f"Zone {area.name!r:.80}: {error}") from None
         self.switches: dict[tuple[str, str, str], Switch] = {}

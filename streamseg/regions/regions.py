@@ -132,16 +132,8 @@ def measure(pixels: Ints, first: Ints, after: Ints, area: Ints) -> tuple[NDArray
 def wanted_labels(classes: Classes, only: Sequence[str]) -> NDArray[numpy.bool_]:
     """Return whether regions of each label are wanted, (256,)."""
     wanted = numpy.zeros(IGNORE + 1, dtype=bool)
-    wanted[[find_class(name, classes) for name in only] if only else slice(len(classes))] = True
+    wanted[[classes.find(name) for name in only] if only else slice(len(classes))] = True
     return wanted
-
-
-def find_class(name: str, classes: Classes) -> int:
-    """Return the number of a class; upper and lower case are the same."""
-    for number, known in enumerate(classes.names):
-        if known.lower() == name.strip().lower():
-            return number
-    raise ValueError(f"No class is called {name.strip()!r:.80}; there are {', '.join(classes.names)}.")
 
 
 def to_label_array(labels: "Tensor | NDArray") -> NDArray[numpy.uint8]:

@@ -1,4 +1,4 @@
-"""Where events go: a file, standard output or a webhook.
+"""Where events go: a file, standard output, a webhook, a WebSocket or an MQTT topic.
 
 A sink is a function that takes an event as a dictionary. It must return at once: what takes time, it does in a thread
 of its own.
@@ -6,6 +6,7 @@ of its own.
 
 import base64
 import json
+import logging
 import queue
 import threading
 import time
@@ -18,7 +19,10 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from streamseg.io.files import check_writable
+from streamseg.io.live_lines import SCHEMES, LineSender, check_line_address
 from streamseg.io.web import redact, response_error, split_address
+
+LOG = logging.getLogger("streamseg")
 
 EventSink = Callable[[dict[str, Any]], None]
 """Takes an event; returns at once."""
@@ -39,11 +43,15 @@ def is_webhook(target: str) -> bool:
 
 
 def check_target(target: str) -> None:
-    """Raise an error if events cannot go to a target: a file, the address of a webhook, or - for standard output."""
-    if "://" in target:
-        if not is_webhook(target):
-            raise ValueError(f"{redact(target)} takes no events: give http://, https://, a file's name or -.")
+    """Raise an error if events cannot go to a target: a file, an address, or - for standard output."""
+    if is_webhook(target):
         split_address(target)
+    elif "://" in target:
+        if target.partition("://")[0].lower() not in SCHEMES:
+            raise ValueError(
+                f"{redact(target)} takes no events: give http://, https://, ws://, mqtt://, a file's name or -."
+            )
+        check_line_address(target)
     elif target != "-":
         path = Path(target)
         check_writable(path)
@@ -67,9 +75,10 @@ def open_sink(target: str, output: IO[str], report: Callable[[str], None]) -> It
     """Give the sink of a target, and finish it at the end.
 
     Args:
-        target: A file, to which lines of JSON are added as they come; an address of a webhook; - for standard output.
+        target: A file, to which lines of JSON are added as they come; the address of a webhook, a WebSocket or an MQTT
+            topic; - for standard output.
         output: Standard output.
-        report: Receives one sentence if a webhook lost events.
+        report: Receives one sentence if events were lost.
     """
     if target == "-":
         yield LinesSink(output, "standard output")
@@ -81,6 +90,15 @@ def open_sink(target: str, output: IO[str], report: Callable[[str], None]) -> It
             webhook.close()
             if webhook.lost:
                 report(webhook.problem())
+    elif "://" in target:
+        lines = LineSender(target, "--events", LOG.warning)
+        try:
+            yield lambda event: lines.sender.put(json.dumps(event))
+            lines.sender.close()
+        finally:
+            lines.sender.abort()
+        if lines.sender.problem:
+            report(lines.sender.problem)
     else:
         with Path(target).open("a", encoding="utf-8") as file:
             yield LinesSink(file, target)

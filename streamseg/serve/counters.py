@@ -14,16 +14,23 @@ class Counter:
     def __init__(self, name: str, about: str):
         self.name, self.about = name, about
         self.lock = threading.Lock()
-        self.values: dict[Labels, int] = {}
+        self.values: dict[Labels, float] = {}
 
-    def add(self, **labels: str) -> None:
+    def add(self, amount: float = 1, /, **labels: str) -> None:
         with self.lock:
             key = tuple(labels.items())
-            self.values[key] = self.values.get(key, 0) + 1
+            self.values[key] = self.values.get(key, 0) + amount
+
+    def forget(self, **labels: str) -> None:
+        """Remove the numbers with these labels, such as those of a stream that is closed."""
+        with self.lock:
+            self.values = {key: value for key, value in self.values.items() if not labels.items() <= {*key}}
 
     def lines(self) -> Iterator[str]:
         yield from header_lines(self.name, self.about, "counter")
-        for labels, value in sorted(self.values.items()):
+        with self.lock:
+            values = sorted(self.values.items())
+        for labels, value in values:
             yield sample_line(self.name, labels, value)
 
 

@@ -7,6 +7,7 @@ is limited, and requests beyond the limit get 503 with Retry-After: memory and w
 import asyncio
 import contextlib
 import hmac
+import itertools
 import logging
 import math
 import re
@@ -100,6 +101,12 @@ class RequestGate:
         self.answered = Counter("streamseg_requests_total", "HTTP requests answered.")
         self.frames = Counter("streamseg_frames_total", "Pictures and frames labelled.")
         self.dropped = Counter("streamseg_dropped_total", "Pictures and frames rejected or abandoned.")
+        self.stream_frames = Counter("streamseg_stream_frames_total", "Frames of each open stream, by answer.")
+        self.stream_seconds = Counter(
+            "streamseg_stream_seconds_total",
+            "Time from arrival to answer, over the labelled frames of each open stream.",
+        )
+        self.stream_numbers = itertools.count(1)
         self.latency = PrometheusHistogram(
             "streamseg_latency_seconds",
             "Time from the arrival of a picture or frame to its answer.",
@@ -116,6 +123,8 @@ class RequestGate:
             Gauge("streamseg_queue_frames", "Frames in the queue.", lambda: len(self.batcher.queue)),
             Gauge("streamseg_begun", "Pictures and frames received and not answered yet.", lambda: self.active),
             Gauge("streamseg_streams", "Open streams.", lambda: self.streams),
+            self.stream_frames,
+            self.stream_seconds,
         ]
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """The WebSocket /stream: frames in, labels out, with the state of the stream kept for as long as it is open."""
 
 import asyncio
+import re
 import zlib
 from itertools import count
 from time import monotonic
@@ -13,6 +14,9 @@ from streamseg.serve.gate import Gate, RequestError, RequestGate, require_token
 
 router = APIRouter()
 
+STREAM_NAME = re.compile(r"[\w-]{0,64}", re.ASCII)
+"""What a client may call its stream, as in /stream?name=front."""
+
 
 @router.websocket("/stream")
 async def stream(client: WebSocket, gate: Gate) -> None:
@@ -24,18 +28,24 @@ async def stream(client: WebSocket, gate: Gate) -> None:
             raise RequestError(503, "The server is shutting down.", 10)
         if gate.streams >= gate.limits.queue:
             raise RequestError(503, f"{gate.streams} streams are open: try again later.", gate.retry_after())
+        name = client.query_params.get("name", "")
+        if not STREAM_NAME.fullmatch(name):
+            raise RequestError(400, "The name of a stream has up to 64 letters, digits, - and _: give another.")
     except RequestError as error:
         await client.send_denial_response(error.response())
         return
     gate.streams += 1
+    labels = {"stream": str(next(gate.stream_numbers))} | ({"name": name} if name else {})
     try:
         await client.accept("streamseg" if "streamseg" in client.scope["subprotocols"] else None)
-        await answer_frames(client, gate)
+        await answer_frames(client, gate, labels)
         await client.close(1001)
     except (WebSocketDisconnect, RuntimeError):
         pass  # starlette's errors for a client that has disconnected
     finally:
         gate.streams -= 1
+        for counter in (gate.stream_frames, gate.stream_seconds):
+            counter.forget(**labels)
 
 
 @router.get("/stream", include_in_schema=False)
@@ -57,8 +67,12 @@ def check_origin(client: WebSocket) -> None:
         raise RequestError(403, "Pages of other sites may not open a stream.")
 
 
-async def answer_frames(client: WebSocket, gate: RequestGate) -> None:
-    """Answer the frames of a stream in order, until it ends; its state is a local variable."""
+async def answer_frames(client: WebSocket, gate: RequestGate, labels_of_stream: dict[str, str]) -> None:
+    """Answer the frames of a stream in order, until it ends; its state is a local variable.
+
+    A stream has one frame at a time in the queue, which is first come, first served: so streams take turns, and none
+    waits longer than for one frame of each other client.
+    """
     state = None
     for number in count():
         message = await gate.next_message(client)
@@ -73,10 +87,14 @@ async def answer_frames(client: WebSocket, gate: RequestGate) -> None:
                 labels, state = await gate.label(frame, state)
                 compressed = await asyncio.to_thread(zlib.compress, labels.contiguous().numpy().data, 1)
         except RequestError as error:
+            gate.stream_frames.add(1, **labels_of_stream, answer="rejected")
             answer = {"frame": number, "error": error.sentence, "status": error.status, "again": error.retry_after}
             await client.send_json(answer)
             continue
         height, width = labels.shape
-        milliseconds = round(1000 * (monotonic() - begin), 1)
+        seconds = monotonic() - begin
+        gate.stream_frames.add(1, **labels_of_stream, answer="labelled")
+        gate.stream_seconds.add(seconds, **labels_of_stream)
+        milliseconds = round(1000 * seconds, 1)
         await client.send_json({"frame": number, "height": height, "width": width, "milliseconds": milliseconds})
         await client.send_bytes(compressed)

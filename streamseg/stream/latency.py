@@ -8,8 +8,8 @@ import textwrap
 import threading
 import time
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 
@@ -31,6 +31,8 @@ ADVICE = {
 
 MAX_DROPPED_SHARE = 0.01
 """The share of dropped frames up to which a run keeps up with a live source."""
+MAX_STREAM_ROWS = 12
+"""The largest number of streams in the table."""
 MIN_SILENCE = 0.5
 """Seconds without a frame after which a live source counts as silent."""
 MAX_SILENT_SHARE = 0.1
@@ -96,6 +98,21 @@ class Summary:
         return self.written / self.wall if self.wall else 0.0
 
 
+@dataclass(frozen=True)
+class StreamSummary:
+    """The measurements of one stream so far."""
+
+    read: int
+    labelled: int
+    dropped: int
+    latency: Spread | None
+    reconnects: int
+    """How often it was lost and came back."""
+    silent: float
+    """For how many seconds it sent nothing."""
+    live: bool
+
+
 class Histogram:
     """A histogram of times with bins that grow by 2 %, from 1 µs to 12 days."""
 
@@ -129,6 +146,9 @@ class Meter:
         self.lock = threading.Lock()
         self.frames_read: Counter[str] = Counter()
         self.frames_dropped: Counter[str] = Counter()
+        self.latencies: defaultdict[str, Histogram] = defaultdict(Histogram)
+        self.reconnects: Counter[str] = Counter()
+        self.live: set[str] = set()
         self.silent: dict[str, float] = {}
         self.preparation = 0.0
         self.frames_labelled = 0
@@ -151,6 +171,7 @@ class Meter:
     def waited(self, seconds: float, stream: str = "") -> None:
         """Add the time for which a live stream delivered no frame; before its first frame it is being opened."""
         with self.lock:
+            self.live.add(stream)
             if seconds > MIN_SILENCE and self.frames_read[stream]:
                 self.silent[stream] = self.silent.get(stream, 0.0) + seconds
 
@@ -162,11 +183,17 @@ class Meter:
             # by name: threads of the same name work one after the other
             self.threads[name].add(threading.current_thread().name)
 
-    def labelled(self, latency: float) -> None:
+    def reconnected(self, stream: str = "") -> None:
+        """Count a stream that was lost and has come back."""
+        with self.lock:
+            self.reconnects[stream] += 1
+
+    def labelled(self, latency: float, stream: str = "") -> None:
         """Add the latency of a labelled frame."""
         with self.lock:
             self.frames_labelled += 1
             self.latency.add(latency)
+            self.latencies[stream].add(latency)
 
     def shown(self, age: float) -> None:
         """Add the age at which a frame was written or shown."""
@@ -207,6 +234,23 @@ class Meter:
                 preparation=self.preparation,
             )
 
+    def stream_summaries(self) -> dict[str, StreamSummary]:
+        """Return the measurements of each stream that was opened, by name; slower than the summary of all."""
+        with self.lock:
+            names = [*self.frames_read, *sorted(self.live - self.frames_read.keys())]
+            return {
+                name: StreamSummary(
+                    read=self.frames_read[name],
+                    labelled=sum(self.latencies[name].counts),
+                    dropped=self.frames_dropped[name],
+                    latency=self.latencies[name].spread(),
+                    reconnects=self.reconnects[name],
+                    silent=self.silent.get(name, 0.0),
+                    live=name in self.live,
+                )
+                for name in names
+            }
+
 
 def bottleneck(summary: Summary) -> str:
     """Return a sentence on the bottleneck of a run, and how to remove it."""
@@ -222,18 +266,14 @@ def bottleneck(summary: Summary) -> str:
     return f"Bottleneck: {name}, busy {100 * stage.share:.0f} % of the time; {ADVICE[name]}."
 
 
-def format_summary(summary: Summary) -> str:
-    """Return a summary as a table for the terminal."""
+def format_summary(summary: Summary, streams: Mapping[str, StreamSummary] | None = None) -> str:
+    """Return a summary as a table for the terminal, with one of the streams if several are given and any is live."""
     counts = f"{summary.read:,} read, {summary.labelled:,} labelled, {summary.written:,} written"
     if summary.dropped:
         counts += f", {summary.dropped:,} dropped ({100 * summary.dropped / max(1, summary.read):.1f} %)"
     speeds = {"source": summary.source_fps, "network": summary.network_fps, "output": summary.output_fps}
     rates = ", ".join(f"{name} {fps:.1f}" for name, fps in speeds.items() if fps)
     lines = format_row("frames", counts)
-    if len(summary.streams) > 1 and summary.dropped:
-        lines += format_row(
-            "dropped", ", ".join(f"{name} {out:,} of {read:,}" for name, (read, out) in summary.streams.items())
-        )
     before = f" after {summary.preparation:.1f} s of preparation" if summary.preparation >= 0.05 else ""
     lines += format_row("fps", f"{rates or '-'}, in {summary.wall:.1f} s{before}")
     spreads = {"latency": summary.latency, "mask age": summary.age}
@@ -249,7 +289,36 @@ def format_summary(summary: Summary) -> str:
     for name, stage in summary.stages.items():
         bar = "█" * round(40 * min(stage.share, 1))
         lines.append(f"{name:10}{format_duration(stage.mean):>12}{100 * stage.share:>10.0f} %  {bar}".rstrip())
+    if streams and len(streams) > 1 and any(stream.live for stream in streams.values()):
+        lines += ["", *format_streams(streams)]
     return "\n".join([*lines, "", *textwrap.wrap(bottleneck(summary), 80)])
+
+
+def format_streams(streams: Mapping[str, StreamSummary]) -> list[str]:
+    """Return the lines of a table of streams; of many, those with the most dropped frames and the longest latency."""
+
+    def badness(name: str) -> tuple[float, float]:
+        stream = streams[name]
+        return stream.dropped / max(1, stream.read), stream.latency.p95 if stream.latency else math.inf
+
+    worst = sorted(streams, key=badness, reverse=True)[:MAX_STREAM_ROWS]
+    shown = [name for name in streams if name in worst]  # in the order given
+    lines = [f"{'stream':26}{'frames':>12}{'dropped':>10}{'p50':>10}{'p95':>10}{'reconnects':>12}"]
+    for name in shown:
+        stream = streams[name]
+        times = [stream.latency.p50, stream.latency.p95] if stream.latency else []
+        spread = [format_duration(seconds) for seconds in times] or ["-", "-"]
+        dropped = f"{100 * stream.dropped / max(1, stream.read):.1f} %"
+        cells = "".join(f"{cell:>10}" for cell in (dropped, *spread))
+        lines.append(f"{shorten(name, 25):26}{stream.read:>12,}{cells}{stream.reconnects:>12,}")
+    if more := len(streams) - len(shown):
+        lines.append(f"and {more} more with fewer dropped frames; --json has all of them")
+    return lines
+
+
+def shorten(name: str, width: int) -> str:
+    """Return a name that fits a column: the end of a long name says more than its beginning."""
+    return name if len(name) <= width else "…" + name[1 - width :]
 
 
 def format_row(name: str, text: str) -> list[str]:
@@ -283,8 +352,8 @@ def format_duration(seconds: float, digits: int = 1) -> str:
     return f"{1000 * seconds:.{digits}f} ms" if seconds < 10 else f"{seconds:.{digits}f} s"
 
 
-def summary_to_json(summary: Summary) -> dict:
-    """Return a summary for JSON: milliseconds, and null for what was not measured."""
+def summary_to_json(summary: Summary, streams: Mapping[str, StreamSummary] | None = None) -> dict:
+    """Return a summary and those of the streams for JSON: milliseconds, and null for what was not measured."""
 
     def milliseconds(spread: Spread | None) -> dict[str, float] | None:
         return {name: 1000 * seconds for name, seconds in asdict(spread).items()} if spread else None
@@ -303,6 +372,16 @@ def summary_to_json(summary: Summary) -> dict:
         "stages": {
             name: {"ms_per_frame": 1000 * stage.mean, "busy": stage.share} for name, stage in summary.stages.items()
         },
-        "streams": {name: {"read": read, "dropped": dropped} for name, (read, dropped) in summary.streams.items()},
+        "streams": {
+            name: {
+                "read": stream.read,
+                "labelled": stream.labelled,
+                "dropped": stream.dropped,
+                "latency_ms": milliseconds(stream.latency),
+                "reconnects": stream.reconnects,
+                "silent_seconds": stream.silent,
+            }
+            for name, stream in (streams or {}).items()
+        },
         "bottleneck": bottleneck(summary),
     }

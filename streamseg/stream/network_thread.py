@@ -1,24 +1,23 @@
 """The network thread: takes frames of all sources in turn, labels them in batches and hands them to the drawers."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import count
+from itertools import count, islice
 
 import torch
 
 from streamseg.engine.engine import EagerEngine, Engine, FrameBatch, resize_frames
 from streamseg.engine.prepare import PreparingEngine
 from streamseg.engine.tiles import label_tiled
+from streamseg.stream.batch_limit import BATCH_SECONDS, BatchLimit
 from streamseg.stream.deadline import MIN_SCALE, POOR_SCALE, WARM_UP_PASSES, scale_size
 from streamseg.stream.label_frames import MAX_PIXELS, network_size, step_batch
 from streamseg.stream.source_threads import FrameJob, SharedRun, SourceStream
 from streamseg.stream.state import State
-
-MAX_BATCH = 8
-"""The largest batch, each frame of another source; and the most files that are read at once."""
 
 
 class NetworkThread:
@@ -28,6 +27,8 @@ class NetworkThread:
         self.engine, self.streams, self.shared = engine, streams, shared
         self.cuda = shared.device.type == "cuda"
         self.started = self.prepared = self.warned = False
+        deadline = shared.deadline.seconds
+        self.limit = BatchLimit((deadline / 2 if deadline else BATCH_SECONDS) if shared.live else math.inf)
         self.last_size = (0, 0)
         """The last network input size."""
         self.sizes: Counter[tuple[int, int]] = Counter()
@@ -46,6 +47,8 @@ class NetworkThread:
         # events and streams belong to the thread's current device, by default the first GPU
         with torch.cuda.device(shared.device) if self.cuda else nullcontext(), torch.inference_mode():
             for jobs in self.batches():
+                for job in jobs:
+                    job.stream.follow_size(job.frame.shape)
                 if shared.live or shared.deadline.seconds:
                     begin = time.perf_counter()
                     if self.prepare(jobs):
@@ -65,7 +68,7 @@ class NetworkThread:
                     job.stream.labelled.put(job)
 
     def batches(self) -> Iterator[list[FrameJob]]:
-        """Yield batches: the frame of the source that has waited longest, and those of others of the same size.
+        """Yield batches: a frame of the source whose turn is longest ago, and those of others of the same input size.
 
         A source whose drawer is behind is skipped, so that it delays no other; a live one then has a newer frame later.
         """
@@ -76,12 +79,24 @@ class NetworkThread:
                 if not (streams := self.waiting()):
                     return
                 streams.sort(key=lambda stream: stream.last_batch)
-                shape = streams[0].inbox.waiting[0].frame.shape
-                chosen = [stream for stream in streams if stream.inbox.waiting[0].frame.shape == shape][:MAX_BATCH]
+                first = streams[0].inbox.waiting[0]
+                kind, most = self.kind(first), self.limit.frames(self.input_size(first, self.shared.deadline.scale))
+                alike = (stream for stream in streams if self.kind(stream.inbox.waiting[0]) == kind)
+                chosen = list(islice(alike, most))
+                if self.cuda:  # each batch size needs a graph, of which few are kept: 1, 2, 4, 8 and 16 suffice
+                    del chosen[2 ** (len(chosen).bit_length() - 1) :]
                 jobs = [stream.inbox.take() for stream in chosen]
                 for stream in chosen:
                     stream.last_batch = number
             yield jobs
+
+    def kind(self, job: FrameJob) -> tuple[tuple[int, int], bool]:
+        """Return what frames of a batch have in common: the network input size, and whether they are tiled."""
+        return self.input_size(job, 1.0), self.is_tiled(job)
+
+    def is_tiled(self, job: FrameJob) -> bool:
+        """Return whether a frame is labelled tile by tile."""
+        return self.shared.settings.tiled and math.prod(job.frame.shape[1:]) > MAX_PIXELS
 
     def waiting(self) -> list[SourceStream]:
         """Return the sources with a frame to label and room for its labels."""
@@ -98,10 +113,12 @@ class NetworkThread:
         """Return the frame that a live source has delivered since, or else the job itself."""
         with self.shared.group.change:
             inbox = job.stream.inbox
-            if not (job.stream.source.live and inbox.waiting):
+            if not (job.stream.source.live and inbox.waiting and self.kind(inbox.waiting[0]) == self.kind(job)):
                 return job
             self.shared.meter.dropped(1, job.stream.source.name)
-            return inbox.take()
+            newer = inbox.take()
+            newer.stream.follow_size(newer.frame.shape)
+            return newer
 
     def prepare(self, jobs: list[FrameJob]) -> bool:
         """Run the engine at the sizes that may be needed, so that no frame is late because of its setup.
@@ -161,17 +178,17 @@ class NetworkThread:
 
     def input_size(self, job: FrameJob, scale: float) -> tuple[int, int]:
         """Return the network input's height and width for a frame, at a scale."""
-        return scale_size(self.shared.settings.size or network_size(*job.frame.shape[1:]), scale)
+        return scale_size(job.stream.size or network_size(*job.frame.shape[1:]), scale)
 
     def predict(self, jobs: list[FrameJob], scale: float) -> list[State | None]:
-        """Label frames of one size, and return the states of their streams after them."""
-        settings, (height, width) = self.shared.settings, jobs[0].frame.shape[1:]
+        """Label frames of one kind, and return the states of their streams after them."""
+        settings = self.shared.settings
         if self.cuda:
             for job in jobs:  # or the reader's stream could reuse the memory of a frame that is still in use
                 job.frame.record_stream(torch.cuda.current_stream())
-        if settings.tiled and height * width > MAX_PIXELS and isinstance(self.engine, EagerEngine):
+        if self.is_tiled(jobs[0]) and isinstance(self.engine, EagerEngine):
             for job in jobs:
-                job.scale, job.size = scale, (height, width)
+                job.scale, job.size = scale, (job.frame.shape[1], job.frame.shape[2])
                 job.labels, _ = label_tiled(self.engine.model, job.frame)
             return [None for _ in jobs]
         size = self.input_size(jobs[0], scale)
@@ -186,7 +203,7 @@ class NetworkThread:
             torch.cat([resize_frames(job.frame[None], size) for job in jobs]),
             [job.stream.state for job in jobs],
             settings.policy,
-            sizes=[(height, width) for _ in jobs],
+            sizes=[(job.frame.shape[1], job.frame.shape[2]) for job in jobs],
             with_confidence=settings.with_confidence,
             times=[job.capture.seconds for job in jobs],
             cut=settings.cut,
@@ -223,6 +240,8 @@ class NetworkThread:
                 job.network_seconds = seconds
         elif self.shared.live:  # so that the newest frame does not wait behind others on the GPU
             self.synchronize()
+        if self.shared.live:
+            self.limit.record(jobs[0].size, len(jobs), time.perf_counter() - begin)
         for job in jobs:
             job.latency = time.monotonic() - job.started
 

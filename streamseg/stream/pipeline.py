@@ -8,7 +8,8 @@ sources in batches (network_thread.py). This module starts the threads, waits fo
 
 import math
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import BinaryIO
@@ -18,19 +19,24 @@ from torch import Tensor
 
 from streamseg.engine.engine import to_engine
 from streamseg.io.display import DisplayWindow
+from streamseg.io.grid import GridView
 from streamseg.io.outputs import Output
 from streamseg.io.sources import Source
 from streamseg.parallel.signals import StopSignals
 from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
-from streamseg.stream.network_thread import MAX_BATCH, NetworkThread
+from streamseg.stream.network_thread import NetworkThread
 from streamseg.stream.observer import LineWriter, PipelineObserver
 from streamseg.stream.region_outputs import RegionSettings
-from streamseg.stream.settings import DrawStyle, LabelSettings
+from streamseg.stream.settings import DrawStyle, LabelSettings, SourceSettings
 from streamseg.stream.source_threads import SharedRun, SourceStream
 
 STOP_TIMEOUT = 5.0
 """Seconds that each thread has to end when a run is aborted."""
+GRID_SECONDS = 0.1
+"""The time between two pictures of the grid of several sources."""
+MAX_FILES = 8
+"""The most files that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ class RunResult:
     """The share of each class in all frames."""
     problems: list[str]
     """A sentence for each source that failed; its frames up to then are written."""
+    told: dict[str, str]
+    """Those of them that the observer has received during the run, by the name of the source."""
     signal: int
     """The signal that stopped the run; 0 for none."""
     size: tuple[int, int]
@@ -74,6 +82,7 @@ class Pipeline:
         regions: RegionSettings | None = None,
         display: DisplayWindow | None = None,
         observer: PipelineObserver | None = None,
+        own: Mapping[str, SourceSettings] | None = None,
         hardware: str = "",
     ):
         """
@@ -84,6 +93,7 @@ class Pipeline:
             regions: What to do with regions and zones.
             display: Shows the frames.
             observer: Receives messages, written frames and ticks.
+            own: Settings of single sources, by name; the others have those of all.
             hardware: The hardware decoder of videos: cuda, vaapi, videotoolbox or auto; empty for none.
         """
         engine = to_engine(settings.model)
@@ -95,6 +105,7 @@ class Pipeline:
             observer=observer or PipelineObserver(),
             device=engine.device,
             live=any(source.live for source, _ in sources),
+            several=len(sources) > 1,
             shows=display is not None,
             records=records,
             raw=raw,
@@ -102,10 +113,16 @@ class Pipeline:
             hardware=hardware,
         )
         self.settings, self.display, self.group = settings, display, self.shared.group
-        self.streams = [SourceStream(source, results, self.shared) for source, results in sources]
+        self.streams = [
+            SourceStream(source, results, self.shared, (own or {}).get(source.name)) for source, results in sources
+        ]
         self.network = NetworkThread(engine, self.streams, self.shared)
         self.stopped = False
         self.shown: Tensor | None = None
+        names = [stream.source.name for stream in self.streams]
+        self.grid = GridView(names, display.room) if display and len(names) > 1 else None
+        self.next_grid = 0.0
+        """When the grid is drawn again, by time.monotonic()."""
 
     def run(self) -> RunResult:
         """Read, label, draw and write every frame, or all until Ctrl-C; frames that were begun are then finished."""
@@ -117,6 +134,7 @@ class Pipeline:
                     self.start_streams()
                     self.supervise(stop.signal)
                     alive[0].join(0.02 if self.display else 0.1)
+                self.next_grid = 0.0
                 self.refresh_display()
             except BaseException as error:  # a second Ctrl-C
                 self.group.fail(error)
@@ -133,9 +151,10 @@ class Pipeline:
         """Return how the run ended."""
         pixels, sizes = self.shared.class_pixels, self.network.sizes
         return RunResult(
-            frames=sum(stream.written for stream in self.streams),
+            frames=sum(stream.writer.written for stream in self.streams),
             shares=(pixels / max(1, int(pixels.sum()))).tolist(),
             problems=list(self.shared.problems),
+            told=dict(self.shared.told),
             signal=signal,
             size=self.network.last_size,
             sizes={size: sizes[size] for size in sorted(sizes, key=math.prod, reverse=True)},
@@ -154,17 +173,23 @@ class Pipeline:
 
     def start_streams(self) -> None:
         """Start to read sources: all live ones at once, files a few at a time, so that memory stays flat."""
+        todo = [stream for stream in self.streams if not stream.threads]
+        if not todo or self.stopped or self.group.failure:
+            return
         running = [stream for stream in self.streams if stream.running]
-        for stream in self.streams:
-            files = sum(not other.source.live for other in running)
-            if stream.threads or self.stopped or self.group.failure or (files >= MAX_BATCH and not stream.source.live):
-                continue
-            stream.start(next(slot for slot in count() if slot not in {other.slot for other in running}))
-            running.append(stream)
+        files, taken = sum(not stream.source.live for stream in running), {stream.slot for stream in running}
+        free = (slot for slot in count() if slot not in taken)
+        for stream in todo:
+            if stream.source.live or files < MAX_FILES:
+                stream.start(next(free))
+                files += not stream.source.live
 
     def supervise(self, signal: int) -> None:
         """Do the work of the main thread: report, show frames, and stop when asked to."""
         self.shared.observer.tick()
+        now = time.monotonic()
+        for stream in self.streams:
+            stream.watch(now)
         self.refresh_display()
         if (signal or (self.display and self.display.closed)) and not self.stopped:
             self.stopped = True
@@ -172,11 +197,23 @@ class Pipeline:
                 stream.inbox.close()
 
     def refresh_display(self) -> None:
-        """Show the newest frame, and handle keys and clicks."""
-        if self.display:
-            newest = self.shared.newest_picture  # read once: a writer may replace it at any moment
-            if newest is not None and newest is not self.shown:
-                self.display.show(newest)
-                self.shown = newest
-            else:
-                self.display.update()
+        """Show the newest frame, or a grid of the newest ones of several sources, and handle keys and clicks."""
+        if not self.display:
+            return
+        newest = self.draw_grid() if self.grid else self.streams[0].writer.picture
+        if newest is not None and newest is not self.shown:
+            self.display.show(newest)
+            self.shown = None if self.grid else newest
+        else:
+            self.display.update()
+
+    def draw_grid(self) -> Tensor | None:
+        """Return the grid if it has changed; a few times a second, as each of many tiles takes time."""
+        if not self.grid or time.monotonic() < self.next_grid:
+            return None
+        # each read once: a writer may replace it at any moment
+        changed = self.grid.draw(
+            [stream.writer.picture for stream in self.streams], [stream.writer.written for stream in self.streams]
+        )
+        self.next_grid = time.monotonic() + GRID_SECONDS
+        return self.grid.canvas if changed else None

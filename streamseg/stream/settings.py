@@ -26,6 +26,15 @@ class DrawStyle:
 
 
 @dataclass(frozen=True)
+class SourceSettings:
+    """What one source has of its own."""
+
+    size: tuple[int, int] | None
+    """Height and width of the network input; None for the frame's own, up to a limit."""
+    style: DrawStyle
+
+
+@dataclass(frozen=True)
 class LabelSettings:
     """A network, and how it labels frames."""
 

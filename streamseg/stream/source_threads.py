@@ -8,11 +8,11 @@ source replaces the frame that waits by a newer one, and replaced frames count a
 Shapes: H height, W width.
 """
 
-import json
+import math
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Generator
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -21,26 +21,30 @@ from torch import Tensor
 
 from streamseg import draw
 from streamseg.checks import CutShort
-from streamseg.classes import Classes
 from streamseg.engine import kernels
 from streamseg.engine.labels import count_labels
-from streamseg.io.images import render_legend
-from streamseg.io.live_sender import LiveSender
-from streamseg.io.live_video import LiveFrame, video_sender
-from streamseg.io.outputs import FrameOutput, LiveOutput, Output, open_writer
+from streamseg.io.outputs import LiveOutput, Output
 from streamseg.io.sources import Capture, Decoding, LiveSource, PlayedVideo, Source, VideoFile
 from streamseg.io.yuv import Yuv420, default_matrix
 from streamseg.parallel.threads import BoundedQueue, ThreadGroup
 from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
+from streamseg.stream.legend import LegendCache
 from streamseg.stream.observer import LineWriter, PipelineObserver
 from streamseg.stream.region_outputs import RegionOutputs, RegionSettings
-from streamseg.stream.settings import DrawStyle, LabelSettings
+from streamseg.stream.settings import DrawStyle, LabelSettings, SourceSettings
+from streamseg.stream.source_writer import SourceWriter
 from streamseg.stream.state import State
 from streamseg.stream.transfers import download, upload
 
 QUEUE_SIZE = 3
 """Frames that may wait in each queue of a file; a live source has room for one."""
+STALL_SECONDS = 5.0
+"""After this time without a frame a message says that a live source has stalled."""
+OPENING_SECONDS = 15.0
+"""The same before its first frame: longer than it takes until a dead address fails by itself."""
+MAX_SIZE_CHANGES = 20
+"""How often a live source may change its size while it is written to videos: each change begins another file."""
 
 
 @dataclass(eq=False)
@@ -55,6 +59,8 @@ class SharedRun:
     device: torch.device
     live: bool
     """Whether any source is live."""
+    several: bool
+    """Whether there is more than one source."""
     shows: bool
     """Whether the frames are shown in a window."""
     records: LineWriter | None
@@ -64,10 +70,15 @@ class SharedRun:
     regions: RegionSettings | None = None
     """What to do with regions and zones."""
     group: ThreadGroup = field(default_factory=ThreadGroup)
+    # not the group's: torch and files give other threads a turn, which would all wait for a lock of the queues
+    totals_lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while class_pixels or records change."""
     problems: list[str] = field(default_factory=list)
+    """A sentence for each source that failed."""
+    told: dict[str, str] = field(default_factory=dict)
+    """Those of them that the observer has received already, by the name of the source."""
     class_pixels: Tensor = field(init=False)
     """How many pixels of all frames have each class."""
-    newest_picture: Tensor | None = None
     hardware: str = ""
     """The hardware decoder of videos; empty for none."""
     planes: bool = field(init=False)
@@ -119,14 +130,20 @@ class FrameJob:
 class SourceStream:
     """A source with its output files, its queues and its threads."""
 
-    def __init__(self, source: Source, results: Output, shared: SharedRun):
+    def __init__(self, source: Source, results: Output, shared: SharedRun, own: SourceSettings | None = None):
         self.source, self.results, self.shared = source, results, shared
+        self.style = own.style if own else shared.style
         self.state: State | None = None
+        self.size = own.size if own else shared.settings.size
+        """Height and width of the network input; None for the frame's own, up to a limit."""
+        self.shape: torch.Size | None = None
+        """The shape of the last frame that was labelled."""
         self.legend = LegendCache()
         self.region_outputs = RegionOutputs(shared.regions, source) if shared.regions else None
         room = 1 if source.live else QUEUE_SIZE
-        self.inbox: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room)
-        self.labelled: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room)
+        # the network thread waits for all of these at once
+        self.inbox: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room, shared.group.change)
+        self.labelled: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room, shared.group.change)
         self.drawn: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room)
         self.total: int | None = None
         """How many frames the source has, once that is known."""
@@ -136,9 +153,13 @@ class SourceStream:
         """Which of the sources that are read at once this is; a file takes over the slot of a finished one."""
         self.threads: list[threading.Thread] = []
         """Drawer and writer, once started. The reader, which may hang in a device, is not waited for."""
-        self.written = 0
-        self.sender: LiveSender[LiveFrame] | None = None
-        """Sends the frames, if they go to an address."""
+        self.writer = SourceWriter(self)
+        self.last_capture = math.inf
+        """The time.monotonic() of the last frame, or of the start."""
+        self.stalled = self.begun = False
+        self.read_shape: torch.Size | None = None
+        """The shape of the last frame that was read."""
+        self.size_changes = 0
 
     @property
     def running(self) -> bool:
@@ -146,16 +167,16 @@ class SourceStream:
 
     def start(self, slot: int) -> None:
         """Start the three threads. Their names tell the meter which threads work one after the other."""
-        self.slot = slot
+        self.slot, self.last_capture = slot, time.monotonic()
         self.shared.group.start(f"read {slot}", self.read)
         self.threads = [
             self.shared.group.start(f"draw {slot}", self.draw),
-            self.shared.group.start(f"write {slot}", self.write),
+            self.shared.group.start(f"write {slot}", self.writer.work),
         ]
 
     def read(self) -> None:
         """Decode the source's frames, copy them to the device and put them into the inbox."""
-        shared, source, shape = self.shared, self.source, None
+        shared, source = self.shared, self.source
         upload_stream = torch.cuda.Stream(shared.device) if shared.device.type == "cuda" else None
         try:
             with closing(self.captures()) as captures:
@@ -171,19 +192,70 @@ class SourceStream:
                         break
                     if not source.live:
                         shared.meter.stage("decode", seconds)
-                    if capture.note:
-                        shared.observer.message(capture.note)
+                    self.greet(capture)
                     self.total = capture.total
-                    shape = shape or capture.pixels.shape
-                    if source.moving and capture.pixels.shape != shape:
-                        raise changed_size(source.name, capture, shape)
+                    self.check_size(capture)
                     job = FrameJob(self, capture, self.upload(capture, upload_stream), capture.captured)
                     if not self.enqueue(job):
                         break
                     shared.meter.read(source.name)
         except (ValueError, OSError) as problem:  # the other sources go on, and the frames so far are good
-            shared.problems.append(str(problem))
+            self.report(problem)
         self.inbox.close()
+
+    def report(self, problem: Exception) -> None:
+        """Note that this source failed; of several live ones the user is told now, as the others may go on for days."""
+        sentence = self.with_name(str(problem))
+        self.shared.problems.append(sentence)
+        if self.source.live and self.shared.several:
+            self.shared.told[self.source.name] = sentence
+            self.shared.observer.message(sentence)
+
+    def with_name(self, sentence: str) -> str:
+        """Return a sentence about this source that names it, if there are others."""
+        name = self.source.name
+        named = not (self.source.live and self.shared.several) or sentence.startswith((f"{name} ", f"{name}: "))
+        return sentence if named else f"{name}: {sentence}"
+
+    def greet(self, capture: Capture) -> None:
+        """Pass on what a capture says about its source, and that the source is back."""
+        message = capture.note
+        if self.stalled and not message:
+            message = f"{self.source.name} sends frames again, after {capture.captured - self.last_capture:.0f} s."
+        self.stalled, self.begun, self.last_capture = False, True, capture.captured
+        if capture.reconnected:
+            self.shared.meter.reconnected(self.source.name)
+        if message:
+            self.shared.observer.message(self.with_name(message))
+
+    def watch(self, now: float) -> None:
+        """Tell the user once if a live source has stalled; the main thread calls this regularly."""
+        silent = now - self.last_capture
+        if self.source.live and not self.stalled and silent > (STALL_SECONDS if self.begun else OPENING_SECONDS):
+            self.stalled = True
+            if not self.inbox.closed:
+                frame = "no frame" if self.begun else "no first frame"
+                others = "; the others go on" if self.shared.several else ""
+                self.shared.observer.message(f"{self.source.name} has sent {frame} for {silent:.0f} s{others}.")
+
+    def check_size(self, capture: Capture) -> None:
+        """Check that a frame has the size of those before it.
+
+        A file ends where its frames change their size. A live source goes on, in another video if it is written to
+        one; only raw labels cannot say that their size changed.
+        """
+        shape, self.read_shape = self.read_shape, capture.pixels.shape
+        if not self.source.moving or shape in (None, self.read_shape):
+            return
+        assert shape is not None
+        self.size_changes += self.results.are_videos
+        if not self.source.live or self.shared.raw or self.size_changes > MAX_SIZE_CHANGES:
+            raise changed_size(self.source.name, capture, shape)
+        _, height, width = self.read_shape
+        then = "another video file begins" if self.results.are_videos else "it goes on with these"
+        self.shared.observer.message(
+            f"{self.source.name} now sends frames of {height} x {width} pixels, not {shape[1]} x {shape[2]}: {then}."
+        )
 
     def captures(self) -> Generator[Capture, None, None]:
         """Yield the source's frames, for a GPU as the planes that a video stores."""
@@ -212,6 +284,12 @@ class SourceStream:
         self.shared.meter.dropped(replaced, self.source.name)
         return True
 
+    def follow_size(self, shape: torch.Size) -> None:
+        """Drop the state where frames change their size: another lens, zoom or camera is another scene."""
+        if self.shape not in (None, shape):
+            self.state = None
+        self.shape = shape
+
     def draw(self) -> None:
         """Fetch the labels of each frame from the device, count its classes and draw it."""
         shared, device = self.shared, self.shared.device
@@ -222,14 +300,14 @@ class SourceStream:
                 begin = time.perf_counter()
                 (counts,) = download(count_labels(job.labels, len(shared.class_pixels)))
                 job.shares = (counts / labels.numel()).tolist()
-                with shared.group.change:
+                with shared.totals_lock:
                     shared.class_pixels += counts
                 if self.region_outputs:
                     self.region_outputs.examine(job.capture, labels)
                 if self.results.overlay or shared.shows:
                     job.picture = self.fetch_picture(self.paint(job))
                 if self.results.colours:
-                    classes = shared.style.classes or shared.settings.classes
+                    classes = self.style.classes or shared.settings.classes
                     job.colours = self.fetch_picture(draw.paint_labels(job.labels, classes))
                 job.labels = labels
                 shared.meter.stage("draw", time.perf_counter() - begin)
@@ -255,13 +333,13 @@ class SourceStream:
             seconds = time.perf_counter() - begin
             shared.meter.stage("download", seconds)
             job.latency += seconds
-        shared.meter.labelled(job.latency)
+        shared.meter.labelled(job.latency, self.source.name)
         shared.deadline.record(job.latency, job.scale, job.network_seconds, job.prepared)
         return labels
 
     def paint(self, job: FrameJob) -> Tensor:
         """Return a frame with its labels, drawn on the frame's device."""
-        style = self.shared.style
+        style = self.style
         classes = style.classes or self.shared.settings.classes
         picture = draw.overlay(job.frame, job.labels, classes, style.alpha, style.only, borders=style.borders)
         if self.region_outputs:
@@ -285,83 +363,6 @@ class SourceStream:
         planes = kernels.to_yuv(picture, default_matrix(picture.shape[1]))
         return planes.with_pixels(download(planes.pixels)[0])
 
-    def write(self) -> None:
-        """Write each drawn frame to the source's files, and report it."""
-        shared = self.shared
-        with self.open_output() as write_frame:
-            for job in self.drawn:
-                begin = time.perf_counter()
-                write_frame(FrameOutput(job.capture, job.picture, job.labels, job.confidence, job.colours))
-                if shared.raw:
-                    write_raw_labels(shared.raw, job.labels)
-                shared.meter.stage("encode", time.perf_counter() - begin)
-                age = time.monotonic() - job.started
-                shared.meter.shown(age)
-                self.written += 1
-                if isinstance(job.picture, Tensor):
-                    shared.newest_picture = job.picture
-                if shared.records:
-                    self.write_record(shared.records, job, age)
-                shared.observer.frame_written(job.capture, job.shares, self.results)
-
-    @contextmanager
-    def open_output(self) -> Iterator[Callable[[FrameOutput], None]]:
-        """Give a function that writes frames to the source's files, or sends them to its address."""
-        if not isinstance(self.results, LiveOutput):
-            with open_writer(self.results, self.source, self.shared.settings.classes) as write_frame:
-                yield write_frame
-            return
-        if not self.results.address:
-            yield lambda frame: None
-            return
-        name, address, rate = self.source.name, self.results.address, self.source.rate
-        sender = self.sender = video_sender(name, address, rate, self.shared.observer.message)
-
-        def send(frame: FrameOutput) -> None:
-            picture = frame.colours if frame.overlay is None else frame.overlay
-            assert isinstance(picture, Tensor)
-            sender.put(LiveFrame(picture, frame.capture.seconds))
-
-        try:
-            yield send
-            sender.close()
-        finally:
-            sender.abort()
-        if sender.problem:
-            self.shared.problems.append(sender.problem)
-
-    def write_record(self, records: LineWriter, job: FrameJob, age: float) -> None:
-        """Write a line of JSON about a frame."""
-        shares = zip(self.shared.settings.classes.names, job.shares, strict=True)
-        entry = {
-            "source": self.source.name,
-            "name": job.capture.name,
-            "frame": job.capture.index,
-            "seconds": job.capture.seconds,
-            "latency_ms": 1000 * job.latency,
-            "mask_age_ms": 1000 * age,
-            "size": job.size,
-            "shares": {name: share for name, share in shares if share},
-        }
-        line = json.dumps(entry) + "\n"
-        with self.shared.group.change:
-            records.write(line)
-
-
-class LegendCache:
-    """Keeps the last legend that was drawn, for the next frames of the same size and classes."""
-
-    def __init__(self) -> None:
-        self.key: tuple[tuple[int, ...], int, int] = ((), 0, 0)
-        self.panel = torch.empty(3, 0, 0, dtype=torch.uint8)
-
-    def get(self, classes: Classes, numbers: tuple[int, ...], picture: Tensor) -> Tensor:
-        """Return a legend of some classes, of a size that fits a picture (3, H, W)."""
-        key = (numbers, *picture.shape[1:])
-        if key != self.key:
-            self.key, self.panel = key, render_legend(classes, numbers, *picture.shape[1:])
-        return self.panel
-
 
 def changed_size(name: str, capture: Capture, shape: torch.Size) -> CutShort:
     """Return the error for a video whose frames change size, which no output video can hold."""
@@ -370,14 +371,3 @@ def changed_size(name: str, capture: Capture, shape: torch.Size) -> CutShort:
         f"{name} ends after {capture.index} frames: the next one has {height} x {width} pixels, not "
         f"{shape[1]} x {shape[2]}; scale all of them to one size."
     )
-
-
-def write_raw_labels(file: BinaryIO, labels: Tensor) -> None:
-    """Write labels (H, W) as bytes to standard output."""
-    try:
-        file.write(labels.numpy().tobytes())
-        file.flush()
-    except BrokenPipeError:  # no fault: the reader has closed the pipe
-        raise
-    except OSError as error:
-        raise OSError(f"Could not write to standard output: {error.strerror}.") from error

@@ -40,7 +40,6 @@ def text(name, words="no video"):
         (None, "nowhere.png", "Nothing at nowhere.png"),
         (None, "nowhere.mp4 *.gif out", "Nothing at nowhere.mp4"),
         (None, "a.png nowhere.png out.png", "out.png is one file, and there are several to write"),
-        (None, "a.png v.mp4 out --show", "--show has one window, and there are 2 sources: give one, or leave it out."),
         (None, "nowhere", "Nothing at nowhere"),
         (empty_folder, "empty", "No picture and no video in empty"),
         (None, "*.gif", "No picture and no video matches *.gif"),

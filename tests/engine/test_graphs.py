@@ -57,7 +57,8 @@ def test_a_capture_that_fails_is_ended(fake):
     assert not graphs.CAPTURE_LOCK.locked()
 
 
-def test_algorithms_are_measured_in_the_thread_that_asks_for_it_and_for_one_convolution_at_a_time():
+def test_algorithms_are_measured_in_the_thread_that_asks_for_it_and_for_one_convolution_at_a_time(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # training sets it
     seen = {}
 
     def convolve(name):

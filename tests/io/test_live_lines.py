@@ -29,7 +29,7 @@ def require_paho():
 def test_a_websocket_gets_every_line(notes):
     require_websockets()
     with websocket_server() as (address, messages):
-        lines = LineSender(address, notes.append)
+        lines = LineSender(address, "--json", notes.append)
         for i in range(200):
             assert lines.write(f'{{"frame": {i}}}\n') > 0
         lines.sender.close()
@@ -41,7 +41,7 @@ def test_a_websocket_gets_every_line(notes):
 def test_a_lost_websocket_is_opened_again_and_its_lines_wait(notes):
     require_websockets()
     with websocket_server() as (address, messages):
-        lines = LineSender(address.replace("//", "//user:secret@"), notes.append)
+        lines = LineSender(address.replace("//", "//user:secret@"), "--json", notes.append)
         lines.write("0\n")
         until(lambda: messages == ["0"])
     number = 1
@@ -65,13 +65,13 @@ def test_a_server_that_refuses_or_is_silent_is_a_sentence(notes, monkeypatch, sc
     (require_paho if scheme == "mqtt" else require_websockets)()
     monkeypatch.setattr(live_lines, "ANSWER_SECONDS", 0.2)
     port = free_port()
-    lines = LineSender(f"{scheme}://user:secret@{LOCALHOST}:{port}/x", notes.append)
+    lines = LineSender(f"{scheme}://user:secret@{LOCALHOST}:{port}/x", "--json", notes.append)
     lines.write("0\n")
     until(lambda: notes)
     lines.sender.close()
     assert lines.sender.problem == f"--json: {scheme}://{LOCALHOST}:{port}/x could not be reached: Connection refused."
     with silent_server() as port:
-        lines = LineSender(f"{scheme}://user:secret@{LOCALHOST}:{port}/x", notes.append)
+        lines = LineSender(f"{scheme}://user:secret@{LOCALHOST}:{port}/x", "--json", notes.append)
         lines.write("0\n")
         lines.sender.close()
         assert lines.sender.problem.startswith(f"--json: {scheme}://{LOCALHOST}:{port}/x could not be reached: ")
@@ -81,7 +81,7 @@ def test_a_server_that_refuses_or_is_silent_is_a_sentence(notes, monkeypatch, sc
 def test_a_broker_gets_every_line_under_its_topic_with_user_and_password(notes):
     require_paho()
     broker = Broker()
-    lines = LineSender(f"mqtt://me:a%2Fb@{LOCALHOST}:{broker.port}/road/labels", notes.append)
+    lines = LineSender(f"mqtt://me:a%2Fb@{LOCALHOST}:{broker.port}/road/labels", "--json", notes.append)
     for i in range(50):
         lines.write(f"{i}\n")
     lines.sender.close()
@@ -95,7 +95,7 @@ def test_a_broker_gets_every_line_under_its_topic_with_user_and_password(notes):
 def test_a_broker_that_rejects_the_user_is_a_sentence(notes):
     require_paho()
     broker = Broker(refusal=5)
-    lines = LineSender(f"mqtt://me:secret@{LOCALHOST}:{broker.port}/t", notes.append)
+    lines = LineSender(f"mqtt://me:secret@{LOCALHOST}:{broker.port}/t", "--json", notes.append)
     lines.write("0\n")
     until(lambda: notes)
     lines.sender.close()
@@ -108,7 +108,7 @@ def test_a_broker_that_rejects_the_user_is_a_sentence(notes):
 def test_a_lost_broker_is_found_again(notes):
     require_paho()
     first = Broker()
-    lines = LineSender(f"mqtt://{LOCALHOST}:{first.port}/t", notes.append)
+    lines = LineSender(f"mqtt://{LOCALHOST}:{first.port}/t", "--json", notes.append)
     lines.write("0\n")
     until(lambda: first.messages)
     first.close()

@@ -1,6 +1,7 @@
 import gc
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,11 +11,12 @@ import pytest
 from PIL import Image
 from servers import file_server
 from source_files import HEIGHT, WIDTH, film, number, numbers, only, paint, shade
+from waiting import PATIENCE
 
 from streamseg.checks import CutShort
-from streamseg.io import web
-from streamseg.io.resolve import find_sources
-from streamseg.io.sources import VideoFile
+from streamseg.io import resolve, web
+from streamseg.io.resolve import find_sources, resolve_sources
+from streamseg.io.sources import LiveSource, VideoFile, open_stream
 
 
 def test_a_picture_comes_from_a_web_server(here):
@@ -27,6 +29,28 @@ def test_a_picture_comes_from_a_web_server(here):
     assert [number(capture.frame) for capture in captures] == [4, 5, 4]
     assert [capture.name for capture in captures] == ["127-0-0-1_a", "snapshot", f"{here.name}_a"]
     assert source.paths == (Path("a.png"),)
+
+
+def test_many_addresses_are_asked_at_once_and_a_dead_one_holds_up_no_other(here, monkeypatch):
+    meeting, asked = threading.Barrier(12), []
+
+    def find_address(address):
+        asked.append(address)
+        meeting.wait(PATIENCE)  # nobody has an answer before all have been asked
+        if "dead" in address:
+            raise OSError(f"{address} cannot be read: it did not answer.")
+        return LiveSource(address[7:], address, open_stream)
+
+    monkeypatch.setattr(resolve, "find_address", find_address)
+    names = [f"http://{'dead' if i % 2 else 'live'}{i}" for i in range(12)]
+    Path("list.txt").write_text("\n".join([*names[6:], names[0]]))
+    found, problems = resolve_sources([*names[:6], "list.txt"])
+    assert [source.name for source in found] == [f"live{i}" for i in range(0, 12, 2)]
+    assert sorted(asked) == sorted(names)
+    assert [str(problem) for problem in problems] == [
+        f"{f'Line {i - 5} of list.txt: ' if i > 5 else ''}http://dead{i} cannot be read: it did not answer."
+        for i in range(1, 12, 2)
+    ]
 
 
 def test_an_animation_from_a_web_server_is_told(here):

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 import torch
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 
 from streamseg.parallel.threads import BoundedQueue, GroupStopped, ThreadGroup
 
@@ -63,6 +63,28 @@ def test_the_newest_takes_the_place_of_all_that_waits(group):
     assert [line.replace(i) for i in range(3)] == [0, 1, 1]
     line.close()
     assert list(line) == [2]
+
+
+def test_a_queue_wakes_its_own_threads_and_the_watcher_only(group):
+    asked, lines = [0, 0, 0], [BoundedQueue(group, 1, group.change if i == 0 else None) for i in range(3)]
+
+    def watch():
+        with group.lock:
+            group.wait_until(lambda: asked.__setitem__(2, asked[2] + 1) or lines[0].waiting)
+
+    def read(i):
+        with group.lock:
+            group.wait_until(lambda: asked.__setitem__(i, asked[i] + 1) or lines[i].waiting, lines[i].change)
+
+    readers = [group.start("read", read, i) for i in range(2)] + [group.start("watch", watch)]
+    until(lambda: asked == [1, 1, 1])
+    lines[2].put("a")
+    lines[0].put("a")
+    wait_for(readers[0], readers[2])
+    assert asked == [2, 1, 2]
+    lines[1].put("a")
+    wait_for(readers[1])
+    assert asked == [2, 2, 2]
 
 
 def test_the_first_error_is_everybody_s_and_the_others_leave(group):

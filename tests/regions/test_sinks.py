@@ -6,7 +6,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 
 import pytest
+from listeners import LOCALHOST, Broker, free_port
+from waiting import until
 
+from streamseg.io import live_sender
 from streamseg.regions import sinks
 from streamseg.regions.sinks import Webhook, check_target, open_sink
 
@@ -127,12 +130,37 @@ def test_a_webhook_that_hangs_holds_nobody_up_and_drops_what_is_too_much(monkeyp
     gate.set()
 
 
+def test_a_broker_gets_the_events_under_its_topic():
+    pytest.importorskip("paho.mqtt.client", reason="paho-mqtt is not installed: pip install 'streamseg[mqtt]'")
+    broker, problems = Broker(), []
+    with open_sink(f"mqtt://{LOCALHOST}:{broker.port}/yard/events", StringIO(), problems.append) as send:
+        for frame in range(3):
+            send({**EVENT, "frame": frame})
+    until(lambda: len(broker.messages) == 3)
+    broker.close()
+    assert [(topic, json.loads(text)["frame"]) for topic, text in broker.messages] == [
+        ("yard/events", frame) for frame in range(3)
+    ]
+    assert problems == []
+
+
+def test_a_websocket_that_is_not_there_is_one_sentence(monkeypatch):
+    pytest.importorskip("websockets", reason="websockets is not installed: pip install 'streamseg[serve]'")
+    monkeypatch.setattr(live_sender, "PAUSES", (0.02,))
+    problems = []
+    with open_sink(f"ws://me:secret@{LOCALHOST}:{free_port()}/x", StringIO(), problems.append) as send:
+        send(EVENT)
+    (problem,) = problems
+    assert problem.startswith("--events: ")
+    assert "secret" not in problem
+
+
 @pytest.mark.parametrize(
     ("target", "sentence"),
     [
         (
-            "mqtt://me:secret@host/topic",
-            "mqtt://host/topic takes no events: give http://, https://",
+            "ftp://me:secret@host/topic",
+            "ftp://host/topic takes no events: give http://, https://, ws://, mqtt://, a file's name or -.",
         ),
         ("http://", "names no host"),
         ("http://host:port/x", "is no address that can be read"),

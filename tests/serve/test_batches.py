@@ -51,6 +51,18 @@ def test_a_batch_has_no_more_frames_than_allowed(engine, max_frames, batches):
     assert engine.batches == batches
 
 
+def test_the_oldest_request_is_in_the_next_batch_whatever_others_ask(engine):
+    large, other = moving(1)[0], moving(1, 80, 64)[0]
+    frames = [large] * 3 + [other] + [large] * 10
+    with queue_up(engine, frames, max_frames=4) as (_, answers):
+        done = []
+        for number, answer in enumerate(answers):
+            answer.add_done_callback(lambda _, number=number: done.append(number))
+    # the one of another size waits for those that came before it, and not for the many after it
+    assert engine.batches == [1, 4, 1, 4, 4, 1]
+    assert done == [0, 1, 2, 4, 3, *range(5, 14)]
+
+
 def test_a_batch_has_at_most_two_of_the_largest_frames(engine, monkeypatch):
     monkeypatch.setattr("streamseg.serve.batches.MAX_PIXELS", 72 * 96)
     with queue_up(engine, moving(4)):

@@ -27,3 +27,12 @@ def test_all_that_is_counted_is_in_the_format_of_prometheus():
         "# TYPE open gauge",
         "open 3",
     ]
+
+
+def test_the_numbers_of_a_stream_are_forgotten_when_it_is_closed():
+    frames = Counter("frames_total", "Frames.")
+    for stream in ("1", "2", "2"):
+        frames.add(stream=stream, answer="labelled")
+    frames.add(0.5, stream="1", answer="rejected")
+    frames.forget(stream="1")
+    assert list(frames.lines())[2:] == ['frames_total{stream="2",answer="labelled"} 2']

@@ -6,7 +6,7 @@ import pytest
 import torch
 from exports import moving
 from serving import WINDOW, run_server, running as running, to_png
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -80,3 +80,36 @@ def test_only_a_page_of_exactly_this_server_may_open_a_stream(running):
     with pytest.raises(InvalidStatus) as rejected:
         connect(f"ws://{host}/x", origin="http://elsewhere")
     assert rejected.value.response.status_code == 404
+
+
+def stream_metrics(running):
+    return [line for line in running.ask("/metrics").body.decode().splitlines() if line.startswith("streamseg_stream_")]
+
+
+def test_metrics_count_the_frames_of_each_open_stream():
+    with run_server() as running:
+        with connect(f"{running.stream}?name=front") as front, connect(running.stream) as other:
+            for frame in moving(2):
+                label_next(front, frame)
+            label_next(other, moving(1)[0])
+            other.send("hello")
+            other.recv(PATIENCE)
+            frames = [line for line in stream_metrics(running) if "frames_total" in line]
+            assert frames == [
+                'streamseg_stream_frames_total{stream="1",name="front",answer="labelled"} 2',
+                'streamseg_stream_frames_total{stream="2",answer="labelled"} 1',
+                'streamseg_stream_frames_total{stream="2",answer="rejected"} 1',
+            ]
+            seconds = [line for line in stream_metrics(running) if "seconds_total" in line]
+            assert [line.partition("}")[0] for line in seconds] == [
+                'streamseg_stream_seconds_total{stream="1",name="front"',
+                'streamseg_stream_seconds_total{stream="2"',
+            ]
+        until(lambda: not stream_metrics(running))
+
+
+@pytest.mark.parametrize("name", ["a%22b", "a%20b", "x" * 65, "%0A"])
+def test_a_name_that_would_break_the_metrics_is_refused(running, name):
+    with pytest.raises(InvalidStatus) as rejected:
+        connect(f"{running.stream}?name={name}")
+    assert rejected.value.response.status_code == 400

@@ -7,7 +7,7 @@ import pytest
 from pipelines import fake_predictions
 from streams import random_frames
 
-from streamseg.stream import network_thread, source_threads
+from streamseg.stream import network_thread, source_threads, source_writer
 
 
 @pytest.fixture
@@ -43,6 +43,7 @@ def priced(monkeypatch):
     monkeypatch.setattr(network_thread, "step_batch", step)
     monkeypatch.setattr(network_thread, "time", clock)
     monkeypatch.setattr(source_threads, "time", clock)
+    monkeypatch.setattr(source_writer, "time", clock)
     return clock
 
 

@@ -241,13 +241,54 @@ def test_a_table_shows_a_run_in_few_aligned_lines(meter, clock):
     ]
 
 
-def test_a_table_of_several_streams_tells_which_drops_frames(meter, clock):
-    for stream, dropped in (("gate", 3), ("yard", 0)):
-        for _ in range(1500):
-            meter.read(stream)
-        meter.dropped(dropped, stream)
+def watch(meter, stream, frames=1500, dropped=0, latency=0.02):
+    """Tell of a live stream."""
+    for _ in range(frames):
+        meter.read(stream)
+        meter.waited(0.03, stream)
+        meter.labelled(latency, stream)
+    meter.dropped(dropped, stream)
+
+
+def test_a_table_of_several_streams_tells_what_became_of_each(meter, clock):
+    watch(meter, "gate", dropped=3)
+    watch(meter, "yard", latency=0.04)
+    meter.reconnected("yard")
+    meter.waited(2.0, "cellar")  # which never sent anything
     clock.now += 60
-    assert "dropped     gate 3 of 1,500, yard 0 of 1,500" in format_summary(meter.summary()).splitlines()
+    lines = format_summary(meter.summary(), meter.stream_summaries()).splitlines()
+    assert [line for line in lines if line.startswith(("stream", "gate", "yard", "cellar"))] == [
+        "stream                          frames   dropped       p50       p95  reconnects",
+        "gate                             1,500     0.2 %   20.0 ms   20.0 ms           0",
+        "yard                             1,500     0.0 %   40.0 ms   40.0 ms           1",
+        "cellar                               0     0.0 %         -         -           0",
+    ]
+
+
+def test_files_and_a_single_stream_have_no_table_of_streams(meter, clock):
+    watch(meter, "gate")
+    assert "stream " not in format_summary(meter.summary(), meter.stream_summaries())
+    meter = Meter()
+    meter.read("a")
+    meter.read("b")
+    assert "stream " not in format_summary(meter.summary(), meter.stream_summaries())
+
+
+def test_of_many_streams_the_table_shows_the_worst(meter, clock):
+    for i in range(200):
+        watch(meter, f"camera{i}", 10, dropped=1 if i % 20 == 7 else 0, latency=0.5 if i in (3, 150) else 0.01)
+    clock.now += 1
+    lines = format_summary(meter.summary(), meter.stream_summaries()).splitlines()
+    shown = [line.split()[0] for line in lines if line.startswith("camera")]
+    assert shown == [
+        "camera3",
+        "camera7",
+        *(f"camera{i}" for i in range(27, 150, 20)),
+        "camera150",
+        "camera167",
+        "camera187",
+    ]
+    assert "and 188 more with fewer dropped frames; --json has all of them" in lines
 
 
 @pytest.mark.parametrize("scale", [1e-5, 1, 1000])
@@ -261,8 +302,9 @@ def test_no_line_is_wider_than_a_terminal(meter, clock, scale):
     meter.labelled(9.9 * scale)
     meter.shown(99.9 * scale)
     clock.now += 9.9 * scale
+    meter.waited(1.0, "gate")
     summary = meter.summary()
-    assert max(map(len, format_summary(summary).splitlines())) <= 80
+    assert max(map(len, format_summary(summary, meter.stream_summaries()).splitlines())) <= 80
     for total in (None, 987_654_321):
         assert len(format_progress(summary, total)) <= 79
         assert format_progress(summary, total).endswith("dropped 12345678")
@@ -303,13 +345,25 @@ def test_times_of_many_seconds_are_told_in_seconds(meter, clock):
 
 
 def test_json_holds_what_the_table_shows(meter, clock):
-    found = json.loads(json.dumps(summary_to_json(run(meter, clock, dropped=50, network=0.05))))
+    meter.reconnected()
+    summary = run(meter, clock, dropped=50, network=0.05)
+    found = json.loads(json.dumps(summary_to_json(summary, meter.stream_summaries())))
     assert found["frames"] == {"read": 150, "labelled": 100, "written": 100, "dropped": 50}
     assert found["fps"] == {"source": 15.0, "network": pytest.approx(20), "output": 10.0}
     assert found["latency_ms"] == dict.fromkeys(("p50", "p95", "p99", "max"), pytest.approx(38))
     assert found["mask_age_ms"]["max"] == pytest.approx(60)
     assert found["stages"] == {"network": {"ms_per_frame": pytest.approx(50), "busy": pytest.approx(0.5)}}
-    assert found["streams"] == {"": {"read": 150, "dropped": 50}}
+    spread = dict.fromkeys(("p50", "p95", "p99", "max"), pytest.approx(38))
+    assert found["streams"] == {
+        "": {
+            "read": 150,
+            "labelled": 100,
+            "dropped": 50,
+            "latency_ms": spread,
+            "reconnects": 1,
+            "silent_seconds": 0.0,
+        }
+    }
     assert found["bottleneck"].startswith("Bottleneck: network")
 
 

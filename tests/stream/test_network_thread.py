@@ -3,7 +3,7 @@ import math
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -19,11 +19,12 @@ from streamseg.engine.prepare import PreparingEngine
 from streamseg.io.outputs import OutputFiles
 from streamseg.io.sources import Capture
 from streamseg.io.video_reading import read_label_video
+from streamseg.parallel.threads import BoundedQueue, ThreadGroup
 from streamseg.stream import network_thread
+from streamseg.stream.batch_limit import MAX_BATCH
 from streamseg.stream.deadline import SCALES, scale_size
 from streamseg.stream.label_frames import label_frames
 from streamseg.stream.latency import Meter
-from streamseg.stream.network_thread import MAX_BATCH
 from streamseg.stream.pipeline import Pipeline
 from streamseg.stream.settings import DrawStyle, LabelSettings
 from streamseg.stream.state import FadingInTime
@@ -406,3 +407,98 @@ def test_the_network_has_all_threads_and_the_others_one_each(model, monkeypatch)
     finally:
         torch.set_num_threads(before)
     assert found == {"reader": 1, "network": 2, "writer": 1}
+
+
+def lockstep(monkeypatch, cameras, seconds):
+    """Replace the network by one whose batches take seconds of a fake clock, in which all cameras go on by a frame.
+
+    Returns the batches, each a list of (camera, frame), and an observer that the run needs: a batch begins when the
+    frames of those before are written, as a camera whose drawer is behind would miss its turn.
+    """
+    batches, clock, written, change = [], SimpleNamespace(now=0.0), [], threading.Condition()
+    clock.monotonic = clock.perf_counter = lambda: clock.now
+
+    def step(model, images, states, window, **options):
+        labelled = sum(map(len, batches[1:]))  # the first pass, for the libraries, labels nothing
+        with change:
+            assert change.wait_for(lambda: len(written) >= labelled, PATIENCE)
+        batches.append([(int(image[1, 0, 0]), int(image[0, 0, 0])) for image in images])
+        clock.now += seconds(images)
+        for camera in cameras:
+            camera.let_through(1)
+        return fake_predictions(images, **options)
+
+    def wrote(capture, *_):
+        with change:
+            written.append(capture)
+            change.notify_all()
+
+    monkeypatch.setattr(network_thread, "step_batch", step)
+    monkeypatch.setattr(network_thread, "time", clock)
+    return batches, Callbacks(frame_written=wrote)
+
+
+@dataclass(eq=False)
+class Numbered(Camera):
+    """A camera whose frames say which camera and which frame they are."""
+
+    number: int = 0
+    size: tuple[int, int] = (32, 48)
+
+    def captures(self):
+        for capture in super().captures():
+            frame = shade(capture.index, self.size)
+            frame[1] = self.number
+            yield replace(capture, pixels=frame)
+
+
+def test_many_cameras_take_turns_and_each_gives_its_newest_frame(monkeypatch, model):
+    cameras = [Numbered(40, number=i, name=f"camera{i}") for i in range(12)]
+    # two frames fit into the 50 ms of a batch
+    batches, observer = lockstep(monkeypatch, cameras, lambda images: 0.02 * len(images))
+    done = run(model, *cameras, observer=observer)
+    # those after the first, when all have begun, and before the cameras end
+    middle = list(enumerate(batches))[2:39]
+    assert {len(batch) for _, batch in middle} == {2}
+    # six batches are a round of twelve cameras: at any time nobody waits longer than that
+    for start in range(3, 32):
+        assert len({camera for batch in batches[start : start + 6] for camera, _ in batch}) == 12
+    # in each batch every camera goes on by a frame, and the one that is labelled is the last
+    assert all(frame == number for number, batch in middle for _, frame in batch)
+    assert all(read == 40 for read, _ in done.summary.streams.values())
+    assert done.summary.labelled + done.summary.dropped == done.summary.read
+
+
+def test_frames_of_different_sizes_share_a_batch_if_their_network_input_is_one_size(monkeypatch, model):
+    sizes, begun, batches, raw = [(32, 48), (64, 96), (40, 40), (128, 32)], Counter(), [], io.BytesIO()
+
+    def frames(size):
+        for i in range(6):
+            begun[size] += 1
+            yield shade(i, size)
+
+    def step(model, images, states, window, **options):
+        until(lambda: all(begun[size] > 1 for size in sizes))
+        batches.append((tuple(images.shape), list(options["sizes"])))
+        return fake_predictions(images, **options)
+
+    monkeypatch.setattr(network_thread, "step_batch", step)
+    run(model, *(Clip(frames(size), f"clip{i}") for i, size in enumerate(sizes)), size=(32, 64), raw=raw)
+    assert ((4, 3, 32, 64), sizes) in [(shape, sorted(labels, key=sizes.index)) for shape, labels in batches]
+    # each has labels of its own size
+    assert len(raw.getvalue()) == 6 * sum(height * width for height, width in sizes)
+
+
+@pytest.mark.parametrize(("waiting", "sizes"), [(1, [1]), (7, [4, 2, 1]), (19, [16, 2, 1])])
+def test_on_a_gpu_batches_are_powers_of_two(waiting, sizes):
+    settings, group = SimpleNamespace(size=None, tiled=False), ThreadGroup()
+    deadline = SimpleNamespace(seconds=None, scale=1.0)
+    shared = SimpleNamespace(device=torch.device("cuda"), deadline=deadline, live=False, settings=settings, group=group)
+    streams = []
+    for _ in range(waiting):
+        inbox, labelled = BoundedQueue(group, 1), BoundedQueue(group, 1)
+        streams.append(SimpleNamespace(inbox=inbox, labelled=labelled, size=(32, 48), last_batch=-1))
+        inbox.put(SimpleNamespace(stream=streams[-1], frame=shade(0)))
+        inbox.close()
+    thread = network_thread.NetworkThread(None, streams, shared)
+    assert [len(jobs) for jobs in thread.batches()] == sizes

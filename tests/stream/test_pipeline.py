@@ -22,8 +22,7 @@ from streamseg.parallel.threads import ThreadGroup
 from streamseg.stream import network_thread, pipeline
 from streamseg.stream.label_frames import label_frames
 from streamseg.stream.latency import Meter
-from streamseg.stream.network_thread import MAX_BATCH
-from streamseg.stream.pipeline import Pipeline
+from streamseg.stream.pipeline import MAX_FILES, Pipeline
 from streamseg.stream.settings import DrawStyle, LabelSettings
 from streamseg.stream.source_threads import QUEUE_SIZE
 from streamseg.stream.state import LastFrames
@@ -65,26 +64,26 @@ def test_many_files_are_read_a_few_at_a_time_and_each_output_appears_when_it_is_
         there[number] = len(list(tmp_path.glob("*.mp4")))
         yield from [shade(number)] * 3
 
-    clips = [Clip(frames(i), f"clip{i}") for i in range(2 * MAX_BATCH + 3)]
+    clips = [Clip(frames(i), f"clip{i}") for i in range(2 * MAX_FILES + 3)]
     done = run(model, *clips, results=[OutputFiles(tmp_path / f"{clip.name}.mp4") for clip in clips])
     assert done.outcome.frames == 3 * len(clips)
     assert sorted(begun) == list(range(len(clips)))
     # before the one after another eight begins, the first of these is whole
-    assert all(there[number] > number - MAX_BATCH for number in begun)
+    assert all(there[number] > number - MAX_FILES for number in begun)
     assert len(list(tmp_path.iterdir())) == len(clips)
 
 
 def test_cameras_wait_for_no_file(model, quick):
-    meeting = threading.Barrier(2 * MAX_BATCH + 2)
+    meeting = threading.Barrier(2 * MAX_FILES + 2)
 
     def frames():
         meeting.wait(PATIENCE)  # for all the others, of which none goes on before they have met
         yield shade(0)
 
-    cameras = [Clip(frames(), f"camera{i}", live=True) for i in range(MAX_BATCH + 2)]
-    files = [Clip(frames(), f"file{i}") for i in range(MAX_BATCH)]
+    cameras = [Clip(frames(), f"camera{i}", live=True) for i in range(MAX_FILES + 2)]
+    files = [Clip(frames(), f"file{i}") for i in range(MAX_FILES)]
     done = run(model, *files, *cameras)
-    assert done.outcome.frames == 2 * MAX_BATCH + 2
+    assert done.outcome.frames == 2 * MAX_FILES + 2
     assert done.outcome.problems == []
 
 
@@ -374,3 +373,12 @@ def test_the_last_picture_is_shown_however_short_the_run(model, quick):
     run(model, Clip([shade(i) for i in range(3)], moving=False), display=screen)
     expected = draw.overlay(shade(2), torch.full((32, 48), 2, dtype=torch.uint8), streamseg.CAMVID)
     assert screen.frames[-1].equal(expected)
+
+
+def test_several_sources_are_shown_in_a_grid_and_the_last_picture_of_each(model, quick):
+    screen = Screen()
+    clips = [Clip([shade(i, (90, 160)) for i in range(last + 1)], f"clip{last}") for last in (3, 5)]
+    run(model, *clips, display=screen, style=DrawStyle(alpha=0.0))
+    grid = screen.frames[-1]
+    assert tuple(grid.shape) == (3, 90, 320)
+    assert (grid[:, 80, 80].tolist(), grid[:, 80, 240].tolist()) == ([3] * 3, [5] * 3)

@@ -1,19 +1,18 @@
 import gc
 import io
 import random
+import re
 import sys
 import threading
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from clips import make_clip, number, picture
 from PIL import Image
-from pipelines import Callbacks, Camera, Clip, Screen, fake_predictions, noise, run, shade
+from pipelines import Callbacks, Camera, Clip, Screen, changing_camera, fake_predictions, noise, one_by_one, run, shade
 from source_files import damage
 from waiting import PATIENCE, until
 
@@ -29,23 +28,6 @@ from streamseg.stream import latency, network_thread, source_threads
 from streamseg.stream.latency import Meter
 from streamseg.stream.settings import DrawStyle
 from streamseg.stream.source_threads import SharedRun
-
-
-def test_a_live_source_that_is_written_slowly_does_not_fall_behind(model, quick):
-    camera = Camera(400, shown=1)
-    behind = []
-
-    def wrote(capture, shares, results):
-        behind.append(camera.came - 1 - capture.index)
-        camera.let_through(10)
-
-    done = run(model, camera, observer=Callbacks(frame_written=wrote))
-    indices = [record["frame"] for record in done.records]
-    assert all(before < after for before, after in pairwise(indices))
-    assert len(indices) >= 400 / 10
-    # a frame waits for those before it to be drawn and written, of which there are four at most
-    assert max(behind) <= 50
-    assert done.summary.read == 400 == done.summary.labelled + done.summary.dropped
 
 
 def test_a_lost_stream_is_the_bottleneck(model, priced, monkeypatch):
@@ -72,24 +54,6 @@ def test_a_lost_stream_is_the_bottleneck(model, priced, monkeypatch):
     )
 
 
-def test_a_slow_writer_raises_the_age_of_a_mask_and_not_the_latency_of_the_network(model, priced, monkeypatch):
-    priced.price = 1e-3
-
-    @contextmanager
-    def slow(results, source, classes):
-        def keep(drawn):
-            priced.now += 30.0
-
-        yield keep
-
-    monkeypatch.setattr(source_threads, "open_writer", slow)
-    done = run(model, Clip([shade(0, (64, 96))]))
-    (record,) = done.records
-    network = 1e-3 * 64 * 96
-    assert record["latency_ms"] == pytest.approx(1000 * network)
-    assert record["mask_age_ms"] == pytest.approx(1000 * (network + 30))
-
-
 @pytest.mark.parametrize("problem", [CutShort("it is cut short."), ValueError("it is damaged."), OSError("it left.")])
 def test_a_source_that_fails_keeps_its_frames_and_stops_no_other(model, quick, tmp_path, problem):
     def frames():
@@ -105,16 +69,6 @@ def test_a_source_that_fails_keeps_its_frames_and_stops_no_other(model, quick, t
             assert sum(1 for _ in written) == length
 
 
-def test_a_source_without_a_frame_leaves_no_file(model, quick, tmp_path):
-    def frames():
-        raise ValueError("there is nothing.")
-        yield
-
-    done = run(model, Clip(frames()), results=[OutputFiles(overlay=tmp_path / "a.mp4", labels=tmp_path / "b.mkv")])
-    assert (done.outcome.frames, done.outcome.problems) == (0, ["there is nothing."])
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_video_ends_where_its_size_changes(model, quick, tmp_path):
     frames = [shade(0, (32, 48))] * 5 + [shade(0, (64, 96))] * 5
     done = run(model, Clip(frames, live=False), results=[OutputFiles(overlay=tmp_path / "a.mp4")])
@@ -123,6 +77,130 @@ def test_a_video_ends_where_its_size_changes(model, quick, tmp_path):
     ]
     with open_video(tmp_path / "a.mp4") as written:
         assert sum(1 for _ in written) == 5
+
+
+def test_a_live_source_goes_on_with_a_new_size_and_without_its_past(model, monkeypatch):
+    camera, said, states = changing_camera(3, 2, 2), [], []
+
+    def step(network, images, known, window, **options):
+        states.append((tuple(images.shape[2:]), known[0]))
+        predictions, _ = fake_predictions(images, **options)
+        return predictions, ["a past"]
+
+    monkeypatch.setattr(network_thread, "step_batch", step)
+    done = run(model, camera, observer=one_by_one(camera, message=said.append))
+    assert done.outcome.problems == []
+    assert [record["frame"] for record in done.records] == list(range(7))
+    # the first pass is for the libraries
+    assert states[1:] == [
+        ((32, 48), None),
+        ((32, 48), "a past"),
+        ((32, 48), "a past"),
+        ((64, 96), None),
+        ((64, 96), "a past"),
+        ((48, 32), None),
+        ((48, 32), "a past"),
+    ]
+    assert said == [
+        "camera now sends frames of 64 x 96 pixels, not 32 x 48: it goes on with these.",
+        "camera now sends frames of 48 x 32 pixels, not 64 x 96: it goes on with these.",
+    ]
+
+
+def test_a_live_source_whose_size_never_rests_ends_with_a_sentence(model, quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(source_threads, "MAX_SIZE_CHANGES", 1)
+    camera = changing_camera(2, 2, 2)
+    done = run(model, camera, results=[OutputFiles(tmp_path / "a.mp4")], observer=one_by_one(camera))
+    assert done.outcome.problems == [
+        "camera ends after 4 frames: the next one has 48 x 32 pixels, not 64 x 96; scale all of them to one size."
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-2.mp4", "a.mp4"]
+
+
+def test_raw_labels_of_a_live_source_end_where_its_size_changes(model, quick):
+    camera, raw = changing_camera(2, 2), io.BytesIO()
+    done = run(model, camera, raw=raw, observer=one_by_one(camera))
+    assert done.outcome.problems == [
+        "camera ends after 2 frames: the next one has 64 x 96 pixels, not 32 x 48; scale all of them to one size."
+    ]
+    assert len(raw.getvalue()) == 2 * 32 * 48
+
+
+def test_a_camera_that_stalls_is_told_of_by_name_and_again_when_it_is_back(model, quick, monkeypatch):
+    monkeypatch.setattr(source_threads, "STALL_SECONDS", 0.0)
+    camera, said = Camera(2, name="gate"), []
+
+    def heard(sentence):
+        said.append(re.sub(r"\d+ s", "N s", sentence))
+        if sentence.startswith("gate has"):
+            camera.release(1)
+
+    done = run(model, camera, Clip([shade(0)] * 3, "yard", live=True), observer=Callbacks(message=heard))
+    assert [sentence for sentence in said if "gate" in sentence][:2] == [
+        "gate has sent no frame for N s; the others go on.",
+        "gate sends frames again, after N s.",
+    ]
+    assert done.outcome.problems == []
+
+
+def test_a_camera_that_does_not_begin_is_told_of(model, quick, monkeypatch):
+    monkeypatch.setattr(source_threads, "OPENING_SECONDS", 0.0)
+    camera, said = Camera(1, shown=0, name="gate"), []
+
+    def heard(sentence):
+        said.append(sentence)
+        camera.release(1)
+
+    run(model, camera, observer=Callbacks(message=heard))
+    assert re.fullmatch(r"gate has sent no first frame for \d+ s\.", said[0])
+
+
+def test_a_file_does_not_stall(model, quick, monkeypatch):
+    monkeypatch.setattr(source_threads, "STALL_SECONDS", 0.0)
+    ticks, enough, said = [], threading.Event(), []
+
+    def frames():
+        yield shade(0)
+        assert enough.wait(PATIENCE)
+
+    def tick():
+        ticks.append(1)
+        if len(ticks) > 3:
+            enough.set()
+
+    run(model, Clip(frames()), observer=Callbacks(message=said.append, tick=tick))
+    assert said == []
+
+
+def test_one_of_several_cameras_that_fails_is_told_at_once_by_its_name(model, quick):
+    other, said = Camera(3, name="yard"), []
+
+    def broken():
+        yield shade(0)
+        raise OSError("rtsp://10.0.0.1/live was lost.")
+
+    def heard(sentence):
+        said.append(sentence)
+        other.release(2)  # it goes on after the other's end
+
+    done = run(model, Clip(broken(), "gate", live=True), other, observer=Callbacks(message=heard))
+    assert said == ["gate: rtsp://10.0.0.1/live was lost."] == done.outcome.problems
+    assert done.outcome.told == {"gate": said[0]}
+    assert {record["source"] for record in done.records} == {"gate", "yard"}
+
+
+def test_a_camera_that_came_back_is_counted(model, quick):
+    @dataclass(eq=False)
+    class Shaky(Clip):
+        def captures(self):
+            for i, capture in enumerate(super().captures()):
+                yield replace(capture, reconnected=i == 2, note="It was lost and came back." if i == 2 else "")
+
+    said, meter = [], Meter()
+    clips = [Shaky([shade(0)] * 4, "gate", live=True), Clip([shade(0)], "yard", live=True)]
+    run(model, *clips, meter=meter, observer=Callbacks(message=said.append))
+    assert said == ["gate: It was lost and came back."]
+    assert {name: stream.reconnects for name, stream in meter.stream_summaries().items()} == {"gate": 1, "yard": 0}
 
 
 def test_pictures_may_differ_in_size(model, quick):

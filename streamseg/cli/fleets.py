@@ -1,0 +1,87 @@
+"""The cameras of a fleet file as a plan of segment."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamseg.cli.options import parse_size
+from streamseg.cli.regions import RegionOptions
+from streamseg.cli.segmenting import SegmentOptions, SegmentPlan, check_text_outputs
+from streamseg.io.fleet import OUTPUTS, Camera, read_fleet
+from streamseg.io.outputs import FOLDER, Output, plan_outputs
+
+if TYPE_CHECKING:
+    from streamseg.stream.settings import DrawStyle, LabelSettings, SourceSettings
+
+
+def check_fleet_options(names: Sequence[str], options: SegmentOptions) -> None:
+    """Raise a ValueError if options do not go together with a fleet file."""
+    if names:
+        raise ValueError(f"--fleet names the sources: leave out {' '.join(names)!r:.80}, and give OUT with -o.")
+    if options.out == "-":
+        raise ValueError("A fleet is written to files: give a folder with -o, or out = in the fleet file.")
+    if options.tile:
+        raise ValueError("--tile processes single pictures: leave it out with --fleet.")
+
+
+def plan_fleet(path: Path, options: SegmentOptions, region_options: RegionOptions) -> SegmentPlan:
+    """Plan the sources and files of a fleet; raise an error if they cannot be read or written."""
+    cameras, missing = read_fleet(path)
+    if not cameras:
+        raise missing[0]
+    outputs: list[Output] = []
+    for camera in cameras:
+        place = f"{path}, camera {camera.name!r}"
+        parse_size(f"{place}: size", camera.size)
+        if camera.out == "-":
+            raise ValueError(f"{place}: out is '-', which takes one source only; expected a file or a folder.")
+        wanted = {name: camera.outputs.get(name, getattr(options, name)) for name in OUTPUTS}
+        if not (any(wanted.values()) or options.json or options.show or region_options.results):
+            raise ValueError(f"{place}: there is nothing to write without an overlay: add labels, colours or --json.")
+        out = camera.out or options.out or FOLDER
+        try:
+            outputs.extend(plan_outputs([camera.source], out, **wanted))
+        except (OSError, ValueError) as error:
+            raise type(error)(f"{place}: {error}") from None
+    check_apart(path, cameras, outputs)
+    sources = [camera.source for camera in cameras]
+    check_text_outputs(options, region_options, sources, outputs)
+    return SegmentPlan(list(sources), outputs, list(missing), raw=False, cameras=cameras)
+
+
+def check_apart(path: Path, cameras: Sequence[Camera], outputs: Sequence[Output]) -> None:
+    """Raise a ValueError if a file is written for two cameras, or is one that is read."""
+    taken = Counter(file.resolve() for files in outputs for file in files.paths)
+    taken.update(file.resolve() for camera in cameras for file in camera.source.paths)
+    for camera, files in zip(cameras, outputs, strict=True):
+        for file in files.paths:
+            if taken[file.resolve()] > 1:
+                raise ValueError(
+                    f"{path}, camera {camera.name!r}: {file} belongs to another camera too: give each its own out, or "
+                    "a folder."
+                )
+
+
+def own_settings(
+    cameras: Sequence[Camera], settings: "LabelSettings", style: "DrawStyle"
+) -> "dict[str, SourceSettings]":
+    """Return the settings of each camera of a fleet, by name."""
+    from streamseg.engine.runtime import ExportedEngine
+    from streamseg.stream.settings import SourceSettings
+
+    fixed = settings.model.manifest.size if isinstance(settings.model, ExportedEngine) else None
+    own = {}
+    for camera in cameras:
+        size = parse_size("size", camera.size)
+        if fixed and size not in (None, fixed):
+            raise ValueError(
+                f"The weights take only frames of {fixed[0]} x {fixed[1]}: leave out the size of {camera.name!r}."
+            )
+        try:
+            only = tuple(settings.classes.find(name) for name in camera.classes)
+        except ValueError as error:
+            raise ValueError(f"Camera {camera.name!r}: {error}") from None
+        own[camera.name] = SourceSettings(size or settings.size, replace(style, only=only) if only else style)
+    return own
