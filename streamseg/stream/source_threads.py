@@ -298,12 +298,12 @@ class SourceStream:
             for job in self.labelled:
                 labels = self.fetch_labels(job)
                 begin = time.perf_counter()
+                if not self.examine(job, labels):
+                    break
                 (counts,) = download(count_labels(job.labels, len(shared.class_pixels)))
                 job.shares = (counts / labels.numel()).tolist()
                 with shared.totals_lock:
                     shared.class_pixels += counts
-                if self.region_outputs:
-                    self.region_outputs.examine(job.capture, labels)
                 if self.results.overlay or shared.shows:
                     job.picture = self.fetch_picture(self.paint(job))
                 if self.results.colours:
@@ -313,6 +313,22 @@ class SourceStream:
                 shared.meter.stage("draw", time.perf_counter() - begin)
                 self.drawn.put(job)
         self.drawn.close()
+
+    def examine(self, job: FrameJob, labels: Tensor) -> bool:
+        """Write the regions and events of a frame; return False if that failed, which ends this source only."""
+        if not self.region_outputs:
+            return True
+        try:
+            self.region_outputs.examine(job.capture, labels)
+        except BrokenPipeError:  # no fault: the reader of standard output has closed it
+            raise
+        except (ValueError, OSError) as problem:
+            self.report(ValueError(f"{self.source.name}: {problem}") if self.shared.several else problem)
+            self.inbox.close()
+            for _ in self.labelled:  # the network may have more
+                pass
+            return False
+        return True
 
     def fetch_labels(self, job: FrameJob) -> Tensor:
         """Return a frame's labels on the CPU, which ends its latency. Waiting for the drawer is not part of it."""

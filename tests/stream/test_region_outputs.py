@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from pipelines import Clip, run, shade
+from pipelines import Callbacks, Clip, changing_camera, run, shade
 
 import streamseg
 from streamseg.io.outputs import OutputFiles
@@ -102,10 +102,53 @@ def test_the_pipeline_writes_regions_of_several_sources_and_draws_zones(model, q
         assert (plain[:, 40, 28:36] - plain[:, 40, 44:52]).abs().max() > 40
 
 
-def test_a_zone_outside_of_the_frame_ends_the_run_with_one_sentence(model, quick):
-    zone = Zone("gate", ((0, 0), (500, 0), (500, 20)), ("Car",))
-    with pytest.raises(ValueError, match=r"Zone 'gate' has the point \[500, 0\], outside of a frame that is 48 wide"):
-        run(model, Clip([shade(0)] * 3), regions=RegionSettings(CLASSES, areas=(zone,)))
+GATE = Zone("gate", ((0, 0), (60, 0), (60, 20)), ("Car",))
+NO_FIT = "Zone 'gate' has the point [60, 0], outside of a frame that is 48 wide"
+
+
+def test_a_zone_outside_of_the_frame_is_one_sentence(model, quick):
+    done = run(model, Clip([shade(0)] * 9), regions=RegionSettings(CLASSES, areas=(GATE,)))
+    (problem,) = done.outcome.problems
+    assert problem.startswith(NO_FIT)
+    assert done.outcome.frames == 0
+
+
+def test_a_zone_that_fits_one_source_only_ends_the_other_alone(model, quick, tmp_path):
+    results = [OutputFiles(overlay=tmp_path / f"{name}.mp4") for name in "ab"]
+    clips = Clip([shade(0)] * 9, "a"), Clip([shade(0, (48, 64))] * 20, "b")
+    done = run(model, *clips, results=results, regions=RegionSettings(CLASSES, areas=(GATE,)))
+    (problem,) = done.outcome.problems
+    assert problem.startswith(f"a: {NO_FIT}")
+    assert done.outcome.frames == 20
+    assert not results[0].overlay.exists()
+    with open_video(results[1].overlay) as written:
+        assert sum(1 for _ in written) == 20
+
+
+def test_frames_before_a_failure_of_regions_are_kept(model, quick, tmp_path):
+    def write(frame):
+        if (frame.source, frame.index) == ("a", 4):
+            raise OSError("No space left on device.")
+
+    results = [OutputFiles(overlay=tmp_path / f"{name}.mp4") for name in "ab"]
+    clips = [Clip([shade(0)] * 20, name) for name in "ab"]
+    done = run(model, *clips, results=results, regions=RegionSettings(CLASSES, write))
+    assert done.outcome.problems == ["a: No space left on device."]
+    for files, length in zip(results, (4, 20), strict=True):
+        with open_video(files.overlay) as video:
+            assert sum(1 for _ in video) == length
+
+
+def test_a_camera_that_no_longer_fits_its_zones_ends_with_its_frames(model, quick):
+    camera = changing_camera(3, 2, 1)  # 48, 96 and 32 wide
+    zone = Zone("gate", ((0, 0), (40, 0), (40, 20)), ("Car",))
+    settings = RegionSettings(CLASSES, areas=(zone,))
+    observer = Callbacks(frame_written=lambda capture, *_: capture.name == "camera" and camera.release(1))
+    done = run(model, camera, Clip([shade(0)] * 5, "b"), observer=observer, regions=settings)
+    (problem,) = done.outcome.problems
+    assert problem.startswith("camera: Zone 'gate' has the point [40, 0], outside of a frame that is 32 wide")
+    assert [record["frame"] for record in done.records if record["source"] == "camera"] == [0, 1, 2, 3, 4]
+    assert sum(record["source"] == "b" for record in done.records) == 5
 
 
 def test_no_region_of_two_sources_is_written_at_once():
