@@ -1,10 +1,11 @@
 """Time the regions of real labels, for docs/regions.md: python benchmarks/regions.py [HEIGHT WIDTH].
 
 The samples are scaled to a size, 1024 x 2048 by default, and labelled with the bundled weights. For each: how long
-find_regions takes of one core (processor time, the median and the least of 100 calls), the same with ids, and polygons;
-whether the regions are those of scipy, if that is installed; and which share of the pixels the polygons keep.
+find_regions takes of one core (processor time, the median and the least of 100 calls), the same with ids, polygons,
+COCO's masks, and a frame written in each format of --regions (10 calls); whether the regions are those of scipy, if that is installed; and which share of the pixels the polygons keep.
 """
 
+import io
 import sys
 import time
 from collections.abc import Callable
@@ -16,8 +17,11 @@ import torch
 from torch.nn.functional import interpolate
 
 import streamseg
+from streamseg.evaluate.benchmark import describe_load, describe_machine
+from streamseg.regions.coco import region_rle
 from streamseg.regions.polygons import TOLERANCE, rasterise, region_polygons
 from streamseg.regions.regions import Region
+from streamseg.regions.writing import SUFFIXES, FrameRegions, region_writer
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 NAMES = ("suburb-1", "suburb-3", "city-traffic", "street-market")
@@ -26,6 +30,8 @@ NAMES = ("suburb-1", "suburb-3", "city-traffic", "street-market")
 def main(height: int = 1024, width: int = 2048) -> None:
     torch.set_num_threads(1)
     model, classes = streamseg.load()
+    machine = describe_machine(torch.device("cpu"))
+    print(f"{machine['device']}, {machine['threads']} thread, numpy {numpy.__version__}; load {describe_load()}")
     for name in NAMES:
         frame = streamseg.read_image(SAMPLES / f"{name}.jpg")[None].float()
         frame = interpolate(frame, (height, width), mode="bilinear")[0].round().byte()
@@ -45,6 +51,11 @@ def main(height: int = 1024, width: int = 2048) -> None:
             kept = f"{100 * kept_share(regions, polygons):.2f} % of the pixels, {points:,} points"
             took = timed(lambda x=regions, t=tolerance: region_polygons(x, t), 10)
             print(f"  polygons, tolerance {tolerance:<5}  {took}; {kept}", flush=True)
+        print(f"  COCO's masks               {timed(lambda x=regions: [region_rle(one) for one in x], 10)}")
+        frame = FrameRegions(name, name, 0, 0.0, (height, width), regions)
+        for form in SUFFIXES:
+            with region_writer(io.StringIO(), form, classes) as write:
+                print(f"  a frame as {form:<16}{timed(lambda x=frame, w=write: w(x), 10)}", flush=True)
 
 
 def timed(work: Callable[[], object], calls: int = 100) -> str:

@@ -1,6 +1,7 @@
 """Write the regions of frames to a file: JSON lines, COCO or GeoJSON."""
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import IO, Any
 
 from streamseg.checks import check_choice
 from streamseg.classes import Classes
-from streamseg.regions.coco import encode_rle
+from streamseg.regions.coco import region_rle
 from streamseg.regions.polygons import TOLERANCE, Points, region_polygons
 from streamseg.regions.regions import Region
 
@@ -54,7 +55,10 @@ def holds_regions(path: Path) -> bool:
 def region_writer(
     file: IO[str], form: str, classes: Classes, tolerance: float = TOLERANCE
 ) -> Iterator[Callable[[FrameRegions], None]]:
-    """Give a function that writes the regions of a frame to a file, whose end is written at the end."""
+    """Give a function that writes the regions of a frame to a file, whose end is written at the end.
+
+    Several threads may call it at once: they compute at the same time, and wait for each other only to write.
+    """
     writers: dict[str, type[LinesFile | GeoJsonFile | CocoFile]] = {
         "coco": CocoFile,
         "geojson": GeoJsonFile,
@@ -69,7 +73,7 @@ class LinesFile:
     """A line of JSON for each frame."""
 
     def __init__(self, file: IO[str], classes: Classes, tolerance: float):
-        self.file, self.tolerance = file, tolerance
+        self.file, self.tolerance, self.lock = file, tolerance, threading.Lock()
 
     def write(self, frame: FrameRegions) -> None:
         polygons = region_polygons(frame.regions, self.tolerance)
@@ -85,7 +89,9 @@ class LinesFile:
             "size": frame.size,
             "regions": regions,
         }
-        self.file.write(json.dumps(line) + "\n")
+        text = json.dumps(line) + "\n"
+        with self.lock:
+            self.file.write(text)
 
     def finish(self) -> None:
         """Write nothing more."""
@@ -95,21 +101,23 @@ class GeoJsonFile:
     """A feature for each region of each frame. Coordinates are pixels, x to the right and y down."""
 
     def __init__(self, file: IO[str], classes: Classes, tolerance: float):
-        self.file, self.tolerance = file, tolerance
+        self.file, self.tolerance, self.lock = file, tolerance, threading.Lock()
         self.features = JsonList(file)
         file.write(f'{GEOJSON_START}, "features": [')
 
     def write(self, frame: FrameRegions) -> None:
+        features = []
         for region, rings in zip(frame.regions, region_polygons(frame.regions, self.tolerance), strict=True):
             coordinates = [[*points, points[0]] for points in map(ring_to_list, rings)]
             properties = {"source": frame.source, "name": frame.name, "frame": frame.index, "seconds": frame.seconds}
-            self.features.append(
-                {
-                    "type": "Feature",
-                    "geometry": {"type": "Polygon", "coordinates": coordinates},
-                    "properties": properties | describe(region),
-                }
-            )
+            feature = {
+                "type": "Feature",
+                "geometry": {"type": "Polygon", "coordinates": coordinates},
+                "properties": properties | describe(region),
+            }
+            features.append(json.dumps(feature))
+        with self.lock:
+            self.features.extend(features)
 
     def finish(self) -> None:
         self.file.write("\n]}\n")
@@ -122,7 +130,7 @@ class CocoFile:
     """
 
     def __init__(self, file: IO[str], classes: Classes, tolerance: float):
-        self.file, self.tolerance = file, tolerance
+        self.file, self.tolerance, self.lock = file, tolerance, threading.Lock()
         self.images: list[dict[str, Any]] = []
         self.annotations = JsonList(file)
         categories = [{"id": i + 1, "name": name} for i, name in enumerate(classes.names)]
@@ -130,22 +138,26 @@ class CocoFile:
 
     def write(self, frame: FrameRegions) -> None:
         height, width = frame.size
-        image = {"id": len(self.images) + 1, "file_name": frame.name, "height": height, "width": width}
-        self.images.append(image | {"source": frame.source, "frame": frame.index, "seconds": frame.seconds})
+        image = {"file_name": frame.name, "height": height, "width": width}
+        image |= {"source": frame.source, "frame": frame.index, "seconds": frame.seconds}
+        annotations = []
         for region, rings in zip(frame.regions, region_polygons(frame.regions, self.tolerance), strict=True):
             left, top, right, bottom = region.box
-            self.annotations.append(
-                {
-                    "id": self.annotations.count + 1,
-                    "image_id": image["id"],
-                    "category_id": region.label + 1,
-                    "segmentation": encode_rle(region.mask()),
-                    "area": region.area,
-                    "bbox": [left, top, right - left, bottom - top],
-                    "iscrowd": 0,
-                    "polygon": [ring_to_list(ring) for ring in rings],
-                    "track_id": region.id,
-                }
+            annotation = {
+                "category_id": region.label + 1,
+                "segmentation": region_rle(region),
+                "area": region.area,
+                "bbox": [left, top, right - left, bottom - top],
+                "iscrowd": 0,
+                "polygon": [ring_to_list(ring) for ring in rings],
+                "track_id": region.id,
+            }
+            annotations.append(json.dumps(annotation).removeprefix("{"))
+        with self.lock:  # only here the ids are known, which come first
+            number, first = len(self.images) + 1, self.annotations.count + 1
+            self.images.append({"id": number} | image)
+            self.annotations.extend(
+                [f'{{"id": {i}, "image_id": {number}, {text}' for i, text in enumerate(annotations, first)]
             )
 
     def finish(self) -> None:
@@ -159,9 +171,11 @@ class JsonList:
         self.file = file
         self.count = 0
 
-    def append(self, entry: dict[str, Any]) -> None:
-        self.file.write((",\n" if self.count else "\n") + json.dumps(entry))
-        self.count += 1
+    def extend(self, entries: Sequence[str]) -> None:
+        """Add entries, which are JSON already."""
+        for entry in entries:
+            self.file.write((",\n" if self.count else "\n") + entry)
+            self.count += 1
 
 
 def describe(region: Region) -> dict[str, Any]:

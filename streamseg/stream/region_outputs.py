@@ -1,8 +1,7 @@
 """Regions, zones and events of the frames of a source, on their way through the pipeline."""
 
-import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,7 +24,7 @@ class RegionSettings:
 
     classes: Classes
     write_regions: Callable[[FrameRegions], None] | None = None
-    """Receives the regions of each frame."""
+    """Receives the regions of each frame, of several sources at once."""
     min_area: int = MIN_AREA
     """Smaller regions are left out."""
     only: tuple[str, ...] = ()
@@ -34,8 +33,6 @@ class RegionSettings:
     """The zones and lanes to watch and to draw."""
     sinks: tuple[EventSink, ...] = ()
     """Receive the events."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while regions are written."""
 
 
 class RegionOutputs:
@@ -60,8 +57,7 @@ class RegionOutputs:
             frame = FrameRegions(
                 self.source.name, capture.name, capture.index, capture.seconds, (height, width), regions
             )
-            with settings.lock:
-                settings.write_regions(frame)
+            settings.write_regions(frame)
         if self.areas:
             if not self.source.moving:
                 self.monitor = ZoneMonitor(self.areas, settings.classes)

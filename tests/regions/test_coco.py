@@ -1,7 +1,11 @@
 import numpy
 import pytest
 
-from streamseg.regions.coco import counts_to_string, decode_rle, encode_rle, string_to_counts
+import streamseg
+from streamseg.regions.coco import counts_to_string, decode_rle, encode_rle, region_rle, string_to_counts
+from streamseg.regions.regions import find_regions
+
+CLASSES = streamseg.Classes(("road", "car"), ((0, 0, 0), (1, 1, 1)))
 
 
 @pytest.mark.parametrize(
@@ -43,6 +47,25 @@ def test_a_mask_comes_back_bit_for_bit(seed):
     assert numpy.array_equal(decode_rle(rle), mask)
     assert numpy.array_equal(decode_rle({**rle, "counts": rle["counts"].encode()}), mask)
     assert numpy.array_equal(decode_rle({**rle, "counts": string_to_counts(rle["counts"])}), mask)
+
+
+@pytest.mark.parametrize("connectivity", [4, 8])
+@pytest.mark.parametrize("seed", range(30))
+def test_the_encoding_of_a_region_is_that_of_its_mask(seed, connectivity):
+    dice = numpy.random.default_rng(seed)
+    height, width = dice.integers(1, 60, 2)
+    labels = (dice.random((height, width)) < dice.random()).astype(numpy.uint8)
+    labels[:, : width // 3] = labels[0, 0]  # whole columns
+    regions = find_regions(labels, CLASSES, min_area=1, connectivity=connectivity)
+    assert regions
+    for region in regions:
+        assert region_rle(region) == encode_rle(region.mask())
+
+
+def test_the_encoding_of_a_region_needs_no_mask(monkeypatch):
+    (region,) = find_regions(numpy.zeros((1024, 2048), dtype=numpy.uint8), CLASSES)
+    monkeypatch.delattr(type(region), "mask")
+    assert region_rle(region) == {"size": [1024, 2048], "counts": counts_to_string([0, 1024 * 2048])}
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
 import io
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy
 import pytest
+from waiting import PATIENCE
 
 import streamseg
+from streamseg.regions import writing
 from streamseg.regions.coco import decode_rle
 from streamseg.regions.polygons import rasterise
 from streamseg.regions.regions import find_regions
@@ -108,3 +112,40 @@ def test_the_format_is_that_of_the_name_or_the_option():
     assert pick_format(Path("a.json"), "coco") == "coco"
     with pytest.raises(ValueError, match="--regions-format is 'xml'; choose one of: 'coco', 'geojson', 'lines'."):
         pick_format(Path("a.json"), "xml")
+
+
+@pytest.mark.parametrize("form", ["lines", "coco", "geojson"])
+def test_frames_of_several_threads_are_computed_at_the_same_time(form, monkeypatch):
+    together = threading.Barrier(2)
+    compute = writing.region_polygons
+
+    def wait_and_compute(*given):
+        together.wait(PATIENCE)  # breaks if one of the threads keeps the other away
+        return compute(*given)
+
+    monkeypatch.setattr(writing, "region_polygons", wait_and_compute)
+    file = io.StringIO()
+    with region_writer(file, form, CLASSES) as write, ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, frames()))
+    if form == "lines":
+        assert sorted(json.loads(line)["frame"] for line in file.getvalue().splitlines()) == [0, 1]
+    elif form == "geojson":
+        assert len(json.loads(file.getvalue())["features"]) == 4
+    else:
+        found = json.loads(file.getvalue())["annotations"]
+        assert [(entry["id"], entry["image_id"]) for entry in found] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+
+
+@pytest.mark.parametrize("form", ["lines", "coco", "geojson"])
+def test_no_two_threads_write_at_once(form):
+    class File(io.StringIO):
+        def write(self, text):
+            assert started == [] or write.__self__.lock.locked()
+            return super().write(text)
+
+    started = []
+    with region_writer(File(), form, CLASSES) as write:
+        started.append(True)
+        for frame in frames():
+            write(frame)
+        started.clear()

@@ -1,8 +1,6 @@
 import io
 import json
-import threading
 
-import pytest
 import torch
 from pipelines import Callbacks, Clip, changing_camera, run, shade
 
@@ -149,12 +147,3 @@ def test_a_camera_that_no_longer_fits_its_zones_ends_with_its_frames(model, quic
     assert problem.startswith("camera: Zone 'gate' has the point [40, 0], outside of a frame that is 32 wide")
     assert [record["frame"] for record in done.records if record["source"] == "camera"] == [0, 1, 2, 3, 4]
     assert sum(record["source"] == "b" for record in done.records) == 5
-
-
-def test_no_region_of_two_sources_is_written_at_once():
-    settings = RegionSettings(CLASSES, lambda frame: assert_held(settings.lock))
-    examine(settings, [labels_with_car(0)])
-
-
-def assert_held(lock: threading.Lock):
-    assert lock.locked()
