@@ -2,7 +2,8 @@
 
 The samples are scaled to a size, 1024 x 2048 by default, and labelled with the bundled weights. For each: how long
 find_regions takes of one core (processor time, the median and the least of 100 calls), the same with ids, polygons,
-COCO's masks, and a frame written in each format of --regions (10 calls); whether the regions are those of scipy, if that is installed; and which share of the pixels the polygons keep.
+COCO's masks, and a frame written in each format of --regions (10 calls); whether the regions are those of scipy, if
+that is installed; and which share of the pixels the polygons keep.
 """
 
 import io
@@ -19,9 +20,10 @@ from torch.nn.functional import interpolate
 import streamseg
 from streamseg.evaluate.benchmark import describe_load, describe_machine
 from streamseg.regions.coco import region_rle
+from streamseg.regions.defaults import SUFFIXES
 from streamseg.regions.polygons import TOLERANCE, rasterise, region_polygons
 from streamseg.regions.regions import Region
-from streamseg.regions.writing import SUFFIXES, FrameRegions, region_writer
+from streamseg.regions.writing import FrameRegions, region_writer
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 NAMES = ("suburb-1", "suburb-3", "city-traffic", "street-market")

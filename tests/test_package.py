@@ -95,7 +95,7 @@ def test_the_baselines_import_only_the_shared_building_blocks(path):
 @pytest.mark.parametrize("path", [path for path in MODULES if path.parts[0] == "regions"], ids=str)
 def test_regions_need_no_network(path):
     ours = {name.split(".")[1] for name in imports(path) if name.startswith("streamseg.")}
-    assert ours <= {"checks", "classes", "draw", "io", "regions"}
+    assert ours <= {"checks", "classes", "io", "regions"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)

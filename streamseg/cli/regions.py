@@ -12,12 +12,11 @@ from streamseg.cli.messages import STANDARD_OUTPUT
 from streamseg.cli.options import option
 from streamseg.cli.records import open_text
 from streamseg.io.files import check_writable
+from streamseg.regions.defaults import MIN_AREA, SUFFIXES
 
 if TYPE_CHECKING:
     from streamseg.classes import Classes
     from streamseg.stream.region_outputs import RegionSettings
-
-FORMATS = ("lines", "coco", "geojson")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +26,11 @@ class RegionOptions:
     regions: Annotated[Path | None, option("FILE", "none")] = None
     """A file for the connected regions of each frame: class, area, box, centroid, polygon, and in videos an id that
     lasts. NAME.coco.json is COCO, NAME.geojson has polygons like GeoJSON, any other name and - are JSON lines."""
-    regions_format: Annotated[str, option(default="by the name of the file", choices=FORMATS)] = ""
+    regions_format: Annotated[str, option(default="by the name of the file", choices=tuple(SUFFIXES))] = ""
     """The format of the file of regions."""
     regions_classes: Annotated[str, option("NAME,...", "all")] = ""
     """Find regions of these classes only, such as Car,Pedestrian."""
-    min_area: Annotated[int, option("PIXELS")] = 64
+    min_area: Annotated[int, option("PIXELS")] = MIN_AREA
     """Leave out regions of fewer pixels."""
     zones: Annotated[Path | None, option("FILE", "none")] = None
     """A TOML or JSON file of zones and lanes to watch; they are drawn on the overlay (docs/regions.md)."""

@@ -179,9 +179,7 @@ def split_names(names: tuple[str, ...], out: str) -> tuple[tuple[str, ...], str]
 
 def check_options(options: SegmentOptions, out: str, region_options: RegionOptions) -> None:
     """Raise an error if options are wrong, or do not go together."""
-    if out == options.json == "-":
-        raise ValueError("Raw labels and lines of JSON cannot share standard output: give --json a file name.")
-    if [out, str(options.json), *region_options.results].count("-") > 1:
+    if [out, options.json, *region_options.results].count("-") > 1:
         raise ValueError("OUT, --json, --regions and --events cannot share standard output: give file names.")
     if options.ray and (region_options.results or region_options.zones):
         raise ValueError("--ray labels videos into a folder: leave out --regions, --zones and --events.")

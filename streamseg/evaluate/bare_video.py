@@ -39,9 +39,7 @@ def describe_video(path: Path) -> VideoInfo:
     """Return what a video holds; an error if it cannot be read."""
     with open_video(path) as video:
         codec = video.stream.codec_context
-        return VideoInfo(
-            path.name, codec.name, codec.pix_fmt or "unknown", *video.size, float(round(Fraction(video.rate), 3))
-        )
+        return VideoInfo(path.name, codec.name, codec.pix_fmt or "unknown", *video.size, float(video.rate))
 
 
 def decode(path: Path) -> Iterator["av.VideoFrame"]:
@@ -95,6 +93,7 @@ def encode_labels(path: Path, labels: Sequence["av.VideoFrame"], out: Path, rate
 
 
 def exact_rate(rate: float) -> Fraction:
+    """Return a rate as the fraction that it was, such as 30000/1001."""
     return Fraction(rate).limit_denominator(1001)
 
 

@@ -1,6 +1,6 @@
 """Speed of `segment` from file to file, beside that of bare decoding and encoding in the same run.
 
-Every way reads the same frames and writes the same kinds of files. The ways run in turn, so that any disturbance
+Every case reads the same frames and writes the same kinds of files. The cases run in turn, so that any disturbance
 affects all of them, and each is timed from the opening of its first file to the closing of its last.
 """
 
@@ -57,14 +57,14 @@ NETWORK, LABELS, OVERLAY = "network", "labels", "overlay"
 
 @dataclass(frozen=True)
 class Run:
-    """One run of one way."""
+    """One run of one case."""
 
     frames: int
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     """Processor time of all threads of this process."""
     summary: Summary | None = None
-    """What the pipeline measured; None for a bare way."""
+    """What the pipeline measured; None for a bare case."""
     queues: dict[str, float] = field(default_factory=dict)
     """How full the queues between the stages were on average, from 0 to 1."""
     first_labels: float = 0.0
@@ -76,20 +76,21 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way through the frames: bare, or that of `segment`."""
+class Case:
+    """What is measured: a bare codec, the network alone, or `segment`."""
 
     name: str
     run: Callable[[], Run]
     bare: str = ""
-    """The bare way that `segment` is compared with."""
+    """The bare case that `segment` is compared with."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed of a way over all rounds."""
+    """The speed of a case over all rounds."""
 
     way: str
+    """The name of the case."""
     fps: float
     """Frames a second, the median of the rounds."""
     rounds: tuple[float, ...]
@@ -98,16 +99,17 @@ class Speed:
     """How many cores were busy on average."""
     bare: str = ""
     of_bare: float | None = None
-    """Speed relative to the bare way, the median of the rounds."""
+    """Speed relative to the bare case, the median of the rounds."""
     of_network: float | None = None
     """Speed relative to the network alone, the median of the rounds."""
 
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Where the time of a way of `segment` goes, the mean of the rounds."""
+    """Where the time of a case of `segment` goes, the mean of the rounds."""
 
     way: str
+    """The name of the case."""
     ms: dict[str, float]
     """Milliseconds a frame, by stage."""
     busy: dict[str, float]
@@ -123,6 +125,7 @@ class StageTimes:
     of_slowest: float
     """Speed of the whole relative to its slowest stage."""
     bottleneck: str
+    """A sentence on the round of median speed."""
 
 
 @dataclass(frozen=True)
@@ -168,9 +171,9 @@ def measure_pipeline(
     """Measure `segment` on the first frames of a video, and what bare codecs take for the same.
 
     Args:
-        frames: How many frames each way takes; fewer if the video is shorter.
+        frames: How many frames each case takes; fewer if the video is shorter.
         streams: How many streams are read at once where many are measured; they have as many frames together.
-        rounds: How often each way runs.
+        rounds: How often each case runs.
     """
     info = describe_video(video)
     with tempfile.TemporaryDirectory(prefix="streamseg-") as name:
@@ -197,17 +200,17 @@ def measure_pipeline(
                 return Run(sum(pool.map(lambda out: transcode(part, out, rate), outs)))
 
         several = f"{streams} x {TRANSCODE}"
-        ways = [
-            Way(DECODE, lambda: Run(count_frames(clip))),
-            Way(NETWORK, partial(run_network, clip, settings, count)),
-            Way(LABEL_ENCODE, lambda: Run(encode_labels(clip, labels, folder / "bare.mkv", rate))),
-            Way(LABELS, lambda: segment([clip], LABELS), LABEL_ENCODE),
-            Way(TRANSCODE, lambda: Run(transcode(clip, folder / "bare.mp4", rate))),
-            Way(OVERLAY, lambda: segment([clip], OVERLAY), TRANSCODE),
-            Way(several, transcode_several),
-            Way(f"{OVERLAY}, {streams} streams", lambda: segment([part] * streams, OVERLAY), several),
+        cases = [
+            Case(DECODE, lambda: Run(count_frames(clip))),
+            Case(NETWORK, partial(run_network, clip, settings, count)),
+            Case(LABEL_ENCODE, lambda: Run(encode_labels(clip, labels, folder / "bare.mkv", rate))),
+            Case(LABELS, lambda: segment([clip], LABELS), LABEL_ENCODE),
+            Case(TRANSCODE, lambda: Run(transcode(clip, folder / "bare.mp4", rate))),
+            Case(OVERLAY, lambda: segment([clip], OVERLAY), TRANSCODE),
+            Case(several, transcode_several),
+            Case(f"{OVERLAY}, {streams} streams", lambda: segment([part] * streams, OVERLAY), several),
         ]
-        runs = run_in_turn(ways, rounds, progress)
+        runs = run_in_turn(cases, rounds, progress)
     later = [run.first_labels for found in runs.values() for run in found if run.first_labels]
     return PipelineFigures(
         info,
@@ -216,8 +219,8 @@ def measure_pipeline(
         rounds,
         first.first_labels,
         median(later),
-        tuple(summarise_speed(way, runs) for way in ways),
-        tuple(summarise_stages(way.name, runs[way.name]) for way in ways if way.bare),
+        tuple(summarise_speed(case, runs) for case in cases),
+        tuple(summarise_stages(case.name, runs[case.name]) for case in cases if case.bare),
     )
 
 
@@ -238,13 +241,13 @@ def wait_until_prepared(settings: LabelSettings) -> None:
         time.sleep(0.05)
 
 
-def run_in_turn(ways: Sequence[Way], rounds: int, progress: Callable[[int, int], None]) -> dict[str, list[Run]]:
-    """Run each way once in each round; return the runs of each."""
+def run_in_turn(cases: Sequence[Case], rounds: int, progress: Callable[[int, int], None]) -> dict[str, list[Run]]:
+    """Run each case once in each round; return the runs of each."""
     runs: dict[str, list[Run]] = defaultdict(list)
     for number in range(rounds):
-        for place, way in enumerate(ways):
-            progress(number * len(ways) + place, rounds * len(ways))
-            runs[way.name].append(way.run() if way.name == NETWORK else timed(way.run))
+        for place, case in enumerate(cases):
+            progress(number * len(cases) + place, rounds * len(cases))
+            runs[case.name].append(case.run() if case.name == NETWORK else timed(case.run))
     return runs
 
 
@@ -350,33 +353,36 @@ def sampled(pipeline: Pipeline, meter: Meter) -> Iterator[Samples]:
         samples.take(pipeline, meter)
 
 
-def summarise_speed(way: Way, runs: dict[str, list[Run]]) -> Speed:
-    """Return the speed of a way, and how it compares with others in the same round."""
-    own = runs[way.name]
+def summarise_speed(case: Case, runs: dict[str, list[Run]]) -> Speed:
+    """Return the speed of a case, and how it compares with others in the same round."""
+    own = runs[case.name]
 
     def ratio(other: str) -> float:
         return median(one.fps / two.fps for one, two in zip(own, runs[other], strict=True))
 
     return Speed(
-        way.name,
+        case.name,
         median(run.fps for run in own),
         tuple(run.fps for run in own),
         fmean(run.cpu_seconds / run.seconds for run in own),
-        way.bare,
-        ratio(way.bare) if way.bare else None,
-        ratio(NETWORK) if way.bare else None,
+        case.bare,
+        ratio(case.bare) if case.bare else None,
+        ratio(NETWORK) if case.bare else None,
     )
 
 
-def summarise_stages(way: str, runs: Sequence[Run]) -> StageTimes:
-    """Return where the time of a way of `segment` goes."""
+def summarise_stages(case: str, runs: Sequence[Run]) -> StageTimes:
+    """Return where the time of a case of `segment` goes."""
     summaries = [run.summary for run in runs if run.summary]
     names = summaries[0].stages
     busy = {name: fmean(summary.stages[name].share for summary in summaries) for name in names}
     queues = {name: fmean(run.queues[name] for run in runs if name in run.queues) for name in joint_names(runs)}
     slowest = max(busy, key=lambda name: busy[name])
+    ranked = sorted((run for run in runs if run.summary), key=lambda run: run.fps)
+    typical = ranked[len(ranked) // 2].summary
+    assert typical
     return StageTimes(
-        way,
+        case,
         {name: 1000 * fmean(summary.stages[name].mean for summary in summaries) for name in names},
         busy,
         queues,
@@ -384,7 +390,7 @@ def summarise_stages(way: str, runs: Sequence[Run]) -> StageTimes:
         1000 * fmean(run.seconds / run.frames for run in runs),
         slowest,
         busy[slowest],
-        bottleneck(summaries[-1]),
+        bottleneck(typical),
     )
 
 

@@ -66,7 +66,7 @@ class Switch:
         if on == self.on:
             self.changing = None
             return False
-        if self.changing is None:
+        if self.changing is None or seconds < self.changing:  # a clock that was set back begins anew
             self.changing = seconds
         if seconds - self.changing < debounce - ROUNDING:
             return False

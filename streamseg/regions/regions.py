@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 
 from streamseg.checks import check_choice, check_count
 from streamseg.classes import IGNORE, Classes
+from streamseg.regions.defaults import MIN_AREA
 from streamseg.regions.spans import Ints, Spans, connect_spans, find_spans
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-MIN_AREA = 64
-"""Regions of fewer pixels are left out by default; most of them are specks of a few pixels."""
 
 Box = tuple[int, int, int, int]
 Point = tuple[float, float]

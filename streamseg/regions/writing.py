@@ -11,11 +11,9 @@ from typing import IO, Any
 from streamseg.checks import check_choice
 from streamseg.classes import Classes
 from streamseg.regions.coco import region_rle
+from streamseg.regions.defaults import SUFFIXES
 from streamseg.regions.polygons import TOLERANCE, Points, region_polygons
 from streamseg.regions.regions import Region
-
-SUFFIXES = {"coco": ".coco.json", "geojson": ".geojson", "lines": ""}
-"""The formats, each with the end of the file names that choose it; JSON lines for all other names."""
 
 LINES_START = '{"source": "'
 GEOJSON_START = '{"type": "FeatureCollection", "generator": "streamseg"'

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from streamseg.classes import Classes
 from streamseg.io.sources import Capture, Source
+from streamseg.regions.defaults import MIN_AREA
 from streamseg.regions.drawing import draw_zones
 from streamseg.regions.events import Event, Reading, ZoneMonitor
-from streamseg.regions.regions import MIN_AREA, find_regions
+from streamseg.regions.regions import find_regions
 from streamseg.regions.sinks import EventSink
 from streamseg.regions.tracking import RegionTracker
 from streamseg.regions.writing import FrameRegions

@@ -42,7 +42,7 @@ from streamseg.train.config import RECIPES
         ("segment a.png", "Nothing at a.png: expected a picture, a video, a folder or a list of names."),
         ("segment", "Nothing to read: give a picture, a video, a folder, a camera or an address."),
         ("segment there.png --size 12", "--size is '12'; expected a height and a width from 32 up, such as 720x1280."),
-        ("segment - - --json -", "Raw labels and lines of JSON cannot share standard output"),
+        ("segment - - --json -", "OUT, --json, --regions and --events cannot share standard output"),
         ("export model.xyz", "expected .onnx, .xml, .pt2."),
         ("benchmark fanet19", "'fanet19' is neither a file nor one of the networks fanet18, fanet34,"),
         ("reproduce VII", "table is 'VII'; choose one of: 'I', 'II',"),

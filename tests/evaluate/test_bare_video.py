@@ -11,6 +11,7 @@ from streamseg.evaluate.bare_video import (
     count_frames,
     describe_video,
     encode_labels,
+    exact_rate,
     to_label_frames,
     transcode,
 )
@@ -20,7 +21,7 @@ from streamseg.io.video_reading import open_video, read_label_video
 def test_a_video_is_described(tmp_path):
     info = describe_video(make_clip(tmp_path / "a.mp4", 3, rate=Fraction(30000, 1001)))
     assert (info.name, info.codec, info.pixels, info.height, info.width) == ("a.mp4", "h264", "yuv420p", 48, 64)
-    assert info.rate == pytest.approx(29.97)
+    assert exact_rate(info.rate) == Fraction(30000, 1001)
 
 
 def test_a_bare_transcode_keeps_every_frame_and_the_codec_of_an_overlay(tmp_path):

@@ -15,9 +15,9 @@ from PIL import Image
 import streamseg
 from streamseg.evaluate import pipeline_benchmark
 from streamseg.evaluate.pipeline_benchmark import (
+    Case,
     Run,
     Samples,
-    Way,
     check_video,
     describe_queue,
     measure_pipeline,
@@ -33,7 +33,7 @@ from streamseg.stream.latency import Meter, Stage, Summary
 from streamseg.stream.settings import DrawStyle, LabelSettings
 from streamseg.stream.state import LastFrames
 
-WAYS = [
+CASES = [
     "decode",
     "network",
     "decode, encode labels",
@@ -51,7 +51,7 @@ def settings(model):
     return LabelSettings(model, streamseg.CAMVID, LastFrames(1), size=(32, 32))
 
 
-def test_every_way_takes_the_same_frames_and_is_compared_in_the_same_run(settings, tmp_path, monkeypatch):
+def test_every_case_takes_the_same_frames_and_is_compared_in_the_same_run(settings, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     video, steps = make_clip(tmp_path / "drive.mp4", 20), []
     figures = measure_pipeline(
@@ -65,7 +65,7 @@ def test_every_way_takes_the_same_frames_and_is_compared_in_the_same_run(setting
     )
     assert steps == [(i, 16) for i in range(16)]
     assert (figures.video.name, figures.frames, figures.streams, figures.rounds) == ("drive.mp4", 12, 2, 2)
-    assert [speed.way for speed in figures.speeds] == WAYS
+    assert [speed.way for speed in figures.speeds] == CASES
     for speed in figures.speeds:
         assert len(speed.rounds) == 2
         assert 0 < min(speed.rounds) <= speed.fps <= max(speed.rounds) < math.inf
@@ -110,13 +110,13 @@ def test_a_run_that_is_stopped_is_no_measurement(settings, tmp_path, monkeypatch
         run_segment([make_clip(tmp_path / "drive.mp4", 3)], "labels", settings, DrawStyle(), tmp_path)
 
 
-def test_the_ways_run_in_turn():
+def test_the_cases_run_in_turn():
     order = []
 
-    def way(name):
-        return Way(name, lambda: order.append(name) or Run(3))
+    def case(name):
+        return Case(name, lambda: order.append(name) or Run(3))
 
-    runs = run_in_turn([way("a"), way("b")], 2, lambda done, total: None)
+    runs = run_in_turn([case("a"), case("b")], 2, lambda done, total: None)
     assert order == ["a", "b", "a", "b"]
     assert [run.frames for found in runs.values() for run in found] == [3, 3, 3, 3]
     assert all(run.seconds > 0 for found in runs.values() for run in found)
@@ -126,10 +126,10 @@ def test_a_ratio_is_the_median_of_the_ratios_of_each_round():
     # the machine was ten times as slow in the second round: the ratio is not
     own = [Run(10, 2.0, 1.0), Run(10, 20.0, 10.0), Run(10, 2.0, 1.0)]
     bare = [Run(10, 1.0, 1.0), Run(10, 10.0, 10.0), Run(10, 1.25, 1.0)]
-    speed = summarise_speed(Way("ours", lambda: Run(1), "bare"), {"ours": own, "bare": bare, "network": own})
+    speed = summarise_speed(Case("ours", lambda: Run(1), "bare"), {"ours": own, "bare": bare, "network": own})
     assert (speed.fps, speed.rounds, speed.of_bare, speed.of_network) == (5.0, (5.0, 0.5, 5.0), 0.5, 1.0)
     assert speed.cores == pytest.approx(0.5)
-    alone = summarise_speed(Way("bare", lambda: Run(1)), {"bare": bare})
+    alone = summarise_speed(Case("bare", lambda: Run(1)), {"bare": bare})
     assert (alone.of_bare, alone.of_network) == (None, None)
 
 
@@ -140,6 +140,12 @@ def test_the_whole_is_compared_with_its_slowest_stage():
     assert stages.ms == pytest.approx({"decode": 20.0, "network": 170.0})
     assert (stages.slowest, stages.of_slowest, stages.ms_per_frame) == ("network", pytest.approx(0.85), 200.0)
     assert stages.waits == ("decode waits for network (queue 100 % full)",)
+
+
+def test_the_bottleneck_is_that_of_the_round_of_median_speed():
+    disturbed = replace(SUMMARY, stages={"decode": Stage(0.9, 0.95), "network": Stage(0.18, 0.1)})
+    runs = [Run(10, 2.0, summary=SUMMARY), Run(10, 1.9, summary=SUMMARY), Run(10, 20.0, summary=disturbed)]
+    assert summarise_stages("overlay", runs).bottleneck.startswith("Bottleneck: network, busy 90 % of the time")
 
 
 @pytest.mark.parametrize(
@@ -227,12 +233,12 @@ def test_the_verb_prints_tables_and_writes_json_and_a_plot(tmp_path, model, monk
     assert run(monkeypatch, "benchmark", "--pipeline", "drive.mp4", *options, *more) == 0
     shown = capsys.readouterr().out
     assert "8 frames of drive.mp4 (h264, 48 x 64), 1 round in turn" in shown
-    assert all(f"\n  {way}" in shown for way in WAYS)
+    assert all(f"\n  {way}" in shown for way in CASES)
     assert "First labels" in shown
     entry = json.loads((tmp_path / "a.json").read_text())
     assert entry.keys() >= {"machine", "network", "video", "frames", "speeds", "stages", "first_labels_seconds"}
     assert entry["network"]["size"] == [32, 32]
-    assert [speed["way"] for speed in entry["speeds"]] == WAYS
+    assert [speed["way"] for speed in entry["speeds"]] == CASES
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
     names = {"drive.mp4", "weights.safetensors", "a.json", "a.png"}
     assert {path.name for path in tmp_path.iterdir()} == names

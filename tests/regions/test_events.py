@@ -66,6 +66,13 @@ def test_a_state_that_flickers_never_changes():
     assert not switch.on
 
 
+def test_a_change_is_not_held_up_by_time_that_goes_back():
+    switch = Switch()
+    assert not switch.update(True, 1000.0, 0.5)
+    assert [switch.update(True, seconds, 0.5) for seconds in (2.0, 2.4, 2.5)] == [False, False, True]
+    assert switch.on
+
+
 CORNERS = ((0.0, 1.0), (1.0, 1.0), (1.0, 0.0), (0.0, 0.0))
 
 

@@ -7,7 +7,7 @@ from io import StringIO
 
 import pytest
 from listeners import LOCALHOST, Broker, free_port
-from waiting import until
+from waiting import PATIENCE, until
 
 from streamseg.io import live_sender
 from streamseg.regions import sinks
@@ -43,7 +43,10 @@ def server(*answers):
 
 
 @pytest.fixture(autouse=True)
-def no_proxy(monkeypatch):
+def patient_and_without_proxy(monkeypatch):
+    # a machine that stalls must not make a webhook send an event again, nor give up at the end
+    monkeypatch.setattr(sinks, "TIMEOUT", PATIENCE)
+    monkeypatch.setattr(sinks, "DRAIN_SECONDS", PATIENCE)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
