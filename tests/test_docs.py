@@ -105,7 +105,7 @@ def test_the_fleet_and_the_options_on_the_page_on_cameras_exist(capsys, monkeypa
     with pytest.raises(SystemExit):
         cli.main()
     known, page = capsys.readouterr().out, (ROOT / "docs/cameras.md").read_text()
-    for option in re.findall(r"--[a-z][a-z-]*", page):
+    for option in re.findall(r"--[a-z][a-z-]*", re.sub(r"^python benchmarks/.*$", "", page, flags=re.M)):
         assert option in known, option
     assert re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`\w+`.*?) \|", page, re.MULTILINE))) == [
         "name",

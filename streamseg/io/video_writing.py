@@ -72,7 +72,7 @@ CODEC_OPTIONS = {
 
 LABEL_SLICES = 16
 """Parts of a large frame of labels that are encoded at once; FFmpeg's default is 4. Not by the number of cores, so that
-the same labels make the same file. The file grows by 3 %."""
+the same labels make the same file. The file grows a little."""
 LEAST_SLICED = 256
 """Height and width of a frame from which on it has so many parts."""
 
