@@ -8,6 +8,7 @@ from clips import make_clip, picture
 from commands import error_line
 
 from streamseg.io.images import write_image
+from streamseg.io.video_reading import open_video
 
 EVERYWHERE = "[[0, 0], [1, 0], [1, 1], [0, 1]]"
 
@@ -56,6 +57,17 @@ def test_a_webhook_that_refuses_is_one_sentence_and_the_files_are_written(segmen
     (line,) = capfd.readouterr().err.splitlines()
     assert "events could not be sent, the first because http://127.0.0.1:1/" in line
     assert Path("o.png").exists()
+
+
+def test_zones_that_fit_one_video_only_end_the_other_with_one_sentence(segment, inputs, capfd):
+    make_clip(Path("w.mp4"), 5, size=(96, 128))
+    Path("pixels.toml").write_text('[[zone]]\nname = "x"\npoints = [[0, 0], [100, 0], [0, 40]]\nclasses = ["Car"]\n')
+    assert segment("v.mp4", "w.mp4", "-o", "out", "--zones", "pixels.toml", "--quiet") == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "v: Zone 'x' has the point [100.0, 0.0], outside of a frame that is 64 wide" in line
+    assert [path.name for path in Path("out").iterdir()] == ["w-overlay.mp4"]
+    with open_video("out/w-overlay.mp4") as video:
+        assert sum(1 for _ in video) == 5
 
 
 @pytest.mark.parametrize(
