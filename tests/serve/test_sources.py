@@ -59,6 +59,25 @@ def test_a_wrong_source_is_one_sentence(given, expected):
     assert "secret" not in str(caught.value)
 
 
+def test_several_videos_are_no_source(tmp_path):
+    for name in ("a.mp4", "b.mp4"):
+        make_clip(tmp_path / name, 2)
+    with pytest.raises(ValueError, match="holds 2 sources: give one of them, such as a"):
+        parse_sources([f"road={tmp_path}"])
+
+
+def test_whatever_a_source_raises_it_is_opened_again(monkeypatch):
+    def break_down(address):
+        raise RuntimeError
+
+    monkeypatch.setattr(sources, "PAUSES", (0.02,))
+    monkeypatch.setattr(sources, "find_source", break_down)
+    with run_server(sources={"cam": "0"}) as server:
+        cam = server.gate.sources["cam"]
+        until(lambda: cam.fault == "RuntimeError")
+        assert all(thread.is_alive() for thread in cam.threads)
+
+
 def test_a_picture_is_no_source(tmp_path):
     from PIL import Image
 
