@@ -4,8 +4,8 @@ It is a process of its own because PyAV holds Python's lock while FFmpeg connect
 answer would stop the network. A process that hangs can also be ended. It imports nothing but PyAV, to start at once.
 
 Standard input: a line of JSON (address, format, options, size, rate, FFmpeg's name and number of the colour matrix),
-then for each frame its time in ticks (8 bytes) and its planes R, G, B (3 x H x W bytes). Standard output: a line `open`,
-`sent` for each frame, `done` at the end, or `error` with the reason.
+then for each frame its time in ticks (8 bytes) and its planes R, G, B (3 x H x W bytes). Standard output: a line
+`open`, `sent` for each frame, `done` at the end, or `error` with the reason.
 """
 
 import json

@@ -1,14 +1,18 @@
+import threading
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from clips import make_clip
 from servers import RtspServer
 from serving import run_server
 from source_files import shade
-from waiting import until
+from waiting import PATIENCE, until
 
 from streamseg.io import sources as kinds
 from streamseg.serve import sources
+from streamseg.serve.gate import Limits
 from streamseg.serve.sources import parse_sources
 
 
@@ -76,6 +80,19 @@ def test_whatever_a_source_raises_it_is_opened_again(monkeypatch):
         cam = server.gate.sources["cam"]
         until(lambda: cam.fault == "RuntimeError")
         assert all(thread.is_alive() for thread in cam.threads)
+
+
+def test_an_answer_that_is_late_is_cancelled(monkeypatch):
+    answer = Future()
+    gate = SimpleNamespace(limits=Limits(seconds=0.01), batcher=SimpleNamespace(submit=lambda frame, state: answer))
+    source = sources.ServedSource("cam", "0", gate, dropped=None)
+    frames = iter([SimpleNamespace(frame=None), None])
+    monkeypatch.setattr(source, "next_frame", lambda: next(frames))
+    source.closed.set()
+    labelling = threading.Thread(target=source.label)
+    labelling.start()
+    labelling.join(PATIENCE)
+    assert answer.cancelled()
 
 
 def test_a_picture_is_no_source(tmp_path):
