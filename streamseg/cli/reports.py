@@ -21,7 +21,8 @@ def list_results(pipeline: "Pipeline", result: "RunResult", deadline: float | No
             yield f"{stream.source.name}: {writer.sender.counts}"
         elif writer.written and not stream.results.are_pictures:
             names = [name for files in writer.parts if isinstance(files, OutputFiles) for name in list_files(files)]
-            yield f"{stream.source.name}: {'  '.join(names)}"
+            if names:
+                yield f"{stream.source.name}: {'  '.join(names)}"
     if result.frames > 1:
         yield f"\nall frames: {list_largest_classes(pipeline.settings.classes.names, result.shares)}"
         yield f"network input {result.size[0]} x {result.size[1]}\n"

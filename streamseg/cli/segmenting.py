@@ -29,6 +29,7 @@ from streamseg.cli.options import (
 from streamseg.cli.records import open_records
 from streamseg.cli.regions import NO_REGIONS, RegionOptions, check_region_options, open_region_outputs
 from streamseg.cli.reports import count_sent, list_results
+from streamseg.io.sources import HARDWARE_DECODERS
 from streamseg.io.web import is_address
 from streamseg.models.bundled import DEFAULT
 
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from streamseg.io.sources import Source
     from streamseg.stream.pipeline import RunResult
     from streamseg.stream.settings import DrawStyle, LabelSettings
-
-HARDWARE_DECODERS = ("auto", "cuda", "vaapi", "videotoolbox")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +101,7 @@ class SegmentOptions:
     """Frames per second of numbered pictures and raw frames."""
     device: Device = ""
     """cuda or cpu."""
-    hardware_decoding: Annotated[str, option("NAME", "none", choices=HARDWARE_DECODERS)] = ""
+    hardware_decoding: Annotated[str, option("NAME", "none", choices=("auto", *HARDWARE_DECODERS))] = ""
     """Decode videos and streams by hardware: cuda (NVDEC), vaapi, videotoolbox, or auto for the first that works. What
     it cannot decode is decoded on the CPU, and a message says so."""
     precision: Precision = ""
@@ -348,10 +347,10 @@ def run_plan(
     if lines and lines.reached:
         print(f"\n--json: {lines.counts}", file=messages)
     for problem in problems:
-        if problem not in result.told.values():
+        if problem not in result.reported.values():
             print_error(problem)
-    if result.told:
-        print_error(f"{len(result.told)} of {len(plan.sources)} sources failed: {', '.join(result.told)}.")
+    if result.reported:
+        print_error(f"{len(result.reported)} of {len(plan.sources)} sources failed: {', '.join(result.reported)}.")
     if result.signal:
         print_error(f"Stopped after {result.frames} frames: the files hold those.")
     wait_for_window(screen, plan, result)

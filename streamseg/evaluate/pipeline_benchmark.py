@@ -235,10 +235,21 @@ def shorten(video: Path, out: Path, frames: int) -> Path:
 
 
 def wait_until_prepared(settings: LabelSettings) -> None:
-    """Wait for an engine that prepares itself in the background."""
+    """Wait for an engine that prepares itself in the background; raise an OSError if it does not get ready."""
     preparation, end = getattr(settings.model, "preparation", None), time.monotonic() + PREPARATION_SECONDS
-    while preparation is not None and preparation.waiting and time.monotonic() < end:
+    if preparation is None:
+        return
+    while preparation.waiting and time.monotonic() < end:
         time.sleep(0.05)
+    if preparation.waiting:
+        raise OSError(
+            f"The fast engine was not prepared within {PREPARATION_SECONDS:.0f} s, so that its speed cannot be "
+            "measured: compile its kernels first with streamseg warm."
+        )
+    if preparation.failed:
+        raise OSError(
+            "The fast engine could not be prepared, so that its speed cannot be measured: see the warning above."
+        )
 
 
 def run_in_turn(cases: Sequence[Case], rounds: int, progress: Callable[[int, int], None]) -> dict[str, list[Run]]:
@@ -293,11 +304,11 @@ def run_network(clip: Path, settings: LabelSettings, count: int) -> Run:
 
 def run_segment(videos: Sequence[Path], kind: str, settings: LabelSettings, style: DrawStyle, folder: Path) -> Run:
     """Run the pipeline of `segment` over videos, each of which is a stream, to overlays or to labels."""
-    suffix = "mp4" if kind == OVERLAY else "mkv"
-    pairs = [
-        (VideoFile(f"stream {i}", str(video)), OutputFiles(**{kind: folder / f"{kind}-{i}.{suffix}"}))
-        for i, video in enumerate(videos)
-    ]
+    pairs = []
+    for i, video in enumerate(videos):
+        overlay, labels = folder / f"{OVERLAY}-{i}.mp4", folder / f"{LABELS}-{i}.mkv"
+        files = OutputFiles(overlay=overlay) if kind == OVERLAY else OutputFiles(labels=labels)
+        pairs.append((VideoFile(f"stream {i}", str(video)), files))
     meter = Meter()
     pipeline = Pipeline(pairs, settings, style, meter)
     with sampled(pipeline, meter) as samples:

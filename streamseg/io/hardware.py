@@ -4,16 +4,17 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from streamseg.io.pyav import av
+from streamseg.io.sources import HARDWARE_DECODERS
 
 if TYPE_CHECKING:
     from av.codec.hwaccel import HWAccel
     from av.container import InputContainer
 
-DECODERS = ("cuda", "videotoolbox", "vaapi")
-"""In the order in which auto tries them."""
-
 HARDWARE_FORMATS = ("nv12", "p010le")
-"""The pixel formats of frames that a hardware decoder hands back; no decoder on the CPU makes them."""
+"""The pixel formats of frames that a hardware decoder hands back; on the CPU only raw video may have them."""
+
+FAILED: set[str] = set()
+"""The decoders that could not be opened in this process: they are not tried again."""
 
 LEAST_VERSION = 17
 """The first PyAV that does not crash where a hardware decoder fails."""
@@ -24,29 +25,35 @@ def open_accelerated(open_container: "Callable[[HWAccel | None], InputContainer]
 
     Args:
         open_container: Opens it, given a decoder or None.
-        hardware: A name of DECODERS, auto for the first that works, or empty for none.
+        hardware: A name of HARDWARE_DECODERS, auto for the first that works, or empty for none.
     """
-    for accelerator in accelerators(hardware):
+    failed = []
+    for name, accelerator in accelerators(hardware):
         try:
             container = open_container(accelerator)
+        except (av.error.ExitError, av.error.TimeoutError):  # the address does not answer: no decoder changes that
+            raise
         except av.error.FFmpegError:  # no such device; a fault of the file comes again below
+            failed.append(name)
             continue
         if any(stream.codec_context and stream.codec_context.is_hwaccel for stream in container.streams.video):
             return container
         container.close()
-    return open_container(None)
+    container = open_container(None)
+    FAILED.update(failed)  # it can be opened, so it was the device
+    return container
 
 
-def accelerators(hardware: str) -> "Iterator[HWAccel]":
-    """Yield the decoders of a name that this PyAV offers."""
+def accelerators(hardware: str) -> "Iterator[tuple[str, HWAccel]]":
+    """Yield the decoders of a name that this PyAV offers, with their own names."""
     if not hardware or is_too_old():
         return
     from av.codec.hwaccel import HWAccel, hwdevices_available
 
     offered = hwdevices_available()
-    for name in DECODERS if hardware == "auto" else (hardware,):
-        if name in offered:
-            yield HWAccel(name, allow_software_fallback=True)
+    for name in HARDWARE_DECODERS if hardware == "auto" else (hardware,):
+        if name in offered and name not in FAILED:
+            yield name, HWAccel(name, allow_software_fallback=True)
 
 
 def fallback_note(name: str, hardware: str, pixel_format: str) -> str:

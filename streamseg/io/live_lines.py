@@ -9,8 +9,8 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from streamseg.io.live_sender import Connection, LiveSender
-from streamseg.io.web import redact, redact_text
+from streamseg.io.live_sender import ANSWER_SECONDS, Connection, LiveSender
+from streamseg.io.web import redact, redact_address_in
 
 if TYPE_CHECKING:
     from paho.mqtt.client import Client, ConnectFlags
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 ROOM = 1000
 """Lines that may wait for a server."""
-ANSWER_SECONDS = 10.0
-"""How long a server may take to connect, and for each line."""
 SCHEMES = ("ws", "wss", "mqtt", "mqtts")
 """Kinds of addresses that take lines."""
 
@@ -33,14 +31,15 @@ class WebSocketLines:
             from websockets.exceptions import WebSocketException
             from websockets.sync.client import connect
         except ImportError:
-            raise ImportError("Sending lines to a WebSocket needs websockets: pip install 'streamseg[serve]'") from None
+            raise missing_websockets() from None
         self.failures = (WebSocketException, OSError)
         self.opened = ExitStack()
         try:
             opening = connect(address, open_timeout=ANSWER_SECONDS, close_timeout=ANSWER_SECONDS)
             self.socket = self.opened.enter_context(opening)
         except self.failures as error:
-            raise OSError(explain(error, address)) from None
+            words = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+            raise OSError(redact_address_in(words, address)) from None
         if os.name == "posix":  # a server that no longer reads must not hold up the thread for ever
             limit = struct.pack("ll", int(ANSWER_SECONDS), 0)
             self.socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -124,6 +123,10 @@ class MqttLines:
             self.client.loop_stop()
 
 
+def missing_websockets() -> ImportError:
+    return ImportError("Sending lines to a WebSocket needs websockets: pip install 'streamseg[serve]'")
+
+
 def missing_paho() -> ImportError:
     return ImportError("Sending lines over MQTT needs paho-mqtt: pip install 'streamseg[mqtt]'")
 
@@ -167,12 +170,4 @@ def check_line_address(address: str) -> None:
     if not host or (mqtt and (not topic or set(topic) & set("#+\0"))):
         raise ValueError(f"{shown} is no address for lines of JSON: expected {scheme}://host:port/{'topic' * mqtt}.")
     if find_spec("paho" if mqtt else "websockets") is None:
-        if mqtt:
-            raise missing_paho()
-        raise ImportError("Sending lines to a WebSocket needs websockets: pip install 'streamseg[serve]'")
-
-
-def explain(error: Exception, address: str) -> str:
-    """Return why a connection failed, without the password."""
-    words = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    return redact_text(words.replace(address, redact(address)))
+        raise missing_paho() if mqtt else missing_websockets()

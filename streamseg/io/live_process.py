@@ -3,9 +3,9 @@
 It is a process of its own because PyAV holds Python's lock while FFmpeg connects: in a thread, a server that does not
 answer would stop the network. A process that hangs can also be ended. It imports nothing but PyAV, to start at once.
 
-Standard input: a line of JSON (address, format, options, size, rate), then for each frame its time in ticks (8 bytes)
-and its planes R, G, B (3 x H x W bytes). Standard output: a line `open`, `sent` for each frame, `done` at the end, or
-`error` with the reason.
+Standard input: a line of JSON (address, format, options, size, rate, FFmpeg's name and number of the colour matrix),
+then for each frame its time in ticks (8 bytes) and its planes R, G, B (3 x H x W bytes). Standard output: a line
+`open`, `sent` for each frame, `done` at the end, or `error` with the reason.
 """
 
 import json
@@ -32,8 +32,8 @@ MAX_OPEN_SECONDS = 20
 """After this time a process that still connects ends, even if the one that started it has gone."""
 PLANES = (1, 2, 0)
 """The channel of each plane of FFmpeg's gbrp."""
-BT709, BT601, LIMITED_RANGE = 1, 6, 1
-"""FFmpeg's numbers."""
+LIMITED_RANGE = 1
+"""FFmpeg's number of the range of video."""
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def send_frames(header: dict[str, Any], frames: BinaryIO, answer: Callable[[str]
         signal.alarm(MAX_OPEN_SECONDS)
     container = av.open(header["address"], "w", format=header["format"], container_options=header["options"])
     try:
-        stream = add_stream(container, height, width, Fraction(*header["rate"]))
+        stream = add_stream(container, height, width, Fraction(*header["rate"]), header["matrix_number"])
         container.start_encoding()
         if hasattr(signal, "alarm"):
             signal.alarm(0)
@@ -69,7 +69,7 @@ def send_frames(header: dict[str, Any], frames: BinaryIO, answer: Callable[[str]
             planes = frames.read(3 * height * width)
             if len(planes) < 3 * height * width:
                 break
-            picture = to_picture(planes, height, width, stream)
+            picture = to_picture(planes, height, width, stream, header["matrix"])
             picture.pts, picture.time_base = struct.unpack("<q", time)[0], tick
             for packet in stream.encode(picture):
                 container.mux(packet)
@@ -80,7 +80,7 @@ def send_frames(header: dict[str, Any], frames: BinaryIO, answer: Callable[[str]
         container.close()
 
 
-def add_stream(container: "OutputContainer", height: int, width: int, rate: Fraction) -> "VideoStream":
+def add_stream(container: "OutputContainer", height: int, width: int, rate: Fraction, matrix: int) -> "VideoStream":
     """Add a stream of H.264 without delay, with a key frame a second for those who join."""
     codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
     options = {"g": str(max(1, round(rate))), "bf": "0"}
@@ -90,12 +90,12 @@ def add_stream(container: "OutputContainer", height: int, width: int, rate: Frac
     context = stream.codec_context
     context.width, context.height, context.pix_fmt = width + width % 2, height + height % 2, "yuv420p"
     context.time_base = stream.time_base = Fraction(1, TICKS)
-    context.colorspace = context.color_primaries = context.color_trc = BT709 if height > 576 else BT601
+    context.colorspace = context.color_primaries = context.color_trc = matrix
     context.color_range = LIMITED_RANGE
     return stream
 
 
-def to_picture(planes: bytes, height: int, width: int, stream: "VideoStream") -> "av.VideoFrame":
+def to_picture(planes: bytes, height: int, width: int, stream: "VideoStream", matrix: str) -> "av.VideoFrame":
     """Return planes as a frame for the encoder; an odd size is padded with the last row or column."""
     context = stream.codec_context
     picture = av.VideoFrame(context.width, context.height, "gbrp")
@@ -105,7 +105,7 @@ def to_picture(planes: bytes, height: int, width: int, stream: "VideoStream") ->
             begin = (channel * height + min(row, height - 1)) * width
             line = planes[begin : begin + width]
             pixels[row * step : row * step + context.width] = line + line[-1:] * (width % 2)
-    return picture.reformat(format="yuv420p", dst_colorspace="ITU709" if height > 576 else "ITU601")
+    return picture.reformat(format="yuv420p", dst_colorspace=matrix)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ Sent = TypeVar("Sent", contravariant=True)
 
 PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds before each new attempt to connect; the last is for all further ones."""
+ANSWER_SECONDS = 10.0
+"""How long a peer may take to connect, and for each item."""
 CLOSE_SECONDS = 15.0
 """How long the end of a run waits for what has not been sent yet."""
 
@@ -44,6 +46,7 @@ class LiveSender(Generic[Item]):
         room: How many items may wait.
         noun: What an item is called.
         notify: Receives a sentence when the connection is lost, and when it is back.
+        hint: A sentence to add if the first attempt fails.
     """
 
     def __init__(
@@ -55,12 +58,14 @@ class LiveSender(Generic[Item]):
         room: int,
         noun: str,
         notify: Callable[[str], None],
+        hint: str = "",
     ):
         self.name, self.shown, self.connect = name, shown, connect
         self.room, self.noun, self.notify = room, noun, notify
+        self.hint = hint
         self.waiting: deque[Item] = deque()
         self.change = threading.Condition()
-        self.closing = False
+        self.closing = self.aborted = False
         self.connection: Connection[Item] | None = None
         self.sent = self.dropped = 0
         self.reached = False
@@ -114,7 +119,7 @@ class LiveSender(Generic[Item]):
     def abort(self) -> None:
         """Disconnect and drop what waits."""
         with self.change:
-            self.closing = True
+            self.closing = self.aborted = True
             self.drop_waiting()
             self.change.notify_all()
             connection = self.connection
@@ -127,6 +132,8 @@ class LiveSender(Generic[Item]):
             try:
                 if self.connection is None:
                     self.connection = self.connect(item)
+                if self.aborted:  # while it connected
+                    raise ConnectionAbortedError("the run has ended")
                 self.connection.send(item)
             except Exception as error:  # whatever a library raises: the run goes on without it
                 self.put_back(item)
@@ -143,7 +150,7 @@ class LiveSender(Generic[Item]):
         """Wait for an item, and until it is time for the next attempt; None at the end."""
         with self.change:
             while True:
-                if self.closing and (not self.waiting or self.failed_attempts > 1):
+                if self.aborted or (self.closing and (not self.waiting or self.failed_attempts > 1)):
                     self.drop_waiting()
                     return None
                 pause = 0.0 if self.closing else self.next_attempt - time.monotonic()
@@ -154,7 +161,7 @@ class LiveSender(Generic[Item]):
     def put_back(self, item: Item) -> None:
         """Queue an item again that was not sent, unless newer ones fill the queue."""
         with self.change:
-            if len(self.waiting) < self.room:
+            if len(self.waiting) < self.room and not self.aborted:
                 self.waiting.appendleft(item)
             else:
                 self.dropped += 1
@@ -177,11 +184,14 @@ class LiveSender(Generic[Item]):
         if self.connection:
             self.connection.abort()
             self.connection = None
+        if self.aborted:
+            return
         if not self.fault:
             what = "was lost" if self.reached else "cannot be reached"
+            hint = f" {self.hint}" if self.hint and not self.reached else ""
             self.lost_at = now
             if not self.closing:
-                self.notify(f"{self.name}: {self.shown} {what}: {reason}. Trying again while the run goes on.")
+                self.notify(f"{self.name}: {self.shown} {what}: {reason}. Trying again while the run goes on.{hint}")
         self.fault = reason
         self.next_attempt = now + PAUSES[min(self.failed_attempts, len(PAUSES) - 1)]
         self.failed_attempts += 1

@@ -17,20 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from streamseg.io.live_sender import LiveSender
-from streamseg.io.pyav import av, require_av
+from streamseg.io.live_process import TICKS
+from streamseg.io.live_sender import ANSWER_SECONDS, LiveSender
+from streamseg.io.pyav import av, colour_matrix_number, default_colour_matrix, require_av
 from streamseg.io.sources import DEFAULT_RATE
-from streamseg.io.web import redact, redact_text
+from streamseg.io.web import SCHEMES, redact, redact_address_in
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ROOM = 2
 """Frames that may wait for a peer."""
-ANSWER_SECONDS = 10.0
-"""How long a peer may take to connect, and for each frame."""
-TICKS = 90_000
-"""Ticks of a second, as in live_process.py."""
+
+CAMERA_HINT = "If it is a camera to read too, name the place to write with -o."
 
 FORMATS = {"rtsp": "rtsp", "rtsps": "rtsp", "rtmp": "flv", "rtmps": "flv", "udp": "mpegts", "srt": "mpegts"}
 """FFmpeg's format for each kind of address."""
@@ -69,6 +68,8 @@ class VideoProcess:
             # over TCP: lost packets would damage the picture until the next key frame
             "options": {"rtsp_transport": "tcp"} if FORMATS[scheme] == "rtsp" else {},
             "size": size,
+            "matrix": default_colour_matrix(size[0]),
+            "matrix_number": colour_matrix_number(size[0]),
             "rate": (rate.numerator, rate.denominator),
         }
         try:
@@ -111,7 +112,7 @@ class VideoProcess:
         try:
             while view:
                 view = view[self.process.stdin.write(view) :]
-        except BrokenPipeError:
+        except OSError:  # a broken pipe; Windows has another error for it
             self.expect("")  # its last answer says why
 
     def expect(self, wanted: str) -> None:
@@ -151,7 +152,9 @@ def video_sender(
         _, height, width = frame.picture.shape
         return VideoProcess(address, (height, width), rate or DEFAULT_RATE)
 
-    return LiveSender(name, redact(address), connect, room=ROOM, noun="frame", notify=notify)
+    # segment takes the last name as OUT, though it may be meant as one more camera
+    hint = CAMERA_HINT if address.partition("://")[0].lower() in SCHEMES else ""
+    return LiveSender(name, redact(address), connect, room=ROOM, noun="frame", notify=notify, hint=hint)
 
 
 def check_live_address(address: str) -> None:
@@ -198,4 +201,4 @@ def explain(reason: str, address: str) -> str:
     scheme = address.partition("://")[0].lower()
     if reason == "Protocol not found":
         return f"the FFmpeg inside PyAV was built without {scheme}: send to rtsp://, rtmp:// or udp://"
-    return redact_text(reason.replace(address, redact(address))) or "the connection failed"
+    return redact_address_in(reason, address) or "the connection failed"

@@ -6,7 +6,7 @@ Planning imports torch only where a file already exists, so that a bad file name
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -52,6 +52,8 @@ class OutputFiles:
     labels: Path | None = None
     confidence: Path | None = None
     colours: Path | None = None
+    planned: frozenset[Path] = field(default=frozenset(), repr=False, compare=False, kw_only=True)
+    """The files of all sources of the run, which may not exist yet."""
 
     @property
     def all_paths(self) -> tuple[Path | None, ...]:
@@ -72,13 +74,13 @@ class OutputFiles:
     def next_part(self) -> "OutputFiles":
         """Return the files in which a video goes on that changes its size: NAME-2.mp4, or the next number that is free.
 
-        So no file is replaced.
+        So no file is replaced, and none that another source will write.
         """
         for number in count(2):
             numbered = [path and path.with_name(f"{path.stem}-{number}{path.suffix}") for path in self.all_paths]
-            if not any(path and path.exists() for path in numbered):
+            if not any(path and (path.exists() or path.resolve() in self.planned) for path in numbered):
                 break
-        return OutputFiles(*numbered)
+        return OutputFiles(*numbered, planned=self.planned)
 
     def for_capture(self, capture: Capture) -> "OutputFiles":
         """Return the files of one frame."""
@@ -86,13 +88,10 @@ class OutputFiles:
 
     def for_frame(self, name: str, number: int) -> "OutputFiles":
         """Return the files of a frame by its name and number."""
-        files = {}
-        for part in fields(self):
-            path = getattr(self, part.name)
-            if path is not None:
-                path = path.with_name(fill_number(path.name, number).replace("{name}", name))
-            files[part.name] = path
-        return OutputFiles(**files)
+        named = [
+            path and path.with_name(fill_number(path.name, number).replace("{name}", name)) for path in self.all_paths
+        ]
+        return OutputFiles(*named, planned=self.planned)
 
 
 @dataclass(frozen=True)
@@ -179,6 +178,12 @@ def plan_outputs(
             check_output_files(files, source, sources)
         planned.append(files)
     return planned
+
+
+def share_plan(outputs: Sequence[Output]) -> list[Output]:
+    """Return the outputs of a run's sources, each of which knows the files of all."""
+    planned = frozenset(path.resolve() for output in outputs for path in output.paths)
+    return [replace(output, planned=planned) if isinstance(output, OutputFiles) else output for output in outputs]
 
 
 def plan_live_outputs(

@@ -75,6 +75,11 @@ def default_colour_matrix(height: int) -> str:
     return "ITU709" if default_matrix(height) == BT709 else "ITU601"
 
 
+def colour_matrix_number(height: int) -> int:
+    """Return FFmpeg's number of the same matrix."""
+    return 1 if default_matrix(height) == BT709 else 6
+
+
 def to_planes(frame: "VideoFrame", orientation: Orientation, *, pinned: bool) -> Yuv420 | None:
     """Return a copy of a frame's planes if it is YUV 4:2:0 in a colour space that yuv.py knows, else None."""
     kind, size = frame.format.name, (frame.height, frame.width)

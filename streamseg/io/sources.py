@@ -1,7 +1,8 @@
 """Kinds of sources: pictures, numbered pictures, video files, live streams and raw frames on standard input.
 
-The `captures` of a source yields its frames: RGB, uint8, (3, H, W). A size is (height, width). Passwords in addresses
-are never shown. torch is imported only when frames are read, so that a wrong name is reported at once.
+The `captures` of a source yields its frames: RGB, uint8, (3, H, W), or the planes of a video that is decoded to them. A
+size is (height, width). Passwords in addresses are never shown. torch is imported only when frames are read, so that a
+wrong name is reported at once.
 """
 
 import io
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 DEFAULT_RATE = Fraction(25)
 """Frames a second where the rate is unknown."""
+HARDWARE_DECODERS = ("cuda", "videotoolbox", "vaapi")
+"""In the order in which auto tries them."""
 RECONNECT_DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds before each attempt to reach a live source again."""
 NUMBER_FIELD = re.compile(r"%(?:0\d+)?d")
@@ -238,7 +241,7 @@ class LiveSource:
                             # a stream starts again at 0; frames that arrived in a burst may be ahead of the clock
                             shift = (max(now - began, latest + float(1 / DEFAULT_RATE)) if index else 0.0) - seconds
                         latest = shift + seconds
-                        yield Capture(pixels, self.name, index, latest, now, note, reconnected=bool(note))
+                        yield Capture(pixels, self.name, index, latest, now, note, reconnected=bool(note) and index > 0)
                         index, attempt, note = index + 1, 0, ""
             except (OSError, ValueError):
                 if index == 0:
@@ -388,7 +391,7 @@ def readable_errors(address: str, prefix: str = "") -> Iterator[None]:
         text = str(error)
         if isinstance(error, OSError) and error.strerror:  # the system's message is no sentence
             text = f"{address} cannot be read: {error.strerror}."
-        sentence = prefix + web.redact_text(text.replace(address, redact(address)))
+        sentence = prefix + web.redact_address_in(text, address)
         if sentence == str(error):
             raise
         raise next(kind for kind in kinds if isinstance(error, kind))(sentence) from None

@@ -25,6 +25,7 @@ from streamseg.io.pyav import (
     PLANE_CHANNELS,
     av,
     closed_on_error,
+    colour_matrix_number,
     default_colour_matrix,
     new_reformatter,
     plane_views,
@@ -76,9 +77,8 @@ the same labels make the same file. The file grows a little."""
 LEAST_SLICED = 256
 """Height and width of a frame from which on it has so many parts."""
 
-# FFmpeg's numbers of colour matrices and of the range of video
-BT709, BT601 = 1, 6
 LIMITED_RANGE = 1
+"""FFmpeg's number of the range of video."""
 
 
 class VideoWriter:
@@ -142,7 +142,7 @@ class VideoWriter:
             context.height, context.width, context.pix_fmt = height, width, "gray"
         else:
             context.height, context.width, context.pix_fmt = height + height % 2, width + width % 2, "yuv420p"
-            context.colorspace = BT709 if default_colour_matrix(height) == "ITU709" else BT601
+            context.colorspace = colour_matrix_number(height)
             context.color_primaries = context.color_trc = context.colorspace
             context.color_range = LIMITED_RANGE
         return stream

@@ -33,6 +33,8 @@ DISK_RESERVE = 256 * 2**20
 """Bytes of the disk that a download leaves free."""
 
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+STREAM_KEY = re.compile(r"(rtmps?://[^\s/?]+/(?:[^\s?]*/)?)[^\s/?]*[^\s/?.:,;]", re.IGNORECASE)
+"""The last part of the path of an RTMP address, and all before it. Punctuation after it belongs to a sentence."""
 # after a colon that is not followed by a port, a password may hold any character
 CREDENTIALS = re.compile(r"(?<=://)([^\s/?#]*|[^\s/?#:]*:(?!\d+[/?#])\S*)@")
 
@@ -48,7 +50,7 @@ def restore_address(path: Path) -> str:
 
 
 def redact(address: str) -> str:
-    """Return an address without user, password and query, which may hold a password too."""
+    """Return an address without user, password, RTMP stream key and query, which may hold a password too."""
     if not is_address(address):
         return address
     before, mark, _ = redact_text(address).partition("?")
@@ -56,8 +58,13 @@ def redact(address: str) -> str:
 
 
 def redact_text(text: str) -> str:
-    """Return a text without the users and passwords of the addresses in it."""
-    return CREDENTIALS.sub("", text)
+    """Return a text without the users, passwords and RTMP stream keys of the addresses in it."""
+    return STREAM_KEY.sub(r"\1…", CREDENTIALS.sub("", text))
+
+
+def redact_address_in(text: str, address: str) -> str:
+    """Return a text without the secrets of an address that it may quote."""
+    return redact_text(text.replace(address, redact(address)))
 
 
 def split_address(address: str) -> SplitResult:

@@ -54,6 +54,8 @@ class Limits:
     """Timeout for receiving a picture, and again for labelling it."""
     queue: int = 32
     """Pictures and frames that are received, queued or labelled at a time; also the number of open streams."""
+    viewers: int = 256
+    """Viewers of the sources that the server reads: of their pictures and of their events."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,11 @@ class RequestGate:
             self.stream_frames,
             self.stream_seconds,
         ]
+
+    @property
+    def listeners(self) -> int:
+        """How many WebSockets receive the events of sources."""
+        return sum(source.listeners for source in self.sources.values())
 
     def close(self) -> None:
         """Label the frames in the queue, and end the thread."""

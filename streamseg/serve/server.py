@@ -167,7 +167,11 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.gate.closing.set()
         deadline = monotonic() + self.gate.limits.seconds
-        while (self.gate.active or self.gate.streams) and monotonic() < deadline and not self.force_exit:
+        while (
+            (self.gate.active or self.gate.streams or self.gate.listeners)
+            and monotonic() < deadline
+            and not self.force_exit
+        ):
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
 

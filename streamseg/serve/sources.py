@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from streamseg.checks import CutShort
 from streamseg.draw import overlay
 from streamseg.io.images import to_jpeg
 from streamseg.io.live_sender import PAUSES
 from streamseg.io.resolve import find_sources
 from streamseg.io.sources import Capture, PlayedVideo, Source, play
-from streamseg.io.web import is_address, split_address
+from streamseg.io.web import is_address, redact, split_address
+from streamseg.parallel.threads import set_torch_threads
 from streamseg.serve.counters import Counter, Gauge
 from streamseg.serve.gate import RequestError, RequestGate
 from streamseg.serve.segment import shares_as_json
@@ -94,6 +94,7 @@ class ServedSource:
 
     def read(self) -> None:
         """Read frames; open the source again if it fails or ends."""
+        set_torch_threads(1)
         attempt, source = 0, None
         while not self.closed.is_set():
             delivered = False
@@ -106,8 +107,8 @@ class ServedSource:
                         attempt, delivered = 0, True
                         self.offer(capture)
                 fault = "it has ended"
-            except (OSError, ValueError, ImportError, CutShort) as error:
-                fault, source = str(error), None
+            except Exception as error:  # whatever a library raises: the source may come back
+                fault, source = str(error) or type(error).__name__, None
             if isinstance(source, PlayedVideo) and delivered:  # which starts again
                 continue
             if not self.fault:
@@ -126,10 +127,15 @@ class ServedSource:
 
     def label(self) -> None:
         """Label the newest frame while somebody watches."""
+        set_torch_threads(1)
         state: State | None = None
         while (capture := self.next_frame()) is not None:
             try:
-                labels, state = self.gate.batcher.submit(capture.frame, state).result(self.gate.limits.seconds)
+                answer = self.gate.batcher.submit(capture.frame, state)
+                try:
+                    labels, state = answer.result(self.gate.limits.seconds)
+                finally:
+                    answer.cancel()  # if it is late, nobody wants it any more
                 self.publish(self.make_view(capture, labels))
             except Exception:  # a bug, out of memory, or the end of the server: the next frame may do
                 state = None
@@ -203,7 +209,10 @@ class ServedSource:
 
 def find_source(address: str) -> Source:
     """Return the source at an address, a file as one that is played."""
-    source = play(find_sources([address])[0])
+    found = find_sources([address])
+    if len(found) > 1:
+        raise ValueError(f"{redact(address)} holds {len(found)} sources: give one of them, such as {found[0].name}.")
+    source = play(found[0])
     if not source.moving:
         raise ValueError(f"{source.name} is a picture: give a camera, a stream or a video.")
     return source

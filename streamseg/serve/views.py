@@ -33,6 +33,13 @@ def find_served(gate: RequestGate, name: str) -> ServedSource:
     return gate.sources[name]
 
 
+def check_room(gate: RequestGate) -> None:
+    """Raise a RequestError if too many watch already."""
+    watching = sum(source.viewers + source.listeners for source in gate.sources.values())
+    if watching >= gate.limits.viewers:
+        raise RequestError(503, f"{watching} viewers are watching: try again later.", 10)
+
+
 @router.get("/streams", dependencies=[Depends(require_token)])
 async def list_streams(gate: Gate) -> dict[str, dict[str, object]]:
     """The sources that the server reads, whether they deliver frames, and how many watch."""
@@ -48,7 +55,9 @@ async def show(name: str, gate: Gate) -> Response:
 
     A slow viewer misses pictures. 503 if the source delivers no frames; the server keeps trying.
     """
-    pictures = jpegs(find_served(gate, name))
+    source = find_served(gate, name)
+    check_room(gate)
+    pictures = jpegs(source)
     first = await anext(pictures, None)  # before the answer begins, so that it may still be an error
     if first is None:
         raise RequestError(503, "The server is shutting down.", 10)
@@ -91,11 +100,11 @@ async def listen(client: WebSocket, name: str, gate: Gate, labels: Annotated[boo
         source = find_served(gate, name)
         if gate.closing.is_set():
             raise RequestError(503, "The server is shutting down.", 10)
+        check_room(gate)
         source.check()
     except RequestError as error:
         await client.send_denial_response(error.response())
         return
-    gate.streams += 1
     source.listeners += 1
     source.label_listeners += labels
     try:
@@ -112,7 +121,6 @@ async def listen(client: WebSocket, name: str, gate: Gate, labels: Annotated[boo
     except (WebSocketDisconnect, RuntimeError):
         pass  # starlette's errors for a client that has disconnected
     finally:
-        gate.streams -= 1
         source.listeners -= 1
         source.label_listeners -= labels
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from streamseg.engine.engine import to_engine
 from streamseg.io.display import DisplayWindow
 from streamseg.io.grid import GridView
-from streamseg.io.outputs import Output
+from streamseg.io.outputs import Output, share_plan
 from streamseg.io.sources import Source
 from streamseg.parallel.signals import StopSignals
 from streamseg.stream.deadline import Deadline
@@ -49,7 +49,7 @@ class RunResult:
     """The share of each class in all frames."""
     problems: list[str]
     """A sentence for each source that failed; its frames up to then are written."""
-    told: dict[str, str]
+    reported: dict[str, str]
     """Those of them that the observer has received during the run, by the name of the source."""
     signal: int
     """The signal that stopped the run; 0 for none."""
@@ -113,8 +113,10 @@ class Pipeline:
             hardware=hardware,
         )
         self.settings, self.display, self.group = settings, display, self.shared.group
+        outputs = share_plan([output for _, output in sources])
         self.streams = [
-            SourceStream(source, results, self.shared, (own or {}).get(source.name)) for source, results in sources
+            SourceStream(source, output, self.shared, (own or {}).get(source.name))
+            for (source, _), output in zip(sources, outputs, strict=True)
         ]
         self.network = NetworkThread(engine, self.streams, self.shared)
         self.stopped = False
@@ -154,7 +156,7 @@ class Pipeline:
             frames=sum(stream.writer.written for stream in self.streams),
             shares=(pixels / max(1, int(pixels.sum()))).tolist(),
             problems=list(self.shared.problems),
-            told=dict(self.shared.told),
+            reported=dict(self.shared.reported),
             signal=signal,
             size=self.network.last_size,
             sizes={size: sizes[size] for size in sorted(sizes, key=math.prod, reverse=True)},
@@ -163,7 +165,7 @@ class Pipeline:
 
     @property
     def total(self) -> int | None:
-        """How many frames all sources have; None while one is unknown, as that of a live source always is."""
+        """How many frames all sources have; None while one is unknown, as that of a camera always is."""
         totals = [stream.total for stream in self.streams]
         return None if None in totals else sum(filter(None, totals))
 

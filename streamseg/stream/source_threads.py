@@ -75,7 +75,7 @@ class SharedRun:
     """Held while class_pixels or records change."""
     problems: list[str] = field(default_factory=list)
     """A sentence for each source that failed."""
-    told: dict[str, str] = field(default_factory=dict)
+    reported: dict[str, str] = field(default_factory=dict)
     """Those of them that the observer has received already, by the name of the source."""
     class_pixels: Tensor = field(init=False)
     """How many pixels of all frames have each class."""
@@ -192,7 +192,7 @@ class SourceStream:
                         break
                     if not source.live:
                         shared.meter.stage("decode", seconds)
-                    self.greet(capture)
+                    self.note_arrival(capture)
                     self.total = capture.total
                     self.check_size(capture)
                     job = FrameJob(self, capture, self.upload(capture, upload_stream), capture.captured)
@@ -208,7 +208,7 @@ class SourceStream:
         sentence = self.with_name(str(problem))
         self.shared.problems.append(sentence)
         if self.source.live and self.shared.several:
-            self.shared.told[self.source.name] = sentence
+            self.shared.reported[self.source.name] = sentence
             self.shared.observer.message(sentence)
 
     def with_name(self, sentence: str) -> str:
@@ -217,7 +217,7 @@ class SourceStream:
         named = not (self.source.live and self.shared.several) or sentence.startswith((f"{name} ", f"{name}: "))
         return sentence if named else f"{name}: {sentence}"
 
-    def greet(self, capture: Capture) -> None:
+    def note_arrival(self, capture: Capture) -> None:
         """Pass on what a capture says about its source, and that the source is back."""
         message = capture.note
         if self.stalled and not message:

@@ -180,11 +180,21 @@ def test_the_queues_of_running_streams_are_sampled():
 
 def test_an_engine_that_prepares_itself_in_the_background_is_waited_for(monkeypatch, settings):
     waiting = ["size"]
-    engine = SimpleNamespace(preparation=SimpleNamespace(waiting=waiting))
+    engine = SimpleNamespace(preparation=SimpleNamespace(waiting=waiting, failed=set()))
     monkeypatch.setattr(pipeline_benchmark.time, "sleep", lambda seconds: waiting.clear())
     wait_until_prepared(replace(settings, model=engine))
     assert not waiting
     wait_until_prepared(settings)  # one that does not
+
+
+@pytest.mark.parametrize(
+    ("waiting", "failed", "sentence"), [(["size"], [], "was not prepared within 0 s"), ([], ["size"], "could not be")]
+)
+def test_an_engine_that_does_not_get_ready_is_not_measured(monkeypatch, settings, waiting, failed, sentence):
+    engine = SimpleNamespace(preparation=SimpleNamespace(waiting=waiting, failed=failed))
+    monkeypatch.setattr(pipeline_benchmark, "PREPARATION_SECONDS", 0.0)
+    with pytest.raises(OSError, match=f"The fast engine {sentence}"):
+        wait_until_prepared(replace(settings, model=engine))
 
 
 def test_a_video_file_is_found(tmp_path):

@@ -7,6 +7,11 @@ from streamseg.io.sources import Decoding, VideoFile
 from streamseg.io.video_reading import open_video
 
 
+@pytest.fixture(autouse=True)
+def nothing_failed(monkeypatch):
+    monkeypatch.setattr(hardware, "FAILED", set())
+
+
 @pytest.fixture
 def no_devices(monkeypatch):
     """A machine without hardware decoders."""
@@ -36,6 +41,23 @@ def test_a_device_that_cannot_be_opened_falls_back_to_the_cpu(tmp_path, monkeypa
     monkeypatch.setattr("av.codec.hwaccel.hwdevices_available", lambda: ["cuda", "vaapi", "drm"])
     assert hardware.open_accelerated(open_container, "auto") == "on the CPU"
     assert [bool(accelerator) for accelerator in opened] == [True, True, False]
+    hardware.open_accelerated(open_container, "auto")  # what failed is not tried again
+    assert [bool(accelerator) for accelerator in opened] == [True, True, False, False]
+
+
+@pytest.mark.skipif(hardware.is_too_old(), reason="this PyAV is not asked for hardware")
+def test_an_address_that_does_not_answer_is_waited_for_once(monkeypatch):
+    opened = []
+
+    def open_container(accelerator):
+        opened.append(accelerator)
+        raise av.error.ExitError(1, "it took too long")
+
+    monkeypatch.setattr("av.codec.hwaccel.hwdevices_available", lambda: ["cuda", "vaapi"])
+    with pytest.raises(av.error.ExitError):
+        hardware.open_accelerated(open_container, "auto")
+    assert len(opened) == 1
+    assert not hardware.FAILED
 
 
 def test_a_bad_file_is_the_same_error_with_a_hardware_decoder(tmp_path, no_devices):

@@ -136,6 +136,46 @@ def test_a_connection_that_breaks_at_the_end_is_tried_once_more(peer, sender):
     assert sender.problem == "cam: rtsp://host/x could not be reached: broken pipe."
 
 
+def test_after_an_abort_no_connection_is_opened_or_kept(peer, notes):
+    connecting, released = threading.Event(), threading.Event()
+
+    def connect(item):
+        connecting.set()
+        assert released.wait(PATIENCE)
+        return peer.connect(item)
+
+    sender = LiveSender("cam", "rtsp://host/x", connect, room=2, noun="frame", notify=notes.append)
+    sender.put(0)
+    assert connecting.wait(PATIENCE)
+    sender.abort()
+    released.set()
+    sender.thread.join(PATIENCE)
+    assert not sender.thread.is_alive()
+    assert (peer.got, peer.attempts, peer.ends, sender.dropped, notes) == ([], 1, ["aborted"], 1, [])
+
+
+def test_an_aborted_send_is_not_tried_again(peer, sender):
+    peer.free.clear()
+    peer.breaks = True
+    sender.put(0)
+    assert peer.called.wait(PATIENCE)
+    sender.abort()
+    sender.thread.join(PATIENCE)
+    assert not sender.thread.is_alive()
+    assert (peer.attempts, sender.dropped) == (1, 1)
+
+
+def test_a_hint_follows_the_first_failure_only(peer, notes):
+    peer.refuses = True
+    sender = LiveSender("cam", "x", peer.connect, room=2, noun="frame", notify=notes.append, hint="Name it with -o.")
+    sender.put(0)
+    until(lambda: peer.attempts > 2)
+    sender.abort()
+    assert notes == [
+        "cam: x cannot be reached: Connection refused. Trying again while the run goes on. Name it with -o."
+    ]
+
+
 def test_the_pauses_grow_up_to_ten_seconds():
     pauses = live_sender.PAUSES
     assert (pauses[0], pauses[-1], [*pauses]) == (0.5, 10.0, sorted(pauses))

@@ -91,7 +91,7 @@ def test_a_lost_server_is_found_again(monkeypatch):
         sender.close()
     assert sender.problem == ""
     assert "came back after" in notes[-1]
-    assert all(note.startswith(f"cam: {first.address} ") for note in notes)
+    assert all(note.startswith(f"cam: {first.address.removesuffix('road')}… ") for note in notes)
     assert sender.sent + sender.dropped == sent
 
 
@@ -102,7 +102,10 @@ def test_a_server_that_refuses_is_a_sentence_without_the_password():
     until(lambda: notes)
     sender.close()
     address = f"rtsp://{LOCALHOST}:{port}/x?…"
-    assert notes == [f"cam: {address} cannot be reached: Connection refused. Trying again while the run goes on."]
+    assert notes == [
+        f"cam: {address} cannot be reached: Connection refused. Trying again while the run goes on. If it is a camera "
+        "to read too, name the place to write with -o."
+    ]
     assert sender.problem == f"cam: {address} could not be reached: Connection refused."
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 import streamseg
 from streamseg.io.images import write_image
-from streamseg.io.outputs import FrameOutput, OutputFiles, check_json_lines, open_writer, plan_outputs
+from streamseg.io.outputs import FrameOutput, OutputFiles, check_json_lines, open_writer, plan_outputs, share_plan
 from streamseg.io.resolve import find_sources
 from streamseg.io.sources import Capture, RawFrames
 from streamseg.io.video_reading import open_video, read_label_video
@@ -95,6 +95,12 @@ def test_a_file_of_a_frame_has_its_name_and_number():
     assert OutputFiles(Path("y%d/{name}-overlay.png")).for_capture(capture).overlay == Path("y%d/a%d{name}-overlay.png")
     assert OutputFiles(labels=Path("f_%05d.png")).for_capture(capture).labels == Path("f_00012.png")
     assert OutputFiles(labels=Path("f%d.png")).for_capture(capture) == OutputFiles(labels=Path("f12.png"))
+
+
+def test_the_next_part_of_a_video_takes_no_file_that_is_planned(here):
+    first, second = share_plan([OutputFiles(Path("a.mp4")), OutputFiles(Path("a-2.mp4").absolute())])
+    assert first.next_part().paths == [Path("a-3.mp4")]
+    assert second.next_part().paths == [Path("a-2-2.mp4").absolute()]
 
 
 def test_what_is_missing_changes_nothing_about_where_the_others_go(here):

@@ -4,9 +4,11 @@ import random
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from fractions import Fraction
 from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -17,7 +19,7 @@ from source_files import damage, film, number, numbers, only, paint, shade
 
 from streamseg.checks import CutShort
 from streamseg.io.resolve import find_sources, read_frames
-from streamseg.io.sources import NumberedPictures, play
+from streamseg.io.sources import LiveSource, NumberedPictures, play
 
 
 def test_a_picture_becomes_one_frame(here):
@@ -264,6 +266,15 @@ def test_a_network_camera_that_comes_back_is_read_again(brief_waits):
     assert seconds == sorted(set(seconds))
     assert seconds[0] == 0.0
     assert f"was lost after {len(captures)} frames" in sentence
+    assert [capture.reconnected for capture in captures] == [bool(capture.note) for capture in captures]
+
+
+def test_a_note_on_the_first_frame_is_no_reconnection(monkeypatch):
+    monkeypatch.setattr("streamseg.io.sources.RECONNECT_DELAYS", ())
+    opened = SimpleNamespace(note="decoded on the CPU", pictures=lambda decoding: [(torch.zeros(3, 2, 2), 0.0)])
+    captures = LiveSource("cam", "rtsp://host/x", lambda address, hardware: nullcontext(opened)).captures()
+    capture = next(captures)
+    assert (capture.note, capture.reconnected) == ("decoded on the CPU", False)
 
 
 def test_the_waits_begin_anew_when_a_frame_has_come(brief_waits):

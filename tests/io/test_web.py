@@ -28,11 +28,22 @@ def here(tmp_path, monkeypatch):
         ("rtsp://me@host/live", "rtsp://host/live"),
         ("rtsp://host:554/live@2", "rtsp://host:554/live@2"),
         ("http://host/live?user=me&password=secret", "http://host/live?…"),
+        ("rtmp://host/live2/s3cr-et", "rtmp://host/live2/…"),
+        ("RTMPS://me:pw@host:443/a/b/s3cret?x=1", "RTMPS://host:443/a/b/…?…"),
+        ("rtmp://host/live2/…", "rtmp://host/live2/…"),
+        ("rtmp://host", "rtmp://host"),
         ("a@b?.png", "a@b?.png"),
     ],
 )
 def test_an_address_is_shown_without_its_secrets(address, shown):
     assert web.redact(address) == shown
+
+
+def test_a_stream_key_is_hidden_within_a_sentence():
+    sentence = "rtmp://host/live2/s3cret: Connection refused. See rtmp://host/live2/s3cret."
+    expected = "rtmp://host/live2/…: Connection refused. See rtmp://host/live2/…."
+    assert web.redact_text(sentence) == expected
+    assert web.redact_text(expected) == expected
 
 
 @pytest.mark.parametrize(

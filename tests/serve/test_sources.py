@@ -1,14 +1,18 @@
+import threading
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from clips import make_clip
 from servers import RtspServer
 from serving import run_server
 from source_files import shade
-from waiting import until
+from waiting import PATIENCE, until
 
 from streamseg.io import sources as kinds
 from streamseg.serve import sources
+from streamseg.serve.gate import Limits
 from streamseg.serve.sources import parse_sources
 
 
@@ -57,6 +61,38 @@ def test_a_wrong_source_is_one_sentence(given, expected):
     with pytest.raises((ValueError, OSError), match=expected) as caught:
         parse_sources(given)
     assert "secret" not in str(caught.value)
+
+
+def test_several_videos_are_no_source(tmp_path):
+    for name in ("a.mp4", "b.mp4"):
+        make_clip(tmp_path / name, 2)
+    with pytest.raises(ValueError, match="holds 2 sources: give one of them, such as a"):
+        parse_sources([f"road={tmp_path}"])
+
+
+def test_whatever_a_source_raises_it_is_opened_again(monkeypatch):
+    def break_down(address):
+        raise RuntimeError
+
+    monkeypatch.setattr(sources, "PAUSES", (0.02,))
+    monkeypatch.setattr(sources, "find_source", break_down)
+    with run_server(sources={"cam": "0"}) as server:
+        cam = server.gate.sources["cam"]
+        until(lambda: cam.fault == "RuntimeError")
+        assert all(thread.is_alive() for thread in cam.threads)
+
+
+def test_an_answer_that_is_late_is_cancelled(monkeypatch):
+    answer = Future()
+    gate = SimpleNamespace(limits=Limits(seconds=0.01), batcher=SimpleNamespace(submit=lambda frame, state: answer))
+    source = sources.ServedSource("cam", "0", gate, dropped=None)
+    frames = iter([SimpleNamespace(frame=None), None])
+    monkeypatch.setattr(source, "next_frame", lambda: next(frames))
+    source.closed.set()
+    labelling = threading.Thread(target=source.label)
+    labelling.start()
+    labelling.join(PATIENCE)
+    assert answer.cancelled()
 
 
 def test_a_picture_is_no_source(tmp_path):

@@ -16,6 +16,8 @@ from waiting import PATIENCE, until
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from streamseg.serve.gate import Limits
+
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
@@ -102,7 +104,22 @@ def test_events_are_lines_of_json_with_labels_on_request(watching):
     names = [*shares]
     for number, share in zip(*numpy.unique(labels, return_counts=True), strict=True):
         assert shares[names[number]] == pytest.approx(share / labels.size, abs=1e-5)
-    until(lambda: watching.gate.sources["road"].listeners == watching.gate.streams == 0)
+    until(lambda: watching.gate.sources["road"].listeners == 0)
+
+
+def test_listeners_have_a_limit_of_their_own(clip):
+    with run_server(Limits(queue=1, viewers=1), sources={"road": clip}) as server:
+        until(lambda: not server.gate.sources["road"].problem)
+        address = f"ws://127.0.0.1:{server.port}/streams/road/events"
+        with connect(address) as listener:
+            listener.recv(PATIENCE)
+            assert (server.gate.listeners, server.gate.streams) == (1, 0)
+            with connect(server.stream):  # the one stream that may be open
+                until(lambda: server.gate.streams == 1)
+            with pytest.raises(InvalidStatus) as refused:
+                connect(address).close()
+            assert refused.value.response.status_code == 503
+            assert server.ask("/streams/road.mjpeg").status == 503
 
 
 def test_sources_are_listed_and_counted(watching):

@@ -185,7 +185,7 @@ def test_one_of_several_cameras_that_fails_is_told_at_once_by_its_name(model, qu
 
     done = run(model, Clip(broken(), "gate", live=True), other, observer=Callbacks(message=heard))
     assert said == ["gate: rtsp://10.0.0.1/live was lost."] == done.outcome.problems
-    assert done.outcome.told == {"gate": said[0]}
+    assert done.outcome.reported == {"gate": said[0]}
     assert {record["source"] for record in done.records} == {"gate", "yard"}
 
 
