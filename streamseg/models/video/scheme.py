@@ -103,7 +103,7 @@ class VideoMethod(nn.Module, Generic[State]):
         return state
 
     def key_share(self, state: State) -> float:
-        """Return the share, 0 to 1, of the last frame that the backbone's deep part has computed or will in finish()."""
+        """Return the share, 0 to 1, of the last frame that was segmented as a key frame."""
         return float(state.position == 0)
 
     def clip_outputs(self, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
