@@ -68,7 +68,7 @@ def check_labels(labels: Tensor, frame: Tensor) -> Tensor:
     return labels
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=256)  # each camera of a fleet may have its own
 def hidden_labels(only: tuple[int, ...], device: torch.device) -> Tensor:
     """Return 255 for each label that is not among those to highlight, else 0: (256,)."""
     with torch.inference_mode(False):  # it is kept for later calls, which may be outside of inference mode

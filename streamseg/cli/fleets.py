@@ -10,7 +10,9 @@ from streamseg.cli.options import parse_size
 from streamseg.cli.regions import RegionOptions
 from streamseg.cli.segmenting import SegmentOptions, SegmentPlan, check_text_outputs
 from streamseg.io.fleet import OUTPUTS, Camera, read_fleet
-from streamseg.io.outputs import FOLDER, Output, plan_outputs
+from streamseg.io.outputs import FOLDER, LiveOutput, Output, plan_outputs
+from streamseg.io.sources import play
+from streamseg.io.web import redact
 
 if TYPE_CHECKING:
     from streamseg.stream.settings import DrawStyle, LabelSettings, SourceSettings
@@ -46,16 +48,25 @@ def plan_fleet(path: Path, options: SegmentOptions, region_options: RegionOption
         except (OSError, ValueError) as error:
             raise type(error)(f"{place}: {error}") from None
     check_apart(path, cameras, outputs)
-    sources = [camera.source for camera in cameras]
-    check_text_outputs(options, region_options, sources, outputs)
-    return SegmentPlan(list(sources), outputs, list(missing), raw=False, cameras=cameras)
+    check_text_outputs(options, region_options, [camera.source for camera in cameras], outputs)
+    sources = [
+        play(camera.source) if isinstance(output, LiveOutput) else camera.source
+        for camera, output in zip(cameras, outputs, strict=True)
+    ]
+    return SegmentPlan(sources, outputs, list(missing), raw=False, cameras=cameras)
 
 
 def check_apart(path: Path, cameras: Sequence[Camera], outputs: Sequence[Output]) -> None:
     """Raise a ValueError if a file is written for two cameras, or is one that is read."""
     taken = Counter(file.resolve() for files in outputs for file in files.paths)
     taken.update(file.resolve() for camera in cameras for file in camera.source.paths)
+    addresses = Counter(output.address for output in outputs if isinstance(output, LiveOutput))
     for camera, files in zip(cameras, outputs, strict=True):
+        if isinstance(files, LiveOutput) and addresses[files.address] > 1:
+            raise ValueError(
+                f"{path}, camera {camera.name!r}: {redact(files.address)} belongs to another camera too: give each its "
+                "own out, or put {name} into the address."
+            )
         for file in files.paths:
             if taken[file.resolve()] > 1:
                 raise ValueError(

@@ -241,7 +241,8 @@ def check_text_outputs(
     elif options.json and options.json != "-":
         check_json_lines(Path(options.json), sources, outputs)
         used.append(Path(options.json))
-    check_region_options(region_options, used)
+    if region_options != NO_REGIONS:
+        check_region_options(region_options, used)
 
 
 def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:

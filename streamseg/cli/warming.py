@@ -11,6 +11,7 @@ from streamseg.cli.options import Device, Precision, Quiet, Weights, check_weigh
 if TYPE_CHECKING:
     import torch
 
+    from streamseg.classes import Classes
     from streamseg.engine.engine import Engine
     from streamseg.engine.fast import FastEngine
 
@@ -54,15 +55,17 @@ def warm(
 
         place = pick_device(device or runtime.default_device(weights))
         exported = weights is not None and weights.suffix.lower() in runtime.OPENERS
-        engine = None if exported else open_engine(weights, place, precision).engine
+        opened = None if exported else open_engine(weights, place, precision)
+        engine = opened.engine if opened else None
     messages = open_messages(quiet)
-    if not isinstance(engine, FastEngine) or place.type != "cuda":
+    if opened is None or not isinstance(engine, FastEngine) or place.type != "cuda":
         print(f"Nothing to prepare: {why_nothing(weights, engine, place)}.", file=messages)
         return 0
     for height, width in sizes:
         for frames in batch or (1,):
             seconds = prepare_size(engine, (height, width), frames)
             print(f"{height} x {width}, batch {frames}: {seconds:.1f} s", file=messages, flush=True)
+        run_pixel_kernels((height, width), opened.classes, place)
     print(f"The kernels are kept in {kernels.kernel_folder()}.", file=messages)
     return 0
 
@@ -87,6 +90,24 @@ def prepare_size(engine: "FastEngine", size: tuple[int, int], frames: int) -> fl
             "will use the network itself, which is slower."
         ) from error
     return perf_counter() - begin
+
+
+def run_pixel_kernels(size: tuple[int, int], classes: "Classes", device: "torch.device") -> None:
+    """Run the kernels that convert the frames of videos and draw on them, which compiles them."""
+    import torch
+
+    from streamseg import draw
+    from streamseg.engine import kernels
+    from streamseg.engine.labels import count_labels
+    from streamseg.io.yuv import Yuv420, default_matrix, empty_yuv
+
+    labels = torch.zeros(size, dtype=torch.uint8, device=device)
+    for bits in (8, 10):
+        frame = kernels.to_rgb(Yuv420(empty_yuv(size, bits).zero_().to(device), size, bits))
+    for borders in (True, False):
+        picture = draw.overlay(frame, labels, classes, borders=borders)
+    kernels.to_yuv(picture, default_matrix(size[0]))
+    count_labels(labels, len(classes))
 
 
 def why_nothing(weights: Path | None, engine: "Engine | None", device: "torch.device") -> str:

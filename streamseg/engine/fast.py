@@ -33,7 +33,7 @@ from streamseg.engine.engine import (
     to_uint8,
 )
 from streamseg.engine.folded import fold_network, to_int8
-from streamseg.engine.graphs import CAPTURE_LOCK, capture_graph, record_graph, warm_up
+from streamseg.engine.graphs import CAPTURE_LOCK, capture_graph, new_stream, record_graph, warm_up
 from streamseg.engine.inputs import check_model, to_checked_frame
 from streamseg.engine.scratch import DeviceLock
 from streamseg.engine.sizes import SizeCounter
@@ -188,13 +188,14 @@ class FastEngine(Engine):
             return
         key = (batch.images.shape, batch.with_confidence)
         with torch.cuda.device(self.device), torch.inference_mode(False), torch.no_grad():
-            stream = torch.cuda.Stream()
+            stream = new_stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 twin = copy.deepcopy(self)
-                tried = twin.allocate(key)
-                warm_up(partial(twin.run, tried))
-                twin.read_predictions(tried, batch)
+                twin_buffers = twin.allocate(key)
+                with CAPTURE_LOCK:  # a capture in another thread could record these kernels
+                    warm_up(partial(twin.run, twin_buffers))
+                    twin.read_predictions(twin_buffers, batch)
                 buffers = self.allocate(key)
                 buffers.graph = record_graph(partial(self.run, buffers))
             stream.synchronize()

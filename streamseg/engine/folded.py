@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from streamseg.engine import kernels
 from streamseg.engine.convolutions import FusedConv, Int8Conv, Map, RangeObserver, to_float
 from streamseg.engine.folding import AttentionWeights, Folder, ResidualBlock, fuse, pair
+from streamseg.engine.graphs import new_stream
 from streamseg.engine.stem import Int8Stem, Stem, stem_on_squares
 from streamseg.models.encoder import ResNet
 from streamseg.models.fanet import FANet
@@ -29,7 +30,7 @@ class SideStream:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream = new_stream(device) if device.type == "cuda" else None
 
     def __reduce__(self) -> tuple[type["SideStream"], tuple[torch.device]]:
         return SideStream, (self.device,)  # a copy gets another CUDA stream

@@ -14,10 +14,19 @@ WARM_UP_RUNS = 3
 """How often a function runs before it is captured."""
 
 
+def new_stream(device: torch.device | None = None) -> "torch.cuda.Stream":
+    """Return a CUDA stream for work that is captured, by default on the current device.
+
+    Streams come in turn from pools of 32 that all threads share. Readers and drawers use the pool of the usual
+    priority: what one of them does in a stream that captures would be recorded instead of done.
+    """
+    return torch.cuda.Stream(device, priority=-1)
+
+
 def capture_graph(run: Callable[[], object], device: torch.device) -> "torch.cuda.CUDAGraph":
     """Run a function to prepare it, and capture all its GPU work as one CUDA graph on the same buffers."""
     with torch.cuda.device(device):
-        stream = torch.cuda.Stream()
+        stream = new_stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             with CAPTURE_LOCK:  # a capture in another thread could record these kernels

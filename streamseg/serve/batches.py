@@ -12,6 +12,7 @@ from torch import Tensor
 
 from streamseg.engine.engine import Engine
 from streamseg.parallel.threads import set_torch_threads
+from streamseg.stream.batch_limit import floor_power_of_two
 from streamseg.stream.label_frames import MAX_PIXELS, finish_state, label_batch, network_size
 from streamseg.stream.state import Policy, State
 
@@ -90,6 +91,8 @@ class Batcher:
             height, width = size = self.queue[0].size
             max_frames = max(1, min(self.max_frames, 2 * MAX_PIXELS // (height * width)))
             batch = [request for request in self.queue if request.size == size][:max_frames]
+            if self.engine.device.type == "cuda":
+                del batch[floor_power_of_two(len(batch)) :]
             self.queue = deque(request for request in self.queue if request not in batch)
             return batch
 

@@ -18,6 +18,11 @@ BATCH_SECONDS = 0.05
 """How long a batch with frames of live sources should take; half of the deadline, if there is one."""
 
 
+def floor_power_of_two(count: int) -> int:
+    """Return the largest power of two up to a count: on a GPU each batch size needs a CUDA graph, and few are kept."""
+    return 2 ** (count.bit_length() - 1)
+
+
 class BatchLimit:
     """The largest batch of each network input size, by the time that the last batch of that size took."""
 

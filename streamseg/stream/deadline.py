@@ -131,10 +131,8 @@ class Deadline:
         self.late = 0
         """How many frames were labelled after the deadline."""
         self.costs = StepCosts()
-        self.measured_size = (0, 0)
-        """The full size of the sizes that are measured before the first change."""
-        self.passes: list[list[float]] = []
-        """What the network took at each of these sizes, pass by pass."""
+        self.passes: dict[tuple[int, int], list[list[float]]] = {}
+        """For each full size, what the network took at each scale, pass by pass, before the first change."""
         self.recent: deque[FrameTimes] = deque(maxlen=RECENT_FRAMES)
         """The last frames at this step."""
         self.frames = 0
@@ -179,21 +177,20 @@ class Deadline:
         if self.seconds is None:
             run_network(1.0)
             return True
-        if size != self.measured_size:
-            self.measured_size, self.passes = size, []
-        for scale in SCALES[len(self.passes) :]:
+        passes = self.passes.setdefault(size, [])
+        for scale in SCALES[len(passes) :]:
             # so fast that even twice the load leaves time: smaller sizes are not needed
-            if len(self.passes) > 1 and min(self.passes[-1][1:]) <= self.seconds / 2:
+            if len(passes) > 1 and min(passes[-1][1:]) <= self.seconds / 2:
                 break
             if not is_ready(scale):
                 return False
-            self.passes.append([])
+            passes.append([])
             for _ in range(WARM_UP_PASSES):
                 begin = clock()
                 run_network(scale)
-                self.passes[-1].append(clock() - begin)
+                passes[-1].append(clock() - begin)
         with self.lock:
-            spread = self.costs.measure(size, self.passes)
+            spread = self.costs.measure(size, passes)
             self.change(self.find_smaller(self.costs.times[0] * spread, 1.0, share=START_SHARE))
         return True
 

@@ -13,7 +13,7 @@ import torch
 from streamseg.engine.engine import EagerEngine, Engine, FrameBatch, VideoEngine, resize_frames
 from streamseg.engine.prepare import PreparingEngine
 from streamseg.engine.tiles import label_tiled
-from streamseg.stream.batch_limit import BATCH_SECONDS, BatchLimit
+from streamseg.stream.batch_limit import BATCH_SECONDS, BatchLimit, floor_power_of_two
 from streamseg.stream.deadline import MIN_SCALE, POOR_SCALE, WARM_UP_PASSES, scale_size
 from streamseg.stream.label_frames import MAX_PIXELS, finish_state, network_size, step_batch
 from streamseg.stream.source_threads import FrameJob, SharedRun, SourceStream
@@ -85,8 +85,8 @@ class NetworkThread:
                 kind, most = self.kind(first), self.limit.frames(self.input_size(first, self.shared.deadline.scale))
                 alike = (stream for stream in streams if self.kind(stream.inbox.waiting[0]) == kind)
                 chosen = list(islice(alike, most))
-                if self.cuda:  # each batch size needs a graph, of which few are kept: 1, 2, 4, 8 and 16 suffice
-                    del chosen[2 ** (len(chosen).bit_length() - 1) :]
+                if self.cuda:
+                    del chosen[floor_power_of_two(len(chosen)) :]
                 jobs = [stream.inbox.take() for stream in chosen]
                 for stream in chosen:
                     stream.last_batch = number
@@ -129,11 +129,12 @@ class NetworkThread:
 
         Returns whether anything has been run.
         """
-        deadline = self.shared.deadline
+        deadline, runs = self.shared.deadline, list[float]()
 
         def run_network(scale: float) -> None:
             self.predict(jobs, scale)
             self.synchronize()
+            runs.append(scale)
 
         if self.calibrating:  # on frames of the stream, not on repeated ones; and it is slow meanwhile
             return False
@@ -149,7 +150,7 @@ class NetworkThread:
                 jobs = jobs[:1]  # all sizes are measured with as many frames
             ready = partial(self.request_size, jobs)
             self.prepared = deadline.prepare(self.input_size(jobs[0], 1.0), run_network, time.perf_counter, ready)
-            return self.prepared
+            return bool(runs)
         size = self.input_size(jobs[0], deadline.scale)
         known = any(size == other for _, other in self.passes) or not self.is_settled(jobs, size)
         if known or not (deadline.seconds and jobs[0].stream.source.moving):

@@ -39,7 +39,7 @@ class SourceWriter:
             while job:
                 job = self.write_part(job, jobs)
         except (ValueError, OSError) as problem:
-            if not (self.source.live and self.shared.several):
+            if not (self.shared.live and self.shared.several):
                 raise
             self.stream.report(problem)  # the other sources go on
             self.stream.inbox.close()

@@ -99,6 +99,11 @@ def test_each_camera_of_a_fleet_has_its_own_settings_and_files(here, segment, mo
         ("", 'classes = ["rode"]', "Camera 'one': No class is called 'rode'; there are "),
         ("", 'out = "x.gif"', "fleet.toml, camera 'one': "),
         ("", 'out = "both.mp4"', "fleet.toml, camera 'one': both.mp4 belongs to another camera too"),
+        (
+            "",
+            'out = "udp://host:9"',
+            "fleet.toml, camera 'one': udp://host:9 belongs to another camera too: give each its own",
+        ),
         ("", "overlay = false", "fleet.toml, camera 'one': there is nothing to write without an overlay"),
         ("", 'out = "-"', "fleet.toml, camera 'one': out is '-'"),
         ("", "sise = 3", "fleet.toml, camera 'one': there is no key 'sise': did you mean size?"),
@@ -107,7 +112,7 @@ def test_each_camera_of_a_fleet_has_its_own_settings_and_files(here, segment, mo
 def test_bad_input_of_a_fleet_is_one_sentence(here, segment, capsys, arguments, more, sentence):
     make_clip(Path("v.mp4"), 3)
     make_clip(Path("w.mp4"), 3)
-    fleet(("one", "v.mp4", more), ("two", "w.mp4", 'out = "both.mp4"'))
+    fleet(("one", "v.mp4", more), ("two", "w.mp4", more if "udp" in more else 'out = "both.mp4"'))
     assert sentence in error_line(capsys, segment(*arguments.split(), "--fleet", "fleet.toml"))
     assert made(here) == ["fleet.toml", "v.mp4", "w.mp4"]
 

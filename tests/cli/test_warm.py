@@ -9,10 +9,11 @@ from commands import complaint, failing, run
 from preparing import SlowEngine
 
 import streamseg
+from streamseg.cli import warming
 from streamseg.engine.open import OpenedEngine
 from streamseg.models import baselines
 
-GPU = torch.device("cuda")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture
@@ -24,6 +25,8 @@ def slow(model, monkeypatch):
     opened = OpenedEngine(engine, streamseg.CAMVID, 1)
     monkeypatch.setattr("streamseg.engine.open.open_engine", lambda *given, **options: opened)
     monkeypatch.setenv("TRITON_CACHE_DIR", "kernels")
+    pixel_kernels = warming.run_pixel_kernels
+    monkeypatch.setattr(warming, "run_pixel_kernels", lambda size, classes, _: pixel_kernels(size, classes, CPU))
     return engine
 
 

@@ -42,20 +42,28 @@ def test_the_paper_s_numbers_agree_with_each_other():
     for row in TABLES["IV"][0].rows:
         megapixels = row.size[0] * row.size[1] / 2**20
         assert row.printed["per_mpx"] == pytest.approx(row.printed["gflops"] / megapixels, rel=0.01)
-    for row in TABLES["VI"][0].rows:
-        assert row.printed["avg_ms"] == pytest.approx(1000 / row.printed["fps"], rel=0.02)
+    for row in printed_video_rows():
+        # PEARL's are 800 ms and 1.3 fps
+        assert row.printed["avg_ms"] == pytest.approx(1000 / row.printed["fps"], rel=0.05)
+
+
+def printed_video_rows():
+    """The rows of Table VI with numbers of the paper; the others are there to compare with."""
+    return [row for row in TABLES["VI"][0].rows if row.printed]
 
 
 def test_the_video_table_is_that_of_the_paper():
     # name, mIoU, frames a second, mean and longest time in ms
     printed = """
         DVSNet-fast 63.2 30.4 33 -, Clockwork 64.4 5.6 177 221, DFF 69.2 5.7 175 644, Accel 72.1 2.9 340 575,
-        Low-Latency 75.9 7.5 133 133, NetWarp 80.6 0.33 3004 3004, FANet-34 76.3 58 17 17, FANet-34+2 76.7 58 17 17,
+        Low-Latency 75.9 7.5 133 133, NetWarp 80.6 0.33 3004 3004, GRFP 73.6 3.5 286 286, PEARL 76.5 1.3 800 800,
+        FANet-34 76.3 58 17 17, FANet-34+2 76.7 58 17 17,
         FANet-18 75.0 72 14 14, FANet-18+2 75.5 72 14 14"""
-    for row, entry in zip(TABLES["VI"][0].rows, printed.split(","), strict=True):
+    for row, entry in zip(printed_video_rows(), printed.split(","), strict=True):
         name, *numbers = entry.split()
         assert row.name == name.replace("+", ", t = ")
-        assert row.window == (2 if "+" in name else 1)
+        if name.startswith("FANet"):
+            assert row.window == (2 if "+" in name else 1)
         expected = zip(("miou_val", "fps", "avg_ms", "max_ms"), numbers, strict=True)
         assert row.printed == {key: float(number) for key, number in expected if number != "-"}
 

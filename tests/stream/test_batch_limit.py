@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from streamseg.stream.batch_limit import BATCH_SECONDS, MAX_BATCH, BatchLimit
+from streamseg.stream.batch_limit import BATCH_SECONDS, MAX_BATCH, BatchLimit, floor_power_of_two
 
 HD = (720, 1280)
 
@@ -46,3 +46,7 @@ def test_a_batch_that_was_slow_once_is_corrected_by_the_next():
     assert limit.frames(HD) == 1
     limit.record(HD, 1, 0.004)
     assert limit.frames(HD) == 12
+
+
+def test_on_a_gpu_batches_are_powers_of_two():
+    assert [floor_power_of_two(count) for count in (1, 2, 3, 4, 7, 8, 15, 16, 17)] == [1, 2, 2, 4, 4, 8, 8, 16, 16]

@@ -17,6 +17,7 @@ from streamseg.stream.deadline import (
     SCALES,
     SETTLING_FRAMES,
     TARGET_SHARE,
+    WARM_UP_PASSES,
     Deadline,
     scale_size,
 )
@@ -189,7 +190,7 @@ def test_sizes_that_are_not_ready_are_measured_later():
         asked.append(scale)
         return scale in ready
 
-    for scale in SCALES[: len(whole.passes)]:
+    for scale in SCALES[: len(whole.passes[HUGE])]:
         assert not deadline.prepare(HUGE, machine.see, lambda: machine.now, is_ready)
         assert deadline.scale == 1.0
         ready.add(scale)
@@ -199,11 +200,15 @@ def test_sizes_that_are_not_ready_are_measured_later():
     assert {*asked} == ready  # none that is not needed
 
 
-def test_frames_of_another_size_are_measured_from_the_beginning():
+def test_cameras_of_two_sizes_in_turn_are_each_measured_once():
     machine, deadline = Machine(**CPU), Deadline(0.1)
-    assert not deadline.prepare(HUGE, machine.see, lambda: machine.now, lambda scale: scale == 1.0)
-    assert not deadline.prepare((720, 1280), machine.see, lambda: machine.now, lambda scale: False)
-    assert deadline.passes == []
+    for _ in range(3):
+        for size in (HUGE, (720, 1280)):
+            assert not deadline.prepare(size, machine.see, lambda: machine.now, lambda scale: scale == 1.0)
+    assert {size: [len(times) for times in passes] for size, passes in deadline.passes.items()} == {
+        HUGE: [WARM_UP_PASSES],
+        (720, 1280): [WARM_UP_PASSES],
+    }
 
 
 def test_only_sizes_that_may_be_needed_are_prepared_ahead():

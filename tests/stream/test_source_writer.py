@@ -79,3 +79,14 @@ def test_a_camera_that_cannot_be_written_stops_no_other(model, quick, tmp_path, 
     assert problem.startswith("gate: Could not make the folder ")
     with open_video(tmp_path / "b.mp4") as written:
         assert sum(1 for _ in written) > 0
+
+
+def test_a_file_among_cameras_that_cannot_be_written_stops_no_camera(model, quick, tmp_path):
+    yard = Camera(3, shown=3, name="yard")
+    (tmp_path / "file").touch()
+    results = [OutputFiles(tmp_path / "file" / "a.mp4"), OutputFiles(tmp_path / "b.mp4")]
+    done = run(model, Clip([shade(i) for i in range(3)], "drive"), yard, results=results)
+    (problem,) = done.outcome.problems
+    assert problem.startswith("Could not make the folder ")
+    with open_video(tmp_path / "b.mp4") as written:
+        assert sum(1 for _ in written) > 0

@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -31,7 +32,8 @@ def make_kernel_folder() -> None:
     temporary = tempfile.mkdtemp(prefix="streamseg-kernels-")
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     if folder.is_dir():
-        shutil.copytree(folder, temporary, dirs_exist_ok=True)
+        with suppress(OSError):  # what cannot be read is compiled again
+            shutil.copytree(folder, temporary, dirs_exist_ok=True)
     os.environ["TRITON_CACHE_DIR"] = temporary
     logging.getLogger("streamseg").warning(
         "New kernels cannot be kept in %s (%s), so that each run compiles them again: set TRITON_CACHE_DIR to a folder "
