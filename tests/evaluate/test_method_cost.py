@@ -1,5 +1,8 @@
 """The cost of video methods by the position in their key interval."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from commands import run
@@ -124,3 +127,33 @@ def test_the_maximum_is_of_all_times_and_the_mean_of_means():
 def test_options_that_a_method_has_not_are_refused(option, monkeypatch, capsys):
     assert run(monkeypatch, "benchmark", "copy-swiftnet18", "--size", "64x96", "--device", "cpu", option) != 0
     assert "copy-swiftnet18 is a video method, which" in capsys.readouterr().err
+
+
+def document_rows():
+    """The rows of the tables of GMACs in docs/video-methods.md: name, and a number a column."""
+    text = (Path(__file__).parents[2] / "docs" / "video-methods.md").read_text(encoding="utf-8")
+    rows = [
+        line.strip("| ").split("|") for line in text.splitlines() if re.match(r"\| (`|backbone).*\| \d+\.\d+ \|", line)
+    ]
+    return [(name.strip(), *(cell.strip() for cell in cells)) for name, *cells in rows if len(cells) in (2, 3)]
+
+
+@pytest.mark.parametrize("row", document_rows(), ids=lambda row: row[0])
+def test_the_document_has_the_counted_gmacs_and_parameters(row):
+    title, *cells = row
+    name = title.split("`")[1] if "`" in title else "dff"
+    positions = {"when it fires": "changed frame", "and every key frame": "key frame"}
+    for backbone, cell in zip(("swiftnet18", "fanet18"), cells, strict=False):
+        with torch.device("meta"):
+            method = VIDEO_METHODS[f"{name}-{backbone}"](19)
+        macs = count_method_macs(method, (1024, 2048))
+        position = positions.get(title.split(", ")[1], "1 after" if method.interval else "still frame")
+        assert cell == f"{macs[position] / 1e9:.2f}"
+        if len(cells) == 3 and cells[2] and backbone == "swiftnet18":
+            parts = (method, method.backbone)
+            whole, own = (sum(x.numel() for x in part.parameters()) for part in parts)
+            assert cells[2] == f"{(whole - own) / 1e6:.1f}"
+
+
+def test_every_table_of_the_document_is_read():
+    assert len(document_rows()) == 14
