@@ -30,16 +30,35 @@ import torch
 
 import streamseg
 from streamseg.evaluate.benchmark import count_macs, time_call
-from streamseg.evaluate.method_cost import AFTER_LABELS, count_method_macs, mean_macs, position_calls
+from streamseg.evaluate.method_cost import count_method_macs, is_frame, mean_macs, mean_time, position_calls
 from streamseg.models.video import METHODS, VIDEO_METHODS, VideoMethod
 
 INTERVAL = 5
 """Key interval of the methods that have one, but for Clockwork's 2."""
 
-AS_THEY_ARE = ("copy", "clockwork", "clockwork-pipelined")
+COPY_BESIDE_CLOCKWORK = "copy-2"
+"""Copying at the interval of Clockwork; `copy` is at that of the others."""
+
+AS_THEY_ARE = ("copy", COPY_BESIDE_CLOCKWORK, "clockwork", "clockwork-pipelined")
 """Methods that are not trained: their weights are the backbone's."""
 
 WITH_FLOW = ("dff", "accel", "dvsnet", "netwarp", "grfp")
+
+FROZEN_FLOW = ("accel", "netwarp", "grfp")
+"""Methods that do not train their flow network."""
+
+PROPAGATING = {
+    "clockwork": COPY_BESIDE_CLOCKWORK,
+    "dff": "copy",
+    "accel": "copy",
+    "clockwork-adaptive": "copy",
+    "low-latency": "copy",
+    "dvsnet": "copy",
+}
+"""The row of copying that each method has to beat; methods with a schedule have no interval, only a key share."""
+
+CHEAPER_ON_AVERAGE = ("clockwork", "dff")
+"""Methods whose mean time is expected below the backbone's, and whose longest is not."""
 
 FANETS = {"fanet18": 1, "fanet34": 1, "fanet18-temp": 2, "fanet34-temp": 2}
 """The window of each row of FANet."""
@@ -49,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="CamVid's folder")
     parser.add_argument("--out", type=Path, required=True, help="the folder for the runs")
-    parser.add_argument("--flow", type=Path, help="flow network, of train_flow.py")
+    parser.add_argument("--flow", type=Path, help="flow network, of train_flow.py; accel, netwarp and grfp need it")
     parser.add_argument("--backbone", default="swiftnet18", choices=("swiftnet18", "fanet18"))
     parser.add_argument("--iterations", type=int, default=1500, help="of every training")
     parser.add_argument("--seeds", type=int, default=2)
@@ -60,11 +79,14 @@ def main() -> None:
     parser.add_argument("--without-fanet", action="store_true", help="leave out the rows of FANet")
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     arguments, options = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
+    if not arguments.flow and (needed := [name for name in arguments.only if name in FROZEN_FLOW]):
+        parser.error(f"{', '.join(needed)} do not train a flow network: give a trained one, --flow FILE")
     arguments.out.mkdir(parents=True, exist_ok=True)
 
     fanets = [] if arguments.without_fanet else [*FANETS]
     images = dict.fromkeys([arguments.backbone, *(name for name in fanets if FANETS[name] == 1)])
-    later = [name for name in fanets if FANETS[name] > 1] + arguments.only
+    copies = [COPY_BESIDE_CLOCKWORK] if {"copy", "clockwork"} <= {*arguments.only} else []
+    later = [name for name in fanets if FANETS[name] > 1] + arguments.only + copies
     seeds = range(arguments.seeds)
     with mps(arguments.at_once) as environment, ThreadPoolExecutor(arguments.at_once) as pool:
         work = partial(train_and_evaluate, arguments, options, environment)
@@ -111,7 +133,7 @@ def train_and_evaluate(
     backbone = run_folder(arguments.out, arguments.backbone, seed) / "weights.safetensors"
     with (out / "output.txt").open("a", encoding="utf-8") as output:
         if name in AS_THEY_ARE and not weights.exists():
-            wrap(f"{name}-{arguments.backbone}", backbone, weights)
+            wrap(name, arguments.backbone, backbone, weights)
         evaluate = ["evaluate", weights, "--data", arguments.data, "--dataset", "camvid", "--window", window_of(name)]
         steps: dict[Path, list[Any]] = {
             weights: train_command(arguments, name, seed, out, backbone) + [*options],
@@ -147,17 +169,18 @@ def train_command(arguments: argparse.Namespace, name: str, seed: int, out: Path
     return ["train", "camvid-18", "--network", network, *weights, *common]
 
 
-def wrap(name: str, backbone: Path, weights: Path) -> None:
-    """Write a video method with the weights of an image network."""
+def wrap(name: str, network_name: str, backbone: Path, weights: Path) -> None:
+    """Write a video method with the weights of an image network, and the interval that it is measured with."""
     network, classes = streamseg.load(backbone)
-    method = VIDEO_METHODS[name](len(classes))
+    method = VIDEO_METHODS[f"{name.removesuffix('-2')}-{network_name}"](len(classes))
+    method.interval = method.interval and window_of(name)
     method.backbone.network.load_state_dict(network.state_dict())
     streamseg.save(method, classes, weights, source=f"{backbone.parent.name}, as it is")
 
 
 def window_of(name: str) -> int:
     """Return --window of evaluate: a key interval, or FANet's window."""
-    return 2 if name == "clockwork" else INTERVAL if name in METHODS else FANETS.get(name, 1)
+    return 2 if name in ("clockwork", COPY_BESIDE_CLOCKWORK) else INTERVAL if name in METHODS else FANETS.get(name, 1)
 
 
 def device_of(options: Sequence[str]) -> list[str]:
@@ -193,13 +216,8 @@ def measure(weights: Path, size: tuple[int, int], figures: dict[str, Any]) -> di
     model: Any = network.to(device, half, memory_format=torch.channels_last)  # type: ignore[call-overload]
     image = torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8, device=device)
     times = {name: typical_time(call, device) for name, call in calls_of(model, image, weights).items()}
-    # a scheduler leaves work for later on key frames only, a pipeline on every frame
-    later = times.pop(AFTER_LABELS, 0.0) * (share if hasattr(model, "threshold") else 1)
-    if "still frame" in times:
-        mean = share * times["changed frame"] + (1 - share) * times["still frame"]
-    else:
-        mean = fmean(times.values())
-    return {"gmacs": gmacs, "mean_ms": mean + later, "max_ms": max(times.values()), "times": times, "later_ms": later}
+    longest = max(taken for name, taken in times.items() if is_frame(name))
+    return {"gmacs": gmacs, "mean_ms": mean_time(times, share), "max_ms": longest, "times": times}
 
 
 def calls_of(model: Any, image: torch.Tensor, weights: Path) -> dict[str, Callable[[], object]]:
@@ -232,19 +250,29 @@ def format_table(found: dict[str, dict[str, Any]]) -> str:
             *(f"{figures[key]:.1f}" for key in ("mvc8", "gmacs", "key_share")),
         )
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", *verdicts(found)]
+    lines += ["", *verdicts(found), *cost_verdicts(found)]
     return "\n".join(lines)
 
 
 def verdicts(found: dict[str, dict[str, Any]]) -> Iterable[str]:
-    """Yield whether each method that propagates beats copying the labels of the last key frame."""
-    if "copy" in found:
-        for name in ("dff", "accel"):
-            if name in found:
-                gains = [
-                    ours - copied for ours, copied in zip(found[name]["miou"], found["copy"]["miou"], strict=False)
-                ]
-                yield f"- {name} less copying: {mean_and_spread(gains)} mIoU"
+    """Yield by how much each method that propagates beats copying the labels of the last key frame."""
+    for name, copy in PROPAGATING.items():
+        if name in found and copy in found:
+            gains = [ours - copied for ours, copied in zip(found[name]["miou"], found[copy]["miou"], strict=False)]
+            shares = f"{found[name]['key_share']:.0f} % and {found[copy]['key_share']:.0f} %"
+            yield f"- {name} less copying: {mean_and_spread(gains)} mIoU; key frames {shares}"
+
+
+def cost_verdicts(found: dict[str, dict[str, Any]]) -> Iterable[str]:
+    """Yield whether methods with cheap frames between key frames are faster than the backbone, on average only."""
+    backbone = next(iter(found.values()), {})  # the first row
+    for name in CHEAPER_ON_AVERAGE:
+        if name in found:
+            mean, longest = (found[name][key] < backbone[key] for key in ("mean_ms", "max_ms"))
+            yield (
+                f"- {name}: the mean time is {'below' if mean else 'not below'} the backbone's, "
+                f"the longest {'is too' if longest else 'is not'}"
+            )
 
 
 def mean_and_spread(numbers: Sequence[float]) -> str:

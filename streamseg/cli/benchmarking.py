@@ -140,6 +140,8 @@ def benchmark_networks(
     messages, progress = open_messages(quiet, json), pick_progress(quiet)
     if plot:
         plots.new_figure(1, 1)  # fails here rather than after the work, if the library is missing
+    if profile:
+        refuse_methods(models)
     found = []
     for number, name in enumerate(models):
         progress(number, len(models))
@@ -226,6 +228,15 @@ def check_models(models: Sequence[str]) -> None:
                 f"{name!r:.80} is neither a file nor one of the networks {', '.join(NETWORKS)} "
                 f"or the bundled weights {', '.join(BUNDLED_WEIGHTS)}."
             )
+
+
+def refuse_methods(models: Sequence[str]) -> None:
+    """Raise a ValueError if one of the networks is a video method, which has no profile."""
+    from streamseg.evaluate.method_cost import open_method
+
+    for name in models:
+        if open_method(name) is not None:
+            raise ValueError(f"{name} is a video method, which is timed by position: leave out --profile.")
 
 
 def print_profiles(

@@ -137,7 +137,7 @@ def evaluate(
         trust=options.trust,
     )
     translation, frames = translate_dataset(classes, frames, table)
-    policy = set_key_interval(engine, policy)
+    policy = set_key_interval(engine, policy) or method_policy(engine, options)
     if isinstance(engine, runtime.ExportedEngine):
         check_exported(engine, policy, precision=options.precision, steady=options.steady)
     if not options.quiet and (sentence := describe_translation(translation, options.dataset)):
@@ -157,6 +157,18 @@ def check_combination(options: EvaluateOptions, policy: "Policy | None") -> None
         raise ValueError("--window and --half-life time each frame, so nothing else may run: leave out --ray.")
     if policy and (options.flip or options.scales != (1.0,)):
         raise ValueError("--window and --half-life run each frame once: leave out --scales and --flip.")
+
+
+def method_policy(engine: "Engine", options: EvaluateOptions) -> "Policy | None":
+    """Return the policy for a video method without --window, which runs in order with its own key interval."""
+    from streamseg.engine.engine import VideoEngine
+    from streamseg.stream.state import LastFrames
+
+    if not isinstance(engine, VideoEngine):
+        return None
+    if options.ray:
+        raise ValueError(f"{engine.model.name} runs frames in order, where each is timed: leave out --ray.")
+    return LastFrames(1)
 
 
 def keep_frames(frames: "datasets.Dataset", only: str) -> "datasets.Dataset":

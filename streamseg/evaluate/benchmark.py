@@ -325,7 +325,7 @@ def profile(name: str, size: tuple[int, int], device: torch.device, precision: s
         return []
     network = open_network(name).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if isinstance(network, VideoMethod):
-        return []
+        raise ValueError(f"{name} is a video method, whose positions are timed: leave out --profile.")
     frames = torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8, device=device)
     cuda = device.type == "cuda"
     activities = [torch.profiler.ProfilerActivity.CUDA if cuda else torch.profiler.ProfilerActivity.CPU]

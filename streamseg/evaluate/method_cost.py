@@ -4,7 +4,8 @@ Shapes: B batch, H x W the frame.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +25,6 @@ from streamseg.evaluate.benchmark import (
     is_exported,
     measure_cost,
     open_network,
-    summarise_times,
     time_paths,
 )
 from streamseg.models.baselines import BASELINES
@@ -32,8 +32,11 @@ from streamseg.models.bundled import BUNDLED_WEIGHTS
 from streamseg.models.checkpoint import FANETS
 from streamseg.models.video import VideoMethod
 
-AFTER_LABELS = "after the labels"
-"""Name of the work that a frame leaves for the time after its labels."""
+STILL, CHANGED = "still frame", "changed frame"
+"""Names of the frames of a method whose schedule decides: one on which it does not fire, and one on which it does."""
+
+AFTER_LABELS = ", after its labels"
+"""End of the name of the work that a frame leaves for the time after its labels."""
 
 
 def measure_any(
@@ -50,6 +53,8 @@ def measure_any(
     """Measure a network, an exported file, or a video method by its positions; the arguments are measure_cost's."""
     method = open_method(name)
     if method is not None:
+        if compiled:
+            raise ValueError(f"{name} is a video method, which runs operator by operator: leave out --compiled.")
         return measure_method(method, size, batch, device, precision, seconds)
     return measure_cost(name, size, batch, device, precision, compiled=compiled, seconds=seconds, trust=trust)
 
@@ -92,17 +97,28 @@ def as_prepared(call: Call) -> Callable[[], Call]:
 
 def summarise_positions(timings: Sequence[Timing], batch: int) -> tuple[Timing, Timing]:
     """Return the mean time of a frame over its positions, and the time of the slowest position."""
-    frames = [timing for timing in timings if timing.way != AFTER_LABELS]
-    # the first frame of a stream, and changed ones, are rare where a schedule decides
-    usual = [timing for timing in frames if timing.way == "still frame"] or frames
-    later = sum(timing.median for timing in timings if timing.way == AFTER_LABELS)
-    means = [fmean(getattr(timing, name) for timing in usual) + later for name in ("median", "p95", "p99")]
-    slowest = max(frames, key=lambda timing: timing.median)
+    means = [mean_time({timing.way: getattr(timing, name) for timing in timings}) for name in ("median", "p95", "p99")]
+    slowest = max((timing for timing in timings if is_frame(timing.way)), key=lambda timing: timing.median)
     memory, rounds = slowest.memory_mb, min(timing.rounds for timing in timings)
     return (
         Timing("mean", means[0], means[1], means[2], 1000 * batch / means[0], memory, rounds),
         replace(slowest, way="maximum"),
     )
+
+
+def is_frame(name: str) -> bool:
+    """Return whether a name is that of a frame, and not of the work after its labels."""
+    return not name.endswith(AFTER_LABELS)
+
+
+def mean_time(times: Mapping[str, float], key_share: float = 0.0) -> float:
+    """Return the mean time of a frame, with the work after its labels, from the times by position.
+
+    Args:
+        key_share: Share of the frames on which a schedule fires; without one, the mean is over the interval.
+    """
+    frames = {name: taken + times.get(name + AFTER_LABELS, 0.0) for name, taken in times.items() if is_frame(name)}
+    return mean_macs(frames, key_share)
 
 
 def position_calls(method: VideoMethod, image: Tensor) -> dict[str, Call]:
@@ -115,18 +131,24 @@ def position_calls(method: VideoMethod, image: Tensor) -> dict[str, Call]:
     """
     calls: dict[str, Call] = {"key frame": partial(method.step, image)}
     _, state = method.step(image)
-    frames = {"still frame": image, "changed frame": 255 - image}
+    frames = {STILL: image, CHANGED: 255 - image}
     if method.interval is not None:
         frames = {f"{number} after": image for number in range(1, method.interval)}
     for name, frame in frames.items():
-        calls[name] = partial(method.step, frame, state)
-        _, after = method.step(frame, state)
+        calls[name] = partial(step_deciding, method, frame, state, name == CHANGED)
+        _, after = step_deciding(method, frame, state, name == CHANGED)
         finished = method.finish(after)
         if finished is not after:
-            calls[AFTER_LABELS] = partial(method.finish, after)
+            calls[name + AFTER_LABELS] = partial(method.finish, after)
         if method.interval is not None:
             state = finished
     return calls
+
+
+def step_deciding(method: VideoMethod, image: Tensor, state: Any, fires: bool) -> tuple[Tensor, Any]:
+    """Return what step returns if the schedule of a method fires, or does not."""
+    with deciding(method, fires):
+        return method.step(image, state)
 
 
 def count_method_macs(method: VideoMethod, size: tuple[int, int]) -> dict[str, int]:
@@ -142,9 +164,9 @@ def count_method_macs(method: VideoMethod, size: tuple[int, int]) -> dict[str, i
     for number in positions:
         found[f"{number} after" if number else "key frame"], state = count_step(method, image, state)
     if method.interval is None:
-        found["still frame"], _ = count_step(method, image, state)
-        with firing(method):
-            found["changed frame"], _ = count_step(method, image, state)
+        for name in (STILL, CHANGED):
+            with deciding(method, name == CHANGED):
+                found[name], _ = count_step(method, image, state)
     return found
 
 
@@ -157,20 +179,24 @@ def count_step(method: VideoMethod, image: Tensor, state: Any) -> tuple[int, Any
 
 
 @contextmanager
-def firing(method: VideoMethod) -> Iterator[None]:
-    """Let the schedule of a method fire on every frame meanwhile."""
-    name, value = ("target", 100) if hasattr(method, "target") else ("threshold", 0)
-    before = getattr(method, name, None)
-    setattr(method, name, value)
-    yield
-    setattr(method, name, before)
+def deciding(method: VideoMethod, fires: bool) -> Iterator[None]:
+    """Let the schedule of a method fire on every frame meanwhile, or on none; without a schedule nothing changes."""
+    always_or_never = {"target": 100 if fires else 0, "threshold": 0 if fires else math.inf}
+    before = {name: getattr(method, name) for name in always_or_never if hasattr(method, name)}
+    try:
+        for name in before:
+            setattr(method, name, always_or_never[name])
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(method, name, value)
 
 
-def mean_macs(macs: dict[str, int], key_share: float) -> float:
+def mean_macs(macs: Mapping[str, float], key_share: float) -> float:
     """Return the mean multiply-accumulates a frame: over the interval, or by the share of frames that fire."""
-    if "still frame" not in macs:
+    if STILL not in macs:
         return fmean(macs.values())
-    return key_share * macs["changed frame"] + (1 - key_share) * macs["still frame"]
+    return key_share * macs[CHANGED] + (1 - key_share) * macs[STILL]
 
 
 def time_positions(
@@ -183,6 +209,6 @@ def time_positions(
     """
     image = torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8, device=device)
     times = {name: time_calls(call) for name, call in position_calls(method, image).items()}
-    timings = [summarise_times(name, [*taken, taken[-1]], 1, None) for name, taken in times.items()]
-    mean, slowest = summarise_positions(timings, 1)
-    return {"fps": mean.fps, "avg_ms": mean.median, "max_ms": slowest.median}
+    mean = mean_time({name: fmean(taken) for name, taken in times.items()})
+    slowest = max(max(taken) for name, taken in times.items() if is_frame(name))
+    return {"fps": 1000 / mean, "avg_ms": mean, "max_ms": slowest}

@@ -21,7 +21,7 @@ class Row:
     reduction: str = "Res-1"
     reduce_by: str = "stride"
     window: int = 1
-    """Frames in the window; of a video method, its key interval, or 1024 if it has none."""
+    """Frames in the window; of a video method, its key interval, or 0 if it has none."""
     size: tuple[int, int] = (1024, 2048)
     """Height and width of the network input."""
     in_order: bool = False
@@ -245,7 +245,7 @@ VIDEO = Table(
             "DVSNet-fast",
             {"miou_val": 63.2, "fps": 30.4, "avg_ms": 33},
             "dvsnet-swiftnet18",
-            window=1024,
+            window=0,
             in_order=True,
             notes={"fps": "Copied from its own publication, where it was measured on a GTX 1080 Ti."},
         ),
@@ -256,8 +256,8 @@ VIDEO = Table(
             window=2,
             in_order=True,
         ),
-        Row("Clockwork, pipelined", network="clockwork-pipelined-swiftnet18", window=1024, in_order=True),
-        Row("Clockwork, adaptive", network="clockwork-adaptive-swiftnet18", window=1024, in_order=True),
+        Row("Clockwork, pipelined", network="clockwork-pipelined-swiftnet18", window=0, in_order=True),
+        Row("Clockwork, adaptive", network="clockwork-adaptive-swiftnet18", window=0, in_order=True),
         Row(
             "DFF",
             {"miou_val": 69.2, "fps": 5.7, "avg_ms": 175, "max_ms": 644},
@@ -276,14 +276,14 @@ VIDEO = Table(
             "Low-Latency",
             {"miou_val": 75.9, "fps": 7.5, "avg_ms": 133, "max_ms": 133},
             "low-latency-swiftnet18",
-            window=1024,
+            window=0,
             in_order=True,
         ),
         Row(
             "NetWarp",
             {"miou_val": 80.6, "fps": 0.33, "avg_ms": 3004, "max_ms": 3004},
             "netwarp-swiftnet18",
-            window=1024,
+            window=0,
             in_order=True,
             notes={"miou_val": "With six scales and a flip of each frame, which is why it takes seconds."},
         ),
@@ -291,7 +291,7 @@ VIDEO = Table(
             "GRFP",
             {"miou_val": 73.6, "fps": 3.5, "avg_ms": 286, "max_ms": 286},
             "grfp-swiftnet18",
-            window=1024,
+            window=0,
             in_order=True,
             notes={"miou_val": COMMENTED_OUT},
         ),
@@ -299,7 +299,7 @@ VIDEO = Table(
             "PEARL",
             {"miou_val": 76.5, "fps": 1.3, "avg_ms": 800, "max_ms": 800},
             "pearl-swiftnet18",
-            window=1024,
+            window=0,
             in_order=True,
             notes={"miou_val": COMMENTED_OUT},
         ),

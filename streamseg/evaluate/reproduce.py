@@ -110,21 +110,23 @@ class RunEvaluator:
         if key not in self.found:
             engine, classes = open_evaluation_engine(run.weights, self.device, self.dataset)
             check_same_classes(classes, self.dataset)
-            if row.in_order or row.window > 1:
+            method = row.network in VIDEO_METHODS
+            if method or row.window > 1 or (row.in_order and self.dataset.sequences):
                 self.found[key] = self.measure_in_order(engine, row)
             else:
                 self.found[key] = {"miou": validate(engine, self.dataset, threads=self.threads).miou}
         return self.found[key]
 
     def measure_in_order(self, engine: Engine, row: Row) -> dict[str, float]:
-        """Return the mIoU, the flip rate and the consistency on sequences."""
-        window = 1 if isinstance(engine, VideoEngine) else row.window
+        """Return the mIoU, the flip rate and the consistency on sequences; a method has the key interval of the row."""
+        window = row.window
+        if isinstance(engine, VideoEngine):
+            window, engine.model.interval = 1, row.window or None
         score = evaluate_video(engine, self.dataset, window, threads=self.threads)
         found = {"miou": score.miou, "flip_rate": score.flip_rate, "mvc8": score.mvc8}
         if isinstance(engine, VideoEngine) and engine.model.interval is not None:
-            found["miou"] = evaluate_distances(
-                engine.model, self.dataset, engine.model.interval, threads=self.threads
-            ).mean
+            scores = evaluate_distances(engine.model, self.dataset, engine.model.interval, threads=self.threads)
+            found["miou"] = scores.mean if scores.mious else score.miou
         return found
 
 

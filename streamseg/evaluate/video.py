@@ -27,7 +27,7 @@ from streamseg.evaluate.images import (
 )
 from streamseg.evaluate.translate import to_lookup, translate_predicted
 from streamseg.models.checkpoint import Network
-from streamseg.stream.label_frames import check_window, label_frame
+from streamseg.stream.label_frames import check_window, finish_state, label_frame
 from streamseg.stream.state import LastFrames, Policy, to_policy
 
 METHOD_FRAMES = 20
@@ -59,7 +59,7 @@ class VideoEvaluation(Evaluation):
     device: str
     """Name of the device that was timed."""
     key_share: float = math.nan
-    """Of a video method, the percentage of frames that were key frames."""
+    """Of a video method, the percentage of frames that were key frames, or of DVSNet's cells that were segmented."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class LabelledFrame:
     labels: Tensor
     predicted: Tensor
     milliseconds: float
-    is_key: bool
-    """Whether a video method made it a key frame."""
+    key_share: float
+    """The share, 0 to 1, that a video method made a key frame of; see VideoMethod.key_share."""
 
 
 def evaluate_video(
@@ -99,13 +99,13 @@ def evaluate_video(
     check_engine_fits(engine, dataset, label_of)
     check_window(engine, window)
     device = engine.device
-    sequences = list_sequences(dataset, clip_frames(engine, window))
+    sequences = list_sequences(dataset, frames_before(engine, window))
     total = sum(map(len, sequences))
     index_of = {pair.image: index for index, pair in enumerate(dataset.pairs)}
     tally = Tally(len(dataset.classes), device)
     flips = torch.zeros(4, dtype=torch.int64, device=device)
     consistent: dict[int, list[list[Tensor]]] = {8: [], 16: []}
-    times, keys = [], 0
+    times, keys = [], 0.0
     runs = None
     for step in run_sequences(engine, dataset, sequences, window, threads, label_of):
         runs = metrics.extend_runs(None if step.first else runs, step.labels, step.predicted)
@@ -117,7 +117,7 @@ def evaluate_video(
             tally.add(index_of[step.frame.image], step.labels, step.predicted)
             flips += metrics.flip_counts(runs)
         times.append(step.milliseconds)
-        keys += step.is_key
+        keys += step.key_share
         if progress is not None:
             progress(len(times), total)
 
@@ -139,9 +139,9 @@ def evaluate_video(
     )
 
 
-def list_sequences(dataset: Dataset, window: int | Policy) -> list[tuple[SequenceFrame, ...]]:
-    """Return the sequences of a data set, with the frames before labelled ones; raise a ValueError without any."""
-    sequences = dataset.labelled_sequences(frames_before(window))
+def list_sequences(dataset: Dataset, before: int | None) -> list[tuple[SequenceFrame, ...]]:
+    """Return the sequences of a data set, with so many frames before labelled ones; a ValueError without any."""
+    sequences = dataset.labelled_sequences(before)
     needed = VIDEOS.get(dataset.name, "a data set of videos")
     if all(len(sequence) == 1 for sequence in sequences):
         raise ValueError(f"{dataset.name} {dataset.split} has no sequences of frames: a window needs {needed}.")
@@ -152,15 +152,12 @@ def list_sequences(dataset: Dataset, window: int | Policy) -> list[tuple[Sequenc
     return sequences
 
 
-def clip_frames(engine: Engine, window: int | Policy) -> int | Policy:
-    """Return the frames that a labelled one needs: those of the window, or those of a video method's key interval."""
-    if not isinstance(engine, VideoEngine):
-        return window
-    return METHOD_FRAMES if engine.model.interval is None else engine.model.interval
-
-
-def frames_before(window: int | Policy) -> int | None:
+def frames_before(engine: Engine, window: int | Policy) -> int | None:
     """Return the number of frames that are predicted before a labelled one; None for all."""
+    if isinstance(engine, VideoEngine):
+        interval = engine.model.interval
+        # where labels are sparse, each clip starts with a key frame, and the labelled frame is farthest from it
+        return METHOD_FRAMES if interval is None else max(1, interval - 1)
     policy = to_policy(window)
     # one more than the window needs: the frame before, which labels are compared with, has a full window too
     return policy.frames if isinstance(policy, LastFrames) else None
@@ -198,11 +195,9 @@ def run_sequences(
             except ValueError as error:
                 raise ValueError(f"{entry.image}: {error}") from error
             found = translate_predicted(predicted, lookup)
-            is_key = False
-            if isinstance(engine, VideoEngine):
-                is_key = state.method_state.position == 0  # type: ignore[attr-defined] # every method has it
-                state = replace(state, method_state=engine.finish(state.method_state))
-            yield LabelledFrame(entry, first, labels.to(device), found, 1000 * seconds, is_key)
+            share = engine.model.key_share(state.method_state) if isinstance(engine, VideoEngine) else 0.0
+            state = finish_state(engine, state)
+            yield LabelledFrame(entry, first, labels.to(device), found, 1000 * seconds, share)
 
 
 def read_in_groups(
@@ -266,11 +261,12 @@ def write_video_plots(
     label_of: Sequence[int] | None = None,
 ) -> None:
     """Write the plots of an evaluation on sequences; the worst frames are predicted again, in their sequence."""
+    engine = to_engine(model)
 
     def predict_again(index: int) -> Tensor:
         single = replace(dataset, pairs=(dataset.pairs[index],))
-        sequences = single.labelled_sequences(frames_before(window))
-        *_, last = run_sequences(to_engine(model), single, sequences, window, 1, label_of)
+        sequences = single.labelled_sequences(frames_before(engine, window))
+        *_, last = run_sequences(engine, single, sequences, window, 1, label_of)
         return last.predicted
 
     draw_plots(folder, evaluation, dataset, predict_again)

@@ -6,6 +6,7 @@ first frames of a recording, as many as the key interval has: each labelled fram
 Shapes: H height, W width.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -31,12 +32,13 @@ class DistanceScores:
     """The mIoU at each distance to the key frame, in percent."""
 
     mious: tuple[float, ...]
-    """At distance 0, which is the backbone's, 1, …; NaN where no labelled frame has enough frames before it."""
+    """At distance 0, which is the backbone's, 1, …, all of the same frames; none if no labelled frame has enough frames
+    before it to be seen at each distance."""
 
     @property
     def mean(self) -> float:
         """Mean over the distances: the accuracy of the method at this interval."""
-        return fmean(self.mious)
+        return fmean(self.mious) if self.mious else math.nan
 
 
 def evaluate_distances(
@@ -61,12 +63,13 @@ def evaluate_distances(
             for stream in range(min(interval, number + 1)):
                 distance = (number - stream) % interval
                 predicted, states[stream] = label_next(method, image, None if distance == 0 else states[stream])
-                if sequence[number].labels is not None:
+                # earlier frames are not seen at every distance
+                if sequence[number].labels is not None and number >= interval - 1:
                     found = translate_predicted(predicted, lookup)
                     confusions[distance] += metrics.confusion_matrix(
                         labels.to(engine.device), found, classes, classes + 1
                     )
-    return DistanceScores(tuple(to_score(one, dataset).miou if one.any() else float("nan") for one in confusions.cpu()))
+    return DistanceScores(tuple(to_score(one, dataset).miou for one in confusions.cpu() if one.any()))
 
 
 def validate_method(
@@ -107,5 +110,7 @@ def label_next(method: VideoMethod, image: Tensor, state: Any) -> tuple[Tensor, 
 
 def format_distances(scores: DistanceScores) -> str:
     """Format the mIoU at each distance for the terminal."""
+    if not scores.mious:
+        return "mIoU by distance to the key frame: none, no labelled frame has enough frames before it"
     numbers = "  ".join(f"{distance}: {miou:.1f}" for distance, miou in enumerate(scores.mious))
     return f"mIoU by distance to the key frame  {numbers}  mean {scores.mean:.1f}"

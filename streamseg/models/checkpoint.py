@@ -31,7 +31,7 @@ PLUS_FANETS = {"fanetplus18": fanetplus18, "fanetplus34": fanetplus34}
 FANETS: dict[str, Callable[..., FANet]] = {**PAPER_FANETS, **PLUS_FANETS}
 """The functions that build FANets, by name."""
 
-NO_INTERVAL = 1024
+NO_INTERVAL = 0
 """The window in the checkpoint of a video method whose key frames have no fixed interval."""
 
 # key in the file's metadata, beside "format", which other readers of safetensors expect
@@ -71,7 +71,7 @@ class Description:
     """The options of a FANet; None for a baseline or a video method."""
     classes: Classes
     window: int
-    """Number of frames that it was trained on; 1 for an image network. For a video method, its key interval; 1024 if
+    """Number of frames that it was trained on; 1 for an image network. For a video method, its key interval; 0 if
     only the first frame is a key frame."""
     source: str
     """Origin of the weights, in words."""
@@ -84,7 +84,8 @@ class Description:
             given = f"{self.variant.reduction} by {self.variant.reduce_by}"
             if given != "Res-4 by average":
                 raise ValueError(f"The reduction of this {self.network} is {given}; expected Res-4 by average.")
-        check_small_count("window", self.window)
+        if not (self.window == NO_INTERVAL and type(self.window) is int and self.network in VIDEO_METHODS):
+            check_small_count("window", self.window)
         if not (isinstance(self.source, str) and self.source.isprintable()):
             raise ValueError(f"source is {self.source!r:.80}; expected printable text in one line.")
 
@@ -140,9 +141,22 @@ def rebuild(model: Network, description: Description) -> Network:
         if [type(module) for module in model.attentions] != [type(module) for module in rebuilt.attentions]:
             name = type(model.attentions[0]).__name__
             raise ValueError(f"The network's attentions are not all {name}: load() could not build it.")
+    elif isinstance(model, VideoMethod):
+        check_default_options(model, rebuilt)
     elif getattr(getattr(model, "encoder", None), "reduction", "None") != "None":
         raise ValueError(f"A {model.name} has no extra spatial reduction: load() could not build this one.")
     return rebuilt
+
+
+def check_default_options(method: VideoMethod, rebuilt: Network) -> None:
+    """Raise a ValueError if a video method has options that a checkpoint does not hold."""
+    for option in ("threshold", "target", "grid", "overlap"):
+        given, default = getattr(method, option, None), getattr(rebuilt, option, None)
+        if given != default:
+            raise ValueError(
+                f"{option} of this {method.name} is {given}, and a checkpoint holds only the default, {default}: "
+                f"save it with that, and set {option} after loading."
+            )
 
 
 def describe(path: str | Path) -> Description:

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from streamseg.engine.engine import Engine
 from streamseg.parallel.threads import set_torch_threads
 from streamseg.stream.batch_limit import floor_power_of_two
-from streamseg.stream.label_frames import MAX_PIXELS, label_batch, network_size
+from streamseg.stream.label_frames import MAX_PIXELS, finish_state, label_batch, network_size
 from streamseg.stream.state import Policy, State
 
 Labelled = tuple[Tensor, State]
@@ -49,6 +50,8 @@ class Batcher:
         self.engine, self.window, self.max_frames = engine, window, max_frames
         self.on_batch = on_batch
         self.queue: deque[LabelRequest] = deque()
+        self.finished: WeakKeyDictionary[State, State] = WeakKeyDictionary()
+        """By the state that a stream was answered with: the one after the work that was left for later."""
         self.change = threading.Condition()
         self.closed = False
         self.thread = threading.Thread(target=self.work, args=(torch.get_num_threads(),), name="batches", daemon=True)
@@ -97,7 +100,8 @@ class Batcher:
         """Label a batch, and set the result or the exception of each request."""
         self.on_batch(len(batch))
         try:
-            frames, states = [request.frame for request in batch], [request.state for request in batch]
+            frames = [request.frame for request in batch]
+            states = [request.state and self.finished.pop(request.state, request.state) for request in batch]
             labels, states_after = label_batch(self.engine, frames, states, self.window, size=batch[0].size)
         except Exception as error:  # the clients get it; the thread goes on with the next batch
             for request in batch:
@@ -105,3 +109,7 @@ class Batcher:
         else:
             for request, labelled in zip(batch, zip(labels, states_after, strict=True), strict=True):
                 request.future.set_result(labelled)
+            for state in states_after:
+                finished = finish_state(self.engine, state)
+                if finished is not None and finished is not state:
+                    self.finished[state] = finished

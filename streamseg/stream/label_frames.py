@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from streamseg.engine.engine import Engine, FrameBatch, Prediction, check_past, resize_frames, to_engine
+from streamseg.engine.engine import Engine, FrameBatch, Prediction, VideoEngine, check_past, resize_frames, to_engine
 from streamseg.engine.inputs import to_checked_frame
 from streamseg.io.images import Picture, to_frame
 from streamseg.models import checkpoint
@@ -188,6 +188,14 @@ def step_batch(
             replace(state, low_res_labels=prediction.low_res_labels, method_state=prediction.method_state)
             for state, prediction in zip(after, predictions, strict=True)
         ]
+
+
+def finish_state(engine: Engine, state: State | None) -> State | None:
+    """Do the work that a video method has left for the time after a frame's labels, and return the state with it."""
+    if state is None or state.method_state is None or not isinstance(engine, VideoEngine):
+        return state
+    finished = engine.finish(state.method_state)
+    return state if finished is state.method_state else replace(state, method_state=finished)
 
 
 def network_size(height: int, width: int, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:

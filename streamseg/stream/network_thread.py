@@ -10,12 +10,12 @@ from itertools import count, islice
 
 import torch
 
-from streamseg.engine.engine import EagerEngine, Engine, FrameBatch, resize_frames
+from streamseg.engine.engine import EagerEngine, Engine, FrameBatch, VideoEngine, resize_frames
 from streamseg.engine.prepare import PreparingEngine
 from streamseg.engine.tiles import label_tiled
 from streamseg.stream.batch_limit import BATCH_SECONDS, BatchLimit, floor_power_of_two
 from streamseg.stream.deadline import MIN_SCALE, POOR_SCALE, WARM_UP_PASSES, scale_size
-from streamseg.stream.label_frames import MAX_PIXELS, network_size, step_batch
+from streamseg.stream.label_frames import MAX_PIXELS, finish_state, network_size, step_batch
 from streamseg.stream.source_threads import FrameJob, SharedRun, SourceStream
 from streamseg.stream.state import State
 
@@ -66,6 +66,8 @@ class NetworkThread:
                     self.warn(jobs[0])
                 for job in jobs:
                     job.stream.labelled.put(job)
+                if isinstance(self.engine, VideoEngine):
+                    self.finish(jobs)
 
     def batches(self) -> Iterator[list[FrameJob]]:
         """Yield batches: a frame of the source whose turn is longest ago, and those of others of the same input size.
@@ -245,6 +247,25 @@ class NetworkThread:
             self.limit.record(jobs[0].size, len(jobs), time.perf_counter() - begin)
         for job in jobs:
             job.latency = time.monotonic() - job.started
+
+    def finish(self, jobs: list[FrameJob]) -> None:
+        """Do the work that a video method has left for the time after the labels; it counts as the network's."""
+        begin, done = time.perf_counter(), False
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self.cuda else []
+        for mark in marks[:1]:
+            mark.record()
+        for job in jobs:
+            state = finish_state(self.engine, job.stream.state)
+            done = done or state is not job.stream.state
+            job.stream.state = state
+        if not done:
+            return
+        seconds = time.perf_counter() - begin
+        if self.cuda:
+            marks[1].record()
+            marks[1].synchronize()
+            seconds = marks[0].elapsed_time(marks[1]) / 1000
+        self.shared.meter.stage("network", seconds, 0)
 
     def synchronize(self) -> None:
         """Wait until the GPU has finished."""

@@ -120,7 +120,7 @@ class LossModule(nn.Module):
     def clip_loss(
         self, method: VideoMethod, images: Tensor, labels: Tensor, past: Tensor | None, place: Tensor | None
     ) -> Tensor:
-        """Return the loss of a video method on the last frames of clips, whose key frame is a random one before."""
+        """Return the loss of a video method on the last frames of clips, 1 to P frames after a key frame."""
         earlier = [] if past is None else list(past.unbind(dim=1))[: int(torch.randint(1, past.shape[1] + 1, ()))]
         frames = [frame.contiguous(memory_format=torch.channels_last) for frame in reversed(earlier)]
         logits, regression = method.clip_outputs([*frames, images])

@@ -113,6 +113,7 @@ def set_up(
         load_initial_weights(network, description, initial, encoder_weights, config.identity_init)
         if flow_weights:
             load_flow_weights(network, flow_weights)
+        check_flow(network)
     frame_sets = tuple(open_frame_sets(opened, config, device, threads))
     firsts = accumulate((len(dataset.classes) for dataset in opened.datasets), initial=0)
     class_weights = torch.cat(
@@ -284,9 +285,14 @@ def load_backbone(method: VideoMethod, description: checkpoint.Description, init
         raise ValueError(f"{initial} has other classes than the data: train a {name} on them first.")
     ours, theirs = method.state_dict(), other.state_dict()
     if not isinstance(other, VideoMethod):
-        # the small network of Accel starts from the same weights, if it is of the same kind
-        theirs = {f"{part}.network.{key}": x for part in ("backbone", "update") for key, x in theirs.items()}
+        theirs = {f"backbone.network.{key}": x for key, x in theirs.items()}
+    if not any(key.startswith("update.") for key in theirs):
+        # the update branch of Accel starts from the same weights
+        theirs |= {f"update.{key.removeprefix('backbone.')}": x for key, x in theirs.items() if "backbone." in key}
     known = {key: x for key, x in theirs.items() if key in ours and ours[key].shape == x.shape}
+    if any(key.startswith("update.") and key not in known for key in ours):
+        # it is of another kind: it starts from nothing, and is trained
+        known = {key: x for key, x in known.items() if not key.startswith("update.")}
     if missing := [key for key in ours if key.startswith("backbone.") and key not in known]:
         raise ValueError(f"{initial} holds a {other.name}, which lacks {missing[0]}; expected weights of a {name}.")
     method.load_state_dict(ours | known)
@@ -298,6 +304,18 @@ def load_flow_weights(network: checkpoint.Network, file: Path) -> None:
     if not isinstance(flow, FlowNetS):
         raise ValueError(f"{network.name} has no flow network to fill with {file}: leave out --flow-weights.")
     load_flow(flow, file)
+
+
+def check_flow(network: checkpoint.Network) -> None:
+    """Raise a ValueError if a video method uses its flow network as it is, and nobody has trained that."""
+    flow = getattr(network, "flow", None)
+    if not isinstance(network, VideoMethod) or not isinstance(flow, FlowNetS) or "flow" in network.trained:
+        return
+    if not flow.flow2.weight.any():  # it starts as zero
+        raise ValueError(
+            f"{network.name} does not train its flow network: give a trained one, --flow-weights FILE, or weights of a "
+            "method that has one, --initial FILE."
+        )
 
 
 def class_layers(description: checkpoint.Description) -> list[str]:

@@ -1,5 +1,8 @@
 """The cost of video methods by the position in their key interval."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from commands import run
@@ -13,10 +16,12 @@ from streamseg.evaluate.method_cost import (
     open_method,
     position_calls,
     summarise_positions,
+    time_positions,
 )
 from streamseg.models.baselines.swiftnet import swiftnet18
 from streamseg.models.video import VIDEO_METHODS
 from streamseg.models.video.clockwork import AdaptiveClockwork, clockwork, clockwork_pipelined
+from streamseg.models.video.low_latency import LowLatency
 
 CPU = torch.device("cpu")
 SIZE = (64, 96)
@@ -45,7 +50,10 @@ def test_every_position_has_a_call_and_work_after_the_labels_its_own():
     image = torch.randint(0, 256, (1, 3, *SIZE), dtype=torch.uint8)
     assert [*position_calls(clockwork(swiftnet18(4)).eval(), image)] == ["key frame", "1 after"]
     calls = position_calls(clockwork_pipelined(swiftnet18(4)).eval(), image)
-    assert set(calls) == {"key frame", "still frame", "changed frame", "after the labels"}
+    assert set(calls) == {
+        "key frame",
+        *(f"{name}{part}" for name in ("still frame", "changed frame") for part in ("", ", after its labels")),
+    }
     for call in calls.values():
         call()
 
@@ -56,7 +64,7 @@ def timing(way, median):
 
 def test_the_mean_counts_the_work_after_the_labels_and_the_maximum_does_not():
     mean, slowest = summarise_positions(
-        [timing("key frame", 6), timing("1 after", 2), timing("after the labels", 1)], 1
+        [timing("key frame", 6), timing("1 after", 2), timing("1 after, after its labels", 2)], 1
     )
     assert (mean.median, mean.fps) == (5, 200)
     assert (slowest.way, slowest.median) == ("maximum", 6)
@@ -86,3 +94,66 @@ def test_the_verb_benchmark_prints_mean_and_maximum(monkeypatch, capsys):
     assert run(monkeypatch, "benchmark", "clockwork-swiftnet18", *options) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if " ms" in line] == ["key", "1", "mean", "maximum"]
+
+
+def test_where_a_schedule_decides_the_mean_is_that_of_still_frames_with_their_own_later_work():
+    times = [timing("key frame", 6), timing("still frame", 2), timing("changed frame", 3)]
+    mean, _ = summarise_positions([*times, timing("changed frame, after its labels", 4)], 1)
+    assert mean.median == 2
+    mean, _ = summarise_positions([*times, timing("still frame, after its labels", 4)], 1)
+    assert mean.median == 6
+
+
+@torch.no_grad()
+def test_a_schedule_fires_on_changed_frames_only_while_it_is_timed():
+    image = torch.randint(0, 256, (1, 3, *SIZE), dtype=torch.uint8)
+    method = LowLatency(swiftnet18(4), threshold=0.2, channels=8, kernel=3).eval()
+    calls = position_calls(method, image)
+    assert [*calls] == ["key frame", "still frame", "changed frame", "changed frame, after its labels"]
+    assert [calls[name]()[1].due.item() for name in ("still frame", "changed frame")] == [False, True]
+    assert method.threshold == 0.2
+    count_method_macs(plain := clockwork_pipelined(swiftnet18(4)), SIZE)
+    assert not hasattr(plain, "threshold")
+
+
+@torch.no_grad()
+def test_the_maximum_is_of_all_times_and_the_mean_of_means():
+    given = iter([[9.0, 30.0], [1.0, 2.0, 3.0]])
+    found = time_positions(clockwork(swiftnet18(4)).eval(), SIZE, CPU, lambda call: next(given))
+    assert found == {"max_ms": 30, "avg_ms": (19.5 + 2) / 2, "fps": pytest.approx(1000 / 10.75)}
+
+
+@pytest.mark.parametrize("option", ["--compiled", "--profile"])
+def test_options_that_a_method_has_not_are_refused(option, monkeypatch, capsys):
+    assert run(monkeypatch, "benchmark", "copy-swiftnet18", "--size", "64x96", "--device", "cpu", option) != 0
+    assert "copy-swiftnet18 is a video method, which" in capsys.readouterr().err
+
+
+def document_rows():
+    """The rows of the tables of GMACs in docs/video-methods.md: name, and a number a column."""
+    text = (Path(__file__).parents[2] / "docs" / "video-methods.md").read_text(encoding="utf-8")
+    rows = [
+        line.strip("| ").split("|") for line in text.splitlines() if re.match(r"\| (`|backbone).*\| \d+\.\d+ \|", line)
+    ]
+    return [(name.strip(), *(cell.strip() for cell in cells)) for name, *cells in rows if len(cells) in (2, 3)]
+
+
+@pytest.mark.parametrize("row", document_rows(), ids=lambda row: row[0])
+def test_the_document_has_the_counted_gmacs_and_parameters(row):
+    title, *cells = row
+    name = title.split("`")[1] if "`" in title else "dff"
+    positions = {"when it fires": "changed frame", "and every key frame": "key frame"}
+    for backbone, cell in zip(("swiftnet18", "fanet18"), cells, strict=False):
+        with torch.device("meta"):
+            method = VIDEO_METHODS[f"{name}-{backbone}"](19)
+        macs = count_method_macs(method, (1024, 2048))
+        position = positions.get(title.split(", ")[1], "1 after" if method.interval else "still frame")
+        assert cell == f"{macs[position] / 1e9:.2f}"
+        if len(cells) == 3 and cells[2] and backbone == "swiftnet18":
+            parts = (method, method.backbone)
+            whole, own = (sum(x.numel() for x in part.parameters()) for part in parts)
+            assert cells[2] == f"{(whole - own) / 1e6:.1f}"
+
+
+def test_every_table_of_the_document_is_read():
+    assert len(document_rows()) == 14

@@ -36,10 +36,10 @@ def method():
 
 
 @torch.no_grad()
-def by_definition(method, dataset, distance):
-    """Return the mIoU of streams that start `distance` frames before each labelled frame."""
+def by_definition(method, dataset, distance, first=2):
+    """Return the mIoU of streams that start `distance` frames before each labelled frame, from the first on."""
     confusion = torch.zeros(11, 11, dtype=torch.int64)
-    for end in range(distance, len(dataset)):
+    for end in range(first, len(dataset)):
         state = None
         for number in range(end - distance, end + 1):
             frame, labels = dataset[number]
@@ -72,8 +72,11 @@ def test_a_snippet_of_cityscapes_is_started_at_each_distance(tmp_path):
     assert not any(map(math.isnan, found.mious))
 
 
-def test_a_distance_that_no_frame_has_is_no_number(method, val):
-    assert math.isnan(evaluate_distances(method, camvid(val, "val"), 9).mious[-1])
+def test_distances_need_a_labelled_frame_that_is_far_enough(method, val):
+    found = evaluate_distances(method, camvid(val, "val"), 9)
+    assert found.mious == ()
+    assert math.isnan(found.mean)
+    assert "no labelled frame has enough frames before it" in format_distances(found)
     with pytest.raises(ValueError, match="The key interval is 33; expected 1 to 32"):
         evaluate_distances(method, camvid(val, "val"), 33)
 
@@ -104,6 +107,40 @@ def test_table_vi_has_accuracy_flips_and_consistency_of_a_method(method, val, tm
     evaluator = RunEvaluator(find_runs(tmp_path), dataset, torch.device("cpu"), 1)
     row = Row("Clockwork", {"fps": 5.6}, "clockwork-swiftnet18", window=2, in_order=True, size=(64, 96))
     (result,) = reproduce(Table("VI", "", (row,), 11), torch.device("cpu"), timed=True, evaluator=evaluator)
-    assert result.found["miou"] == pytest.approx(evaluate_distances(method, dataset, 3).mean)
+    assert result.found["miou"] == pytest.approx(evaluate_distances(method, dataset, 2).mean)
     assert {"flip_rate", "mvc8", "avg_ms", "max_ms", "fps"} <= set(result.found)
     assert result.found["avg_ms"] <= result.found["max_ms"]
+
+
+def test_a_sparse_label_is_of_the_frame_farthest_from_its_key_frame(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    method = VIDEO_METHODS["copy-swiftnet18"](19).eval()
+    make_cityscapes(tmp_path, SIZE)
+    dataset = cityscapes(make_snippets(tmp_path, SIZE), "val")
+    for interval, distance in ((3, 2), (2, 1), (1, 0)):
+        method.interval, positions = interval, []
+        monkeypatch.setattr(method, "key_share", lambda state, found=positions: found.append(state.position) or 0.0)
+        evaluate_video(method, dataset, 1)
+        assert positions == 2 * [*range(distance + 1)] if interval > 1 else positions == [0] * 4
+
+
+def test_without_a_window_a_method_is_evaluated_at_the_interval_of_its_weights(
+    method, val, tmp_path, monkeypatch, capsys
+):
+    streamseg.save(method, streamseg.CAMVID, tmp_path / "w.safetensors")
+    options = ("--dataset", "camvid", "--data", str(val), "--device", "cpu", "--json", str(tmp_path / "found.json"))
+    assert run(monkeypatch, "evaluate", tmp_path / "w.safetensors", *options) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert len(found["miou_by_distance"]) == 3
+    assert found["key_share"] == pytest.approx(100 * 3 / 7)
+
+
+def test_single_frames_are_enough_for_a_row_without_a_window(tmp_path):
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    torch.manual_seed(0)
+    network = streamseg.fanet18(19).eval()
+    streamseg.save(network, streamseg.CITYSCAPES, tmp_path / "runs" / "one" / "weights.safetensors")
+    dataset = cityscapes(make_cityscapes(tmp_path / "data", SIZE), "val")
+    evaluator = RunEvaluator(find_runs(tmp_path / "runs"), dataset, torch.device("cpu"), 1)
+    found = evaluator.evaluate_row(Row("FANet-18", network="fanet18", window=1, in_order=True))
+    assert found == {"miou": pytest.approx(validate(network, dataset).miou)}

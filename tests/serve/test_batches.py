@@ -1,4 +1,5 @@
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -7,8 +8,10 @@ from preparing import SlowEngine
 from serving import PausableEngine, small_engine
 from waiting import PATIENCE, until
 
-from streamseg.engine.engine import EagerEngine
+from streamseg.engine.engine import EagerEngine, VideoEngine
 from streamseg.engine.prepare import PreparingEngine
+from streamseg.models.baselines import BASELINES
+from streamseg.models.video.clockwork import clockwork_pipelined
 from streamseg.serve.batches import Batcher
 from streamseg.stream.label_frames import label_frame, label_frames
 
@@ -143,3 +146,18 @@ def test_requests_are_answered_while_an_engine_is_prepared_for_their_size(plus):
     assert len(slow.labelled) == 2
     batcher.close()
     engine.preparation.stop()
+
+
+def test_work_after_the_labels_is_done_once_and_used_for_the_next_frame():
+    method = clockwork_pipelined(BASELINES["swiftnet18"](11)).eval()
+    frames, state, found = moving(3), None, []
+    batcher = Batcher(VideoEngine(method))
+    with patch.object(method.backbone, "deep", wraps=method.backbone.deep) as deep:
+        for frame in frames:
+            labels, state = batcher.submit(frame, state).result(PATIENCE)
+            found.append(labels)
+        batcher.close()
+    assert deep.call_count == 3
+    assert not batcher.finished or state in batcher.finished
+    expected = [labels for _, labels in label_frames(method, frames)]
+    assert all(map(torch.equal, found, expected))

@@ -19,6 +19,8 @@ from streamseg.engine.prepare import PreparingEngine
 from streamseg.io.outputs import OutputFiles
 from streamseg.io.sources import Capture
 from streamseg.io.video_reading import read_label_video
+from streamseg.models.baselines import BASELINES
+from streamseg.models.video.clockwork import clockwork_pipelined
 from streamseg.parallel.threads import BoundedQueue, ThreadGroup
 from streamseg.stream import network_thread
 from streamseg.stream.batch_limit import MAX_BATCH
@@ -502,3 +504,25 @@ def test_on_a_gpu_batches_are_powers_of_two(waiting, sizes):
         inbox.close()
     thread = network_thread.NetworkThread(None, streams, shared)
     assert [len(jobs) for jobs in thread.batches()] == sizes
+
+
+def test_work_after_the_labels_is_done_when_they_are_out(monkeypatch):
+    events = []
+    method = clockwork_pipelined(BASELINES["swiftnet18"](11)).eval()
+    finish, put = method.finish, BoundedQueue.put
+
+    def finished(state):
+        if not state.deep.numel() and threading.current_thread().name == "network":
+            events.append("finish")
+        return finish(state)
+
+    def handed_on(queue, entry):
+        if getattr(entry, "labels", None) is not None and threading.current_thread().name == "network":
+            events.append("labels")
+        return put(queue, entry)
+
+    monkeypatch.setattr(method, "finish", finished)
+    monkeypatch.setattr(BoundedQueue, "put", handed_on)
+    done = run(method, Clip(noise(1, 3)))
+    assert done.outcome.frames == 3
+    assert events == ["labels", "labels", "finish", "labels", "finish"]

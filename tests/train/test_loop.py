@@ -232,3 +232,21 @@ def test_accel_takes_the_parts_that_another_method_has(tmp_path):
     load_backbone(accel, Description("accel-swiftnet18", None, streamseg.CAMVID, 5, ""), str(path))
     ours, theirs = accel.state_dict(), dff.state_dict()
     assert all(ours[name].equal(x) for name, x in theirs.items() if name.startswith(("backbone.", "flow.")))
+    assert all(x.equal(theirs[f"backbone.{name}"]) for name, x in accel.update.state_dict().items())
+
+
+def test_an_update_branch_of_another_kind_is_not_filled_in_part(model, tmp_path):
+    streamseg.save(model, streamseg.CAMVID, tmp_path / "fanet.safetensors")
+    accel = VIDEO_METHODS["accel-fanet18"](11)
+    before = {name: x.clone() for name, x in accel.update.state_dict().items()}
+    description = Description("accel-fanet18", None, streamseg.CAMVID, 5, "")
+    load_backbone(accel, description, str(tmp_path / "fanet.safetensors"))
+    assert all(x.equal(before[name]) for name, x in accel.update.state_dict().items())
+
+
+def test_a_flow_network_that_is_not_trained_must_be_given(drive, tmp_path):
+    streamseg.save(BASELINES["swiftnet18"](11), streamseg.CAMVID, tmp_path / "backbone.safetensors")
+    config = replace(TINY, network="grfp-swiftnet18", dataset="camvid", window=2)
+    with pytest.raises(ValueError, match="^grfp-swiftnet18 does not train its flow network: give a trained one"):
+        run(drive, tmp_path / "out", config, initial=str(tmp_path / "backbone.safetensors"))
+    assert not (tmp_path / "out").exists()

@@ -45,9 +45,7 @@ BACKBONES: dict[str, Callable[[int], nn.Module]] = {"swiftnet18": swiftnet18, "f
 def build_method(name: str, classes: int) -> VideoMethod[Any]:
     """Build a video method by its name, such as dff-swiftnet18, with random weights."""
     method, _, backbone = name.rpartition("-")
-    built = METHODS[method](BACKBONES[backbone](classes))
-    built.name = name
-    return built
+    return METHODS[method](BACKBONES[backbone](classes))
 
 
 VIDEO_METHODS: dict[str, Callable[[int], VideoMethod[Any]]] = {

@@ -56,7 +56,7 @@ class Accel(VideoMethod[AccelState]):
     """
 
     state_type = AccelState
-    trained = ("fuse",)  # only the fusion: the image networks and the flow are trained before
+    kind = "accel"
 
     def __init__(self, network: nn.Module, update: nn.Module, flow: FlowEstimator, interval: int | None = 5):
         super().__init__(network, interval)
@@ -66,6 +66,10 @@ class Accel(VideoMethod[AccelState]):
                 f"The update branch has {self.update.classes} classes; expected the {self.classes} of the reference."
             )
         self.flow = flow
+        # the authors train only the fusion: the image networks and the flow are trained before. An update branch of
+        # another kind than the reference has no such weights here.
+        same = shapes(self.update) == shapes(self.backbone)
+        self.trained = ("fuse",) if same else ("fuse", "update")
         self.fuse = nn.Conv2d(2 * self.classes, self.classes, 1)
         half = 0.5 * torch.eye(self.classes)
         with torch.no_grad():
@@ -87,6 +91,11 @@ class Accel(VideoMethod[AccelState]):
     def halve(self, image: Tensor) -> Tensor:
         """Return an image (B, 3, H, W) at half its height and width, in the network's precision."""
         return F.avg_pool2d(image.to(self.fuse.weight.dtype), 2, ceil_mode=True)
+
+
+def shapes(module: nn.Module) -> dict[str, torch.Size]:
+    """Return the shapes of a module's weights by their names."""
+    return {name: x.shape for name, x in module.state_dict().items()}
 
 
 def accel(network: nn.Module, interval: int | None = 5) -> Accel:

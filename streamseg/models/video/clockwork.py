@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from streamseg.models.layers import initialise, resize
 from streamseg.models.video.backbone import Shallow
 from streamseg.models.video.schedule import check_threshold, chosen_streams, put_streams, take_streams
-from streamseg.models.video.scheme import VideoMethod
+from streamseg.models.video.scheme import VideoMethod, train_backbone
 
 
 class ClockworkState(NamedTuple):
@@ -43,6 +43,7 @@ class Clockwork(VideoMethod[ClockworkState]):
     """The alternating clock: the deep part runs on every `interval`-th frame, in the paper on every other."""
 
     state_type = ClockworkState
+    kind = "clockwork"
     trained = ("backbone",)
 
     def __init__(self, network: nn.Module, interval: int | None = 2):
@@ -83,6 +84,7 @@ class PipelinedClockwork(VideoMethod[PipelinedState]):
     """
 
     state_type = PipelinedState
+    kind = "clockwork-pipelined"
     trained = ("backbone",)
 
     def __init__(self, network: nn.Module, interval: int | None = None):
@@ -132,11 +134,12 @@ class AdaptiveClockwork(VideoMethod[AdaptiveState]):
     """
 
     state_type = AdaptiveState
+    kind = "clockwork-adaptive"
     trained = ("score2",)
 
     def __init__(self, network: nn.Module, threshold: float = 0.25, interval: int | None = None):
         super().__init__(network, interval)
-        check_threshold("threshold", threshold, 1)
+        check_threshold(threshold)
         self.threshold = threshold
         self.score2 = nn.Conv2d(self.backbone.shallow_channels, self.classes, 1)
         initialise(self.score2)
@@ -166,11 +169,6 @@ class AdaptiveClockwork(VideoMethod[AdaptiveState]):
     def clip_outputs(self, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Train the classifier on Res-2, which nothing else trains: its logits are those of the clip."""
         return self.score2(self.backbone.shallow(clip[-1]).out), None
-
-
-def train_backbone(method: VideoMethod, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Return the logits of the last frame of a clip on its own: the authors train the image network alone."""
-    return method.backbone(clip[-1]), None
 
 
 def fuse(method: VideoMethod, image: Tensor, shallow: Shallow, deep: Tensor) -> Tensor:

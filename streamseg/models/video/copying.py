@@ -3,12 +3,13 @@
 Shapes: B batch, K classes, H x W the image, h x w the map of the logits.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from streamseg.models.layers import resize
-from streamseg.models.video.scheme import VideoMethod
+from streamseg.models.video.scheme import VideoMethod, train_backbone
 
 
 class CopyState(NamedTuple):
@@ -29,6 +30,7 @@ class Copying(VideoMethod[CopyState]):
     """The backbone on key frames, and nothing on all others."""
 
     state_type = CopyState
+    kind = "copy"
     trained = ("backbone",)
 
     def key_frame(self, image: Tensor) -> tuple[Tensor, CopyState]:
@@ -37,6 +39,9 @@ class Copying(VideoMethod[CopyState]):
 
     def next_frame(self, image: Tensor, state: CopyState) -> tuple[Tensor, CopyState]:
         return resize(state.logits, image), state._replace(position=state.position + 1)
+
+    def clip_outputs(self, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        return train_backbone(self, clip)
 
 
 def copying(network: nn.Module, interval: int | None = 5) -> Copying:

@@ -43,6 +43,7 @@ class DFF(VideoMethod[DFFState]):
     """The backbone on key frames, a flow network and the backbone's head on all others."""
 
     state_type = DFFState
+    kind = "dff"
     trained = ("backbone", "flow", "scale")  # end to end, by the loss of the current frame
 
     def __init__(self, network: nn.Module, flow: FlowNetS, interval: int | None = 5):

@@ -1,17 +1,17 @@
-"""DVSNet: each region of a frame is segmented, or warped from its own key frame, as a decision network expects.
+"""DVSNet: each cell of a grid is segmented, or warped from its own key frame, as a decision network expects.
 
 Y. Xu, T. Fu, H. Yang, C. Lee, "Dynamic Video Segmentation Network", 2018. Layers of the decision network as in the
 authors' code.
 
-    region ─┬─flow network──▶ flow ──▶ warp(logits of the key region) ──× scale──▶ logits    if expected to be good
+    cell ───┬─flow network──▶ flow ──▶ warp(logits of the key cell) ──× scale──▶ logits    if expected to be good
     key  ───┘      └──conv6──▶ decision network ──▶ expected confidence score
-    region ──backbone──▶ logits, new key region                                              otherwise
+    cell ──backbone──▶ logits, new key cell                                              otherwise
 
-The score is the percentage of a region's pixels on which both paths agree. Regions of a frame overlap; there the larger
+The score is the percentage of a cell's pixels on which both paths agree. Cells of a frame overlap; there the larger
 score of a class wins. Differences: the backbone is one of this package instead of "DeepLab-fast", and it keeps its
 logits at its own size. The target's optional drift is left out.
 
-Shapes: B batch, R regions of it (B times the grid's cells), K classes, H x W the image, h x w the map of the logits.
+Shapes: B batch, R cells of it (B times those of the grid), K classes, H x W the image, h x w the map of the logits.
 
 Golden: the decision network has 4,538,485 parameters.
 """
@@ -27,19 +27,21 @@ from torch.nn import functional as F
 from streamseg.checks import check_count
 from streamseg.models.layers import MIN_SIDE, resize
 from streamseg.models.video.flownet import FlowNetS, FlowOutputs, flownet_slim
-from streamseg.models.video.schedule import check_threshold, chosen_streams, put_streams
+from streamseg.models.video.schedule import check_target, chosen_streams, put_streams
 from streamseg.models.video.scheme import VideoMethod, warp
 
 
 class DVSNetState(NamedTuple):
-    """The key frame of each region."""
+    """The key frame of each cell."""
 
-    regions: Tensor
+    cells: Tensor
     """(R, 3, ...)."""
     logits: Tensor
     """(R, K, h, w)."""
+    segmented: int
+    """Cells that the last frame has segmented."""
     position: int
-    """Frames since all regions had the same key frame."""
+    """Frames since all cells had the same key frame."""
     streams: int
     height: int
     width: int
@@ -51,17 +53,18 @@ class DVSNetState(NamedTuple):
 
 
 class DVSNet(VideoMethod[DVSNetState]):
-    """A segmentation path and a flow path, chosen region by region.
+    """A segmentation path and a flow path, chosen cell by cell.
 
     Args:
-        target: Expected confidence score, 0 to 100, below which a region is segmented; 100 segments all of them, 0 none
+        target: Expected confidence score, 0 to 100, below which a cell is segmented; 100 segments all of them, 0 none
             after the first frame.
         interval: The most frames from one frame that is segmented whole to the next; None for no limit.
-        grid: Rows and columns of regions.
+        grid: Rows and columns of cells.
         overlap: Pixels by which neighbours overlap.
     """
 
     state_type = DVSNetState
+    kind = "dvsnet"
     trained = ("backbone", "flow", "scale", "decide")
 
     def __init__(
@@ -74,9 +77,9 @@ class DVSNet(VideoMethod[DVSNetState]):
         overlap: int = 64,
     ):
         super().__init__(network, interval)
-        check_threshold("target", target, 100)
-        for cells in grid:
-            check_count("grid", cells)
+        check_target(target)
+        for count in grid:
+            check_count("grid", count)
         self.target = target
         self.grid, self.overlap = grid, overlap
         self.flow = flow
@@ -86,53 +89,56 @@ class DVSNet(VideoMethod[DVSNetState]):
         self.decide = DecisionNet(flow.deep_channels)
 
     def key_frame(self, image: Tensor) -> tuple[Tensor, DVSNetState]:
-        regions = self.cut(image)
-        logits = self.segment(regions)
-        state = DVSNetState(regions, logits, 0, *image[:, 0].shape)
-        return self.join(resize(logits, regions), image), state
+        cells = self.cut(image)
+        logits = self.segment(cells)
+        state = DVSNetState(cells, logits, len(cells), 0, *image[:, 0].shape)
+        return self.join(resize(logits, cells), image), state
 
     def next_frame(self, image: Tensor, state: DVSNetState) -> tuple[Tensor, DVSNetState]:
-        regions = self.cut(image)
-        outputs = self.flow.outputs(regions, state.regions)
+        cells = self.cut(image)
+        outputs = self.flow.outputs(cells, state.cells)
         score = self.decide(outputs.deep).clamp(min=0)
         chosen = chosen_streams((score < self.target) | (self.target >= 100), default=self.target >= 100)
-        logits = resize(self.propagate(state.logits, outputs), regions)
+        logits = resize(self.propagate(state.logits, outputs), cells)
         if chosen:
-            segmented = self.segment(regions[chosen])
-            logits = put_streams(logits, chosen, resize(segmented, regions))
+            segmented = self.segment(cells[chosen])
+            logits = put_streams(logits, chosen, resize(segmented, cells))
             state = state._replace(
-                regions=put_streams(state.regions, chosen, regions[chosen]),
+                cells=put_streams(state.cells, chosen, cells[chosen]),
                 logits=put_streams(state.logits, chosen, segmented),
             )
-        position = 0 if len(chosen) == len(regions) else state.position + 1
-        return self.join(logits, image), state._replace(position=position)
+        position = 0 if len(chosen) == len(cells) else state.position + 1
+        return self.join(logits, image), state._replace(segmented=len(chosen), position=position)
 
-    def segment(self, regions: Tensor) -> Tensor:
-        """Return the logits (R, K, h, w) of regions by the backbone."""
-        return self.backbone.head(self.backbone.features(regions))
+    def key_share(self, state: DVSNetState) -> float:
+        return state.segmented / len(state.cells)
+
+    def segment(self, cells: Tensor) -> Tensor:
+        """Return the logits (R, K, h, w) of cells by the backbone."""
+        return self.backbone.head(self.backbone.features(cells))
 
     def propagate(self, logits: Tensor, outputs: FlowOutputs) -> Tensor:
-        """Return logits of key regions, warped to the current ones, at the size of the flow."""
+        """Return logits of key cells, warped to the current ones, at the size of the flow."""
         return warp(resize(logits, outputs.flow), outputs.flow) * self.scale(outputs.detail)
 
     def cut(self, image: Tensor) -> Tensor:
-        """Return the regions (R, 3, ...) of images, cell by cell, all of one size."""
-        return torch.cat([image[..., rows, columns] for rows, columns in self.cells(image)])
+        """Return the cells (R, 3, ...) of images, one after the other, all of one size."""
+        return torch.cat([image[..., rows, columns] for rows, columns in self.slices(image)])
 
-    def join(self, regions: Tensor, image: Tensor) -> Tensor:
-        """Return the logits (B, K, H, W) of regions; where these overlap, the one with the higher maximum counts."""
-        cells = self.cells(image)
-        if len(cells) == 1:
-            return regions
-        whole = regions.new_full((len(image), regions.shape[1], *image.shape[2:]), -torch.inf)
-        for (rows, columns), part in zip(cells, regions.chunk(len(cells)), strict=True):
+    def join(self, cells: Tensor, image: Tensor) -> Tensor:
+        """Return the logits (B, K, H, W) of cells; where these overlap, the one with the higher maximum counts."""
+        slices = self.slices(image)
+        if len(slices) == 1:
+            return cells
+        whole = cells.new_full((len(image), cells.shape[1], *image.shape[2:]), -torch.inf)
+        for (rows, columns), part in zip(slices, cells.chunk(len(slices)), strict=True):
             before = whole[..., rows, columns]
             higher = part.amax(dim=1, keepdim=True) > before.amax(dim=1, keepdim=True)
             whole[..., rows, columns] = torch.where(higher, part, before)
         return whole
 
-    def cells(self, image: Tensor) -> list[tuple[slice, slice]]:
-        """Return the rows and columns of each region of an image."""
+    def slices(self, image: Tensor) -> list[tuple[slice, slice]]:
+        """Return the rows and columns of each cell of an image."""
         rows, columns = (
             cut_side(side, count, self.overlap) for side, count in zip(image.shape[2:], self.grid, strict=True)
         )
@@ -141,7 +147,7 @@ class DVSNet(VideoMethod[DVSNetState]):
     def clip_outputs(self, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Return the logits of the last frame, warped from the first, and the loss of the decision network.
 
-        A crop is one region. The decision network learns the share of pixels on which both paths agree.
+        A crop is one cell. The decision network learns the share of pixels on which both paths agree.
         """
         outputs = self.flow.outputs(clip[-1], clip[0])
         logits = self.propagate(self.segment(clip[0]), outputs)
@@ -153,7 +159,7 @@ class DVSNet(VideoMethod[DVSNetState]):
 
 
 class DecisionNet(nn.Module):
-    """Expects the confidence score (R,) of a warped region from the flow network's deepest map."""
+    """Expects the confidence score (R,) of a warped cell from the flow network's deepest map."""
 
     def __init__(self, channels: int, grid: tuple[int, int] = (4, 8)):
         super().__init__()

@@ -49,6 +49,7 @@ class GRFP(VideoMethod[GRFPState]):
     """
 
     state_type = GRFPState
+    kind = "grfp"
     trained = ("unit",)  # the authors train the backbone too in the second half, at a tiny rate
 
     def __init__(self, network: nn.Module, flow: FlowEstimator, interval: int | None = None):

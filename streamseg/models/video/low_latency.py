@@ -11,7 +11,8 @@ A new key frame does not wait for its deep part: it is answered by propagation a
 map after its labels are out, for the next frame. Only a first frame, and one of another size, waits.
 
 No code was published. Assumed: the cut after Res-2; kernels and adaptation at the size of x3 with 64 channels, because
-with 256 at the size of x2 they would cost as much as the deep part that they replace; the adaptation is a residual.
+with 256 at the size of x2 they would cost as much as the deep part that they replace; the adaptation is a residual;
+the scheduler compares the maps by their absolute difference; the default threshold is 0.1 instead of 0.3.
 
 Shapes: B batch, C channels of x3, K classes, H x W the image, h x w the map x3, n x n the kernels.
 """
@@ -53,14 +54,15 @@ class LowLatency(VideoMethod[LowLatencyState]):
     """Adaptive feature propagation with a scheduler.
 
     Args:
-        threshold: Expected share of changed labels above which a frame becomes a key frame.
+        threshold: Expected share of changed labels above which a frame becomes a key frame; 0 makes every frame one.
         interval: The most frames from one frame that is computed in full to the next; None for no limit.
         channels: Channels of the kernel predictor, the adaptation and the scheduler.
         kernel: Side n of the kernels.
     """
 
     state_type = LowLatencyState
-    trained = ("predict", "adapt", "schedule")
+    kind = "low-latency"
+    trained = ("kernel_predictor", "adapt", "schedule")
 
     def __init__(
         self,
@@ -71,10 +73,10 @@ class LowLatency(VideoMethod[LowLatencyState]):
         kernel: int = 9,
     ):
         super().__init__(network, interval)
-        check_threshold("threshold", threshold, 1)
+        check_threshold(threshold)
         self.threshold = threshold
         shallow, deep = self.backbone.shallow_channels, self.backbone.deep_channels
-        self.predict = KernelPredictor(shallow, channels, kernel)
+        self.kernel_predictor = KernelPredictor(shallow, channels, kernel)
         self.adapt = AdaptNet(shallow, deep, channels)
         self.schedule = Scheduler(shallow, channels)
 
@@ -90,7 +92,7 @@ class LowLatency(VideoMethod[LowLatencyState]):
         shallow = self.backbone.shallow(image)
         logits = resize(self.propagate(shallow, state), image)
         deviation = self.schedule(shrink(state.key, state.deep), shrink(shallow.out, state.deep))
-        chosen = chosen_streams(deviation > self.threshold, default=self.threshold <= 0)
+        chosen = chosen_streams((deviation > self.threshold) | (self.threshold <= 0), default=self.threshold <= 0)
         due = torch.tensor([number in chosen for number in range(len(image))])
         position = 0 if len(chosen) == len(image) else state.position + 1
         return logits, state._replace(out=shallow.out, due=due, position=position)
@@ -108,7 +110,7 @@ class LowLatency(VideoMethod[LowLatencyState]):
     def propagate(self, shallow: Shallow, state: LowLatencyState) -> Tensor:
         """Return the logits (B, K, ...) of a frame from the deep map of its key frame."""
         key, out = shrink(state.key, state.deep), shrink(shallow.out, state.deep)
-        deep = convolve_variant(state.deep, self.predict(key, out))
+        deep = convolve_variant(state.deep, self.kernel_predictor(key, out))
         return self.backbone.head(self.backbone.merge(shallow, self.adapt(deep, out)))
 
     def clip_outputs(self, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:

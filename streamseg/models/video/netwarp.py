@@ -50,6 +50,7 @@ class NetWarp(VideoMethod[NetWarpState]):
     """
 
     state_type = NetWarpState
+    kind = "netwarp"
     trained = ("backbone", "correct", "w0", "w1")  # the flow is fixed
 
     def __init__(self, network: nn.Module, flow: FlowEstimator, interval: int | None = None):

@@ -7,9 +7,8 @@ follows the abstract and the figure. The backbone sees every frame; no flow is n
     image ──▶ shallow ──▶ deep ─────────────────────────── 1x1 ──▶ merge ──▶ head ──▶ logits
 
 Assumed: the predictor is a second ResNet-18 over four stacked frames, its map passes a 3x3 convolution, and a 1x1
-convolution joins it to the backbone's deep map, before the decoder. The predictor is pretrained to predict the labels
-of the frame that it has not seen (`predict`); the authors first let it predict the frame itself, with an adversarial
-loss, which is left out.
+convolution joins it to the backbone's deep map, before the decoder. All is trained at once, by the labels: the authors
+first pretrain the predictor to foresee the frame itself, with an adversarial loss, which is left out.
 
 Shapes: B batch, K classes, H height, W width.
 """
@@ -49,6 +48,7 @@ class PEARL(VideoMethod[PEARLState]):
     """
 
     state_type = PEARLState
+    kind = "pearl"
     trained = ("backbone", "predictor", "fuse")  # jointly
 
     def __init__(self, network: nn.Module, interval: int | None = None):
@@ -74,10 +74,6 @@ class PEARL(VideoMethod[PEARLState]):
         frames = torch.cat([state.frames[:, 3:], image], dim=1)
         return logits, PEARLState(frames, state.position + 1)
 
-    def predict(self, state: PEARLState) -> Tensor:
-        """Return logits (B, K, H, W) of a frame that nobody has seen yet, to pretrain the predictor."""
-        return resize(self.predictor.parse(self.predictor(state.frames)), state.frames)
-
 
 class Predictor(nn.Module):
     """Foresees a frame's features from the four frames before it, at 1/32 of their size."""
@@ -94,8 +90,6 @@ class Predictor(nn.Module):
         self.encoder.conv1 = nn.Conv2d(3 * FRAMES, 64, 7, stride=2, padding=3, bias=False)
         initialise(self.encoder.conv1)
         self.adapt = conv(512, self.channels, 3)
-        self.parse = nn.Conv2d(self.channels, classes, 1)
-        initialise(self.parse)
 
     def forward(self, frames: Tensor) -> Tensor:
         """Return the features (B, 128, H / 32, W / 32) of frames (B, 4 * 3, H, W)."""

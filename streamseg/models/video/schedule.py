@@ -11,11 +11,21 @@ from torch import Tensor
 Maps = TypeVar("Maps", bound=tuple)
 
 
-def check_threshold(name: str, threshold: float, highest: float) -> None:
-    """Raise a ValueError if a threshold is not a number from 0 to the highest, or infinite."""
-    valid = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
-    if not valid or not (0 <= threshold <= highest or threshold == math.inf):
-        raise ValueError(f"{name} is {threshold!r:.80}; expected 0 to {highest:g}, or inf for never.")
+def check_threshold(threshold: float) -> None:
+    """Raise a ValueError if a threshold of change is not a share from 0 to 1, or infinite."""
+    if not is_number(threshold) or not (0 <= threshold <= 1 or threshold == math.inf):
+        raise ValueError(f"threshold is {threshold!r:.80}; expected 0 to 1, or inf for never.")
+
+
+def check_target(target: float) -> None:
+    """Raise a ValueError if a target is not a percentage."""
+    if not is_number(target) or not 0 <= target <= 100:
+        raise ValueError(f"target is {target!r:.80}; expected 0 to 100.")
+
+
+def is_number(given: object) -> bool:
+    """Return whether an option is a number, and no bool."""
+    return isinstance(given, (int, float)) and not isinstance(given, bool)
 
 
 def chosen_streams(decisions: Tensor, default: bool) -> list[int]:

@@ -48,12 +48,14 @@ class VideoMethod(nn.Module, Generic[State]):
 
     Attributes:
         state_type: The NamedTuple of this method's states.
-        name: Name on the command line, such as dff-swiftnet18, of a method that was built by it.
-        trained: Names of the parts that the method's authors train; all others are frozen by freeze().
+        kind: Name of the method, the first part of its name on the command line.
+        name: Name on the command line, that of the method and its backbone, such as dff-swiftnet18.
+        trained: Names of the parts that are trained on video, as by the method's authors; freeze() freezes all others.
     """
 
     state_type: ClassVar[type]
-    trained: ClassVar[tuple[str, ...]]
+    kind: ClassVar[str]
+    trained: tuple[str, ...]
 
     def __init__(self, network: nn.Module, interval: int | None):
         super().__init__()
@@ -61,7 +63,7 @@ class VideoMethod(nn.Module, Generic[State]):
             check_count("interval", interval)
         self.backbone: Backbone = split(network)
         self.classes = self.backbone.classes
-        self.name = type(self).__name__.lower()
+        self.name = f"{self.kind}-{network.name}"
         self.interval = interval
         self.frozen = False
 
@@ -100,6 +102,10 @@ class VideoMethod(nn.Module, Generic[State]):
         """Do the work that a frame has left for the time after its labels; step does it if nobody has."""
         return state
 
+    def key_share(self, state: State) -> float:
+        """Return the share, 0 to 1, of the last frame that was segmented as a key frame."""
+        return float(state.position == 0)
+
     def clip_outputs(self, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Return the logits (B, K, ...) to train on, of the last frame of a clip, and the loss of a scheduler.
 
@@ -125,6 +131,11 @@ class VideoMethod(nn.Module, Generic[State]):
             for name, module in self.named_children():
                 module.train(mode and is_part_of(name, self.trained))
         return self
+
+
+def train_backbone(method: VideoMethod, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Return the logits of the last frame of a clip on its own, for a method whose image network alone is trained."""
+    return method.backbone(clip[-1]), None
 
 
 def is_part_of(name: str, parts: tuple[str, ...]) -> bool:

@@ -3,6 +3,7 @@ import torch
 from video_methods import make_frames
 
 from streamseg.models.baselines.swiftnet import swiftnet18
+from streamseg.models.fanet import fanet18
 from streamseg.models.layers import resize
 from streamseg.models.video.accel import Accel, accel
 from streamseg.models.video.flownet import flownet_slim
@@ -50,3 +51,8 @@ def test_the_fusion_is_one_1x1_convolution_with_a_bias():
 def test_branches_with_different_classes_are_refused():
     with pytest.raises(ValueError, match="update branch has 5 classes; expected the 4 of the reference"):
         Accel(swiftnet18(4), swiftnet18(5), flownet_slim())
+
+
+def test_an_update_branch_of_another_kind_than_the_reference_is_trained():
+    assert accel(swiftnet18(4)).trained == ("fuse",)
+    assert accel(fanet18(4)).trained == ("fuse", "update")

@@ -153,8 +153,8 @@ def test_the_gradient_reaches_the_parts_that_train_and_no_others(method):
     for name, parameter in built.named_parameters():
         trains = is_part_of(name, built.trained)
         assert parameter.requires_grad == trains, name
-        # batch norm cancels a bias in front of it; parse only serves to pretrain the predictor
-        if trains and not name.endswith("bias") and "parse" not in name:
+        # batch norm cancels a bias in front of it
+        if trains and not name.endswith("bias"):
             assert parameter.grad is not None, name
             assert parameter.grad.any(), name
     for name, buffer in built.named_buffers():

@@ -60,7 +60,7 @@ def test_a_spatially_variant_convolution_is_its_sum():
 def test_kernels_sum_to_one_and_an_untrained_network_copies():
     method = make()
     x = torch.randn(1, 128, 4, 6)
-    kernels = method.predict(x, x + 1)
+    kernels = method.kernel_predictor(x, x + 1)
     torch.testing.assert_close(kernels.sum(dim=1), torch.ones(1, 4, 6))
     assert (kernels[:, 4] > 0.99).all()
     assert method.adapt(x, x).equal(x)
@@ -119,13 +119,28 @@ def test_only_propagation_and_scheduler_are_trained(frames):
     logits, loss = method.train().clip_outputs(frames[:2])
     (logits.mean() + loss).backward()
     trained = {name.split(".")[0] for name, x in method.named_parameters() if x.grad is not None}
-    assert trained == {"predict", "adapt", "schedule"}
+    assert trained == {"kernel_predictor", "adapt", "schedule"}
     assert not method.backbone.training
 
 
 def test_the_scheduler_learns_the_share_of_changed_labels(frames):
     method = make()
     method.freeze()
-    _, still = method.clip_outputs([frames[0], frames[0]])
-    _, moving = method.clip_outputs([frames[0], 255 - frames[0]])
-    assert still < moving
+    optimiser = torch.optim.Adam(method.schedule.parameters(), lr=0.01)
+    clips = ([frames[0], frames[0]], [frames[0], 255 - frames[0]])
+    for _ in range(60):
+        optimiser.zero_grad()
+        sum(method.clip_outputs(clip)[1] for clip in clips).backward()
+        optimiser.step()
+    still, moving = (method.clip_outputs(clip)[1].item() for clip in clips)
+    assert still < 0.01
+    assert moving < 0.01
+
+
+def test_a_threshold_of_0_makes_every_frame_a_key_frame(frames):
+    method = make(threshold=0)
+    nn.init.zeros_(method.schedule.deviation.weight)
+    nn.init.constant_(method.schedule.deviation.bias, -1.0)
+    _, state = run(method, frames[:2])
+    assert state.due.all()
+    assert method.key_share(state) == 1

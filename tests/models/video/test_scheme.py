@@ -2,36 +2,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
 
 from streamseg.models.baselines.swiftnet import swiftnet18
-from streamseg.models.layers import resize
-from streamseg.models.video.scheme import VideoMethod, load_state, resize_flow, save_state, warp
-
-
-class CopyState(NamedTuple):
-    logits: Tensor
-    height: int
-    width: int
-    position: int
-
-    @property
-    def size(self):
-        return self.logits.shape[0], self.height, self.width
-
-
-class Copy(VideoMethod[CopyState]):
-    """The simplest method: repeats the logits of the last key frame."""
-
-    state_type = CopyState
-    trained = ("backbone",)
-
-    def key_frame(self, image):
-        logits = self.backbone.head(self.backbone.features(image))
-        return resize(logits, image), CopyState(logits, *image.shape[2:], 0)
-
-    def next_frame(self, image, state):
-        return resize(state.logits, image), state._replace(position=state.position + 1)
+from streamseg.models.video.copying import Copying, CopyState
+from streamseg.models.video.scheme import load_state, resize_flow, save_state, warp
 
 
 @pytest.fixture
@@ -43,7 +17,7 @@ def frames():
 @pytest.fixture
 def copy():
     torch.manual_seed(0)
-    return Copy(swiftnet18(4), 3).eval()
+    return Copying(swiftnet18(4), 3).eval()
 
 
 def run(method, frames, state=None):
@@ -120,7 +94,7 @@ def test_every_interval_th_frame_is_a_key_frame(copy, frames):
 
 @torch.inference_mode()
 def test_without_an_interval_only_the_first_frame_is_a_key_frame(frames):
-    method = Copy(swiftnet18(4), None).eval()
+    method = Copying(swiftnet18(4), None).eval()
     logits, state = run(method, frames)
     assert all(later.equal(logits[0]) for later in logits)
     assert state.position == 6
@@ -184,11 +158,11 @@ def test_a_state_that_does_not_fit_is_refused(copy, frames):
 @pytest.mark.parametrize("interval", [0, 1.5, True])
 def test_an_interval_is_a_whole_number(interval):
     with pytest.raises(ValueError, match="interval is .*; expected a whole number, 1 or more"):
-        Copy(swiftnet18(4), interval)
+        Copying(swiftnet18(4), interval)
 
 
 def test_frozen_parts_get_no_gradient_and_keep_their_statistics(frames):
-    class Frozen(Copy):
+    class Frozen(Copying):
         trained = ()
 
     method = Frozen(swiftnet18(4), 3)
