@@ -48,6 +48,7 @@ class Batcher:
         on_batch: Callable[[int], None] = lambda number: None,
     ):
         self.engine, self.window, self.max_frames = engine, window, max_frames
+        self.cuda = engine.device.type == "cuda"
         self.on_batch = on_batch
         self.queue: deque[LabelRequest] = deque()
         self.finished: WeakKeyDictionary[State, State] = WeakKeyDictionary()
@@ -91,7 +92,7 @@ class Batcher:
             height, width = size = self.queue[0].size
             max_frames = max(1, min(self.max_frames, 2 * MAX_PIXELS // (height * width)))
             batch = [request for request in self.queue if request.size == size][:max_frames]
-            if self.engine.device.type == "cuda":
+            if self.cuda:
                 del batch[floor_power_of_two(len(batch)) :]
             self.queue = deque(request for request in self.queue if request not in batch)
             return batch
