@@ -9,6 +9,7 @@ head is little more than a 1x1 convolution. The parts one after the other are ex
 Shapes: B batch, K classes, C channels of the features, H height, W width, h x w the map of Res-1.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import NamedTuple, cast
 
@@ -33,7 +34,7 @@ class Shallow(NamedTuple):
     """Res-2 as Res-3 takes it, (B, 128, h / 2, w / 2)."""
 
 
-class Backbone(nn.Module):
+class Backbone(nn.Module, ABC):
     """An image network in parts; split() builds it.
 
     Attributes:
@@ -57,21 +58,21 @@ class Backbone(nn.Module):
         shallow = self.shallow(image)
         return self.merge(shallow, self.deep(shallow))
 
+    @abstractmethod
     def shallow(self, image: Tensor) -> Shallow:
         """Return the maps of Res-1 and Res-2."""
-        raise NotImplementedError
 
+    @abstractmethod
     def deep(self, shallow: Shallow) -> Tensor:
         """Return the map that the decoder makes of Res-3 and Res-4, at the size of Res-3."""
-        raise NotImplementedError
 
+    @abstractmethod
     def merge(self, shallow: Shallow, deep: Tensor) -> Tensor:
         """Return the features (B, C, h, w) of a shallow and a deep map, which may be of different frames."""
-        raise NotImplementedError
 
+    @abstractmethod
     def head(self, features: Tensor) -> Tensor:
         """Return the logits (B, K, h, w) of features."""
-        raise NotImplementedError
 
 
 class SwiftNetBackbone(Backbone):
@@ -126,9 +127,7 @@ class FANetBackbone(Backbone):
 
     def deep(self, shallow: Shallow) -> Tensor:
         network = self.network
-        x3, x4 = deep_maps(cast("ResNet", network.encoder), shallow.out)
-        x3, _ = network.attend3(x3)
-        x4, _ = network.attend4(x4)
+        x3, x4 = attended_deep_maps(network, shallow.out)
         return x3 + resize(network.narrow4(x4), x3)
 
     def merge(self, shallow: Shallow, deep: Tensor) -> Tensor:
@@ -142,17 +141,12 @@ class FANetBackbone(Backbone):
         return self.network.classify[1](features.relu())
 
 
-class FANetPlusBackbone(Backbone):
+class FANetPlusBackbone(FANetBackbone):
     """FANet+, each frame on its own: the features are at 3/16 of the image."""
 
+    network: FANetPlus
     channels = 64
     deep_channels = 128
-
-    def __init__(self, network: FANetPlus):
-        super().__init__()
-        self.classes = network.classes
-        self.network = network
-        check_resnet(network)
 
     def shallow(self, image: Tensor) -> Shallow:
         network = self.network
@@ -161,9 +155,7 @@ class FANetPlusBackbone(Backbone):
 
     def deep(self, shallow: Shallow) -> Tensor:
         network = self.network
-        x3, x4 = deep_maps(cast("ResNet", network.encoder), shallow.out)
-        x3, _ = network.attend3(x3)
-        x4, _ = network.attend4(x4)
+        x3, x4 = attended_deep_maps(network, shallow.out)
         y3 = network.narrow3(x3)
         return network.smooth3(y3 + resize(network.pool(x4), y3))
 
@@ -206,10 +198,14 @@ def shallow_maps(encoder: ResNet, x: Tensor) -> tuple[Tensor, Tensor]:
     return x1, encoder.layer2(encoder.pool[2](x1))
 
 
-def deep_maps(encoder: ResNet, x2: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the maps of Res-3 and Res-4 that follow from that of Res-2."""
+def attended_deep_maps(network: FANet, x2: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the maps of Res-3 and Res-4 that follow from that of Res-2, after attention."""
+    encoder = cast("ResNet", network.encoder)
     x3 = encoder.layer3(encoder.pool[3](x2))
-    return x3, encoder.layer4(encoder.pool[4](x3))
+    x4 = encoder.layer4(encoder.pool[4](x3))
+    x3, _ = network.attend3(x3)
+    x4, _ = network.attend4(x4)
+    return x3, x4
 
 
 def sum_before_relu(stage: nn.Module, x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ tensors and ints: streams cannot mix, and any state can be kept, saved, sent or 
 Shapes: B batch, K classes, C channels, H height, W width, h x w a map.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -34,7 +35,7 @@ class VideoState(Protocol):
 State = TypeVar("State", bound=VideoState)
 
 
-class VideoMethod(nn.Module, Generic[State]):
+class VideoMethod(nn.Module, ABC, Generic[State]):
     """A way to segment video with an image network.
 
     Every `interval`-th frame is a key frame; the method decides what it does on the others. A first frame, and one of
@@ -90,13 +91,13 @@ class VideoMethod(nn.Module, Generic[State]):
         due = self.interval is not None and state.position + 1 >= self.interval
         return due or state.size[1:] != tuple(image.shape[2:])
 
+    @abstractmethod
     def key_frame(self, image: Tensor) -> tuple[Tensor, State]:
         """Return the logits of a key frame, which are those of the backbone, and a new state."""
-        raise NotImplementedError
 
+    @abstractmethod
     def next_frame(self, image: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the logits of a frame that is no key frame, and the next state."""
-        raise NotImplementedError
 
     def finish(self, state: State) -> State:
         """Do the work that a frame has left for the time after its labels; step does it if nobody has."""
