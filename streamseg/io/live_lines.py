@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from streamseg.io.live_sender import ANSWER_SECONDS, Connection, LiveSender
-from streamseg.io.web import redact, redact_address_in
+from streamseg.io.web import redact, redact_address_in, split_if_valid
 
 if TYPE_CHECKING:
     from paho.mqtt.client import Client, ConnectFlags
@@ -160,14 +160,9 @@ def check_line_address(address: str) -> None:
         raise ValueError(
             f"{shown} is no address for lines of JSON: expected ws://, wss://, mqtt://, mqtts:// or a file's name."
         )
-    try:
-        parts = urlsplit(address)
-        host, _ = parts.hostname, parts.port
-    except ValueError:  # its message may hold a part of the password
-        host, parts = None, urlsplit("")
-    mqtt = scheme.startswith("mqtt")
-    topic = unquote(parts.path.lstrip("/"))
-    if not host or (mqtt and (not topic or set(topic) & set("#+\0"))):
+    parts, mqtt = split_if_valid(address), scheme.startswith("mqtt")
+    topic = unquote(parts.path.lstrip("/")) if parts else ""
+    if not (parts and parts.hostname) or (mqtt and (not topic or set(topic) & set("#+\0"))):
         raise ValueError(f"{shown} is no address for lines of JSON: expected {scheme}://host:port/{'topic' * mqtt}.")
     if find_spec("paho" if mqtt else "websockets") is None:
         raise missing_paho() if mqtt else missing_websockets()

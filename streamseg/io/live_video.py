@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from streamseg.io.live_process import TICKS
 from streamseg.io.live_sender import ANSWER_SECONDS, LiveSender
 from streamseg.io.pyav import av, colour_matrix_number, default_colour_matrix, require_av
 from streamseg.io.sources import DEFAULT_RATE
-from streamseg.io.web import SCHEMES, redact, redact_address_in
+from streamseg.io.web import SCHEMES, redact, redact_address_in, split_if_valid
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -166,12 +165,8 @@ def check_live_address(address: str) -> None:
             "the place to write with -o."
         )
     example = f"{scheme}://host:port" + ("" if FORMATS[scheme] == "mpegts" else "/path")
-    try:
-        parts = urlsplit(address)
-        host, port = parts.hostname, parts.port
-    except ValueError:  # its message may hold a part of the password
-        host = port = None
-    if not host or (FORMATS[scheme] == "mpegts" and not port):
+    parts = split_if_valid(address)
+    if not (parts and parts.hostname) or (FORMATS[scheme] == "mpegts" and not parts.port):
         raise ValueError(f"{shown} is no address to send to: expected {example}.")
     if scheme == "srt" and not has_srt():
         raise ValueError(f"{shown} cannot be sent to: {explain('Protocol not found', address)}.")

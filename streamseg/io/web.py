@@ -67,6 +67,19 @@ def redact_address_in(text: str, address: str) -> str:
     return redact_text(text.replace(address, redact(address)))
 
 
+def split_if_valid(address: str) -> SplitResult | None:
+    """Return the parts of an address; None if its host or port is not valid.
+
+    The message of urlsplit may hold a part of the password, so that callers have their own.
+    """
+    try:
+        parts = urlsplit(address)
+        _ = parts.hostname, parts.port
+    except ValueError:
+        return None
+    return parts
+
+
 def split_address(address: str) -> SplitResult:
     """Return the parts of an address; a ValueError if it cannot be read."""
     scheme, shown = address.partition("://")[0].lower(), redact(address)
@@ -74,15 +87,13 @@ def split_address(address: str) -> SplitResult:
         raise ValueError(
             f"{shown} is no address that can be read: expected rtsp://, rtsps://, http://, https:// or a file's name."
         )
-    try:
-        parts = urlsplit(address)
-        host, _ = parts.hostname, parts.port
-    except ValueError:  # its message may hold a part of the password
+    parts = split_if_valid(address)
+    if parts is None:
         raise ValueError(
             f"{shown} is no address that can be read: expected {scheme}://host:port/path, with a password's / ? # @ "
             "written as %2F %3F %23 %40."
-        ) from None
-    if not host:
+        )
+    if not parts.hostname:
         raise ValueError(f"{shown} names no host: expected an address such as {scheme}://host/path.")
     return parts
 
@@ -93,11 +104,16 @@ def join_address(parts: SplitResult) -> str:
     return urlunsplit(parts._replace(path=quote(parts.path, safe), query=quote(parts.query, safe)))
 
 
+def without_login(parts: SplitResult) -> str:
+    """Return the address of its parts without user and password."""
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
 @contextmanager
 def open_address(address: str, part: str = "") -> Iterator[HTTPResponse]:
     """Request an address, or a part of it by a Range header; errors name the address without its password."""
     parts = urlsplit(address)
-    bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    bare = without_login(parts)
     passwords = HTTPPasswordMgrWithDefaultRealm()
     if parts.username:
         passwords.add_password(None, bare, unquote(parts.username), unquote(parts.password or ""))

@@ -15,12 +15,12 @@ from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from streamseg.io.files import check_writable
 from streamseg.io.live_lines import SCHEMES, LineSender, check_line_address
-from streamseg.io.web import redact, response_error, split_address
+from streamseg.io.web import redact, response_error, split_address, without_login
 
 LOG = logging.getLogger("streamseg")
 
@@ -135,12 +135,11 @@ class Webhook:
     def __init__(self, address: str, room: int = QUEUE_SIZE):
         self.address = address
         parts = split_address(address)
-        bare = urlunsplit(urlsplit(address)._replace(netloc=parts.netloc.rpartition("@")[2]))
         self.headers = {"Content-Type": "application/json", "User-Agent": "streamseg"}
         if parts.username:
             login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             self.headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
-        self.bare = bare
+        self.bare = without_login(parts)
         self.opener = build_opener(NoRedirects)
         self.events: queue.Queue[dict[str, Any] | None] = queue.Queue(room)
         self.given, self.sent = 0, 0
