@@ -139,7 +139,7 @@ class Folded(ABC):
             yield to_float(x)
 
     def attend(
-        self, maps: Iterable[Tensor], past: Tensor, scale: Tensor, context: Tensor, view: View
+        self, maps: Iterable[Tensor], past: Tensor, scale: Tensor, context: Tensor, view: View = WHOLE_VIEW
     ) -> list[Tensor]:
         """Return the four maps for the decoder; each is computed in parallel to the encoder's next stage."""
         inputs, attended, start = list[Tensor](), list[Tensor](), 0
@@ -152,9 +152,7 @@ class Folded(ABC):
         self.branches.join()
         return attended
 
-    def run_branch(
-        self, stage: int, x: Tensor, past: Tensor, scale: Tensor, context: Tensor, view: View
-    ) -> Tensor:
+    def run_branch(self, stage: int, x: Tensor, past: Tensor, scale: Tensor, context: Tensor, view: View) -> Tensor:
         """Return the map of one stage after attention, if the stage has it."""
         weights = self.attentions[stage]
         if weights is None:
@@ -215,9 +213,7 @@ class FoldedPlus(Folded):
     def image_size(self, height: int, width: int) -> tuple[int, int]:
         return shrunk_size(height, width)
 
-    def run_branch(
-        self, stage: int, x: Tensor, past: Tensor, scale: Tensor, context: Tensor, view: View
-    ) -> Tensor:
+    def run_branch(self, stage: int, x: Tensor, past: Tensor, scale: Tensor, context: Tensor, view: View) -> Tensor:
         attended = super().run_branch(stage, x, past, scale, context, view)
         return to_float(self.narrows[stage].relu(attended))
 

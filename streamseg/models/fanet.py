@@ -169,8 +169,8 @@ class FANet(nn.Module):
         pasts, weights = ([None] * stages if x is None else x for x in (past, pixels))
         scale = 1 / (1 + weight) if self.averages else None
         attended, contexts = [], []
-        for attend, x, *arguments in zip(self.attentions, maps[-stages:], pasts, weights, strict=True):
-            y, context = attend_stage(attend, x, *arguments, scale)
+        for attend, x, own_past, own_pixels in zip(self.attentions, maps[-stages:], pasts, weights, strict=True):
+            y, context = attend_stage(attend, x, own_past, own_pixels, scale)
             attended.append(y)
             contexts.append(context)
         x1, x2, x3, x4 = (*maps[:-stages], *attended)
