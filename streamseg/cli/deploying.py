@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from streamseg.checks import EXPORT_SUFFIXES, check_count, check_positive, pick_export_format
+from streamseg.cli.masks import check_mask_file, read_mask_option
 from streamseg.cli.messages import check_figures, loading, open_messages, print_error, write_figures
 from streamseg.cli.options import (
     Device,
@@ -39,6 +40,7 @@ def export(
     video: bool = False,
     int8: bool = False,
     pictures: Annotated[str | None, option("DIR", "the samples")] = None,
+    mask: Annotated[str, option("FILE", "none")] = "",
     json: Json = None,
     device: Device = "",
     quiet: Quiet = False,
@@ -57,6 +59,7 @@ def export(
         int8: Quantise most layers to int8 (ONNX), calibrated on half of the pictures and compared on the others.
         pictures: A folder, a video or the like to compare on and, with --int8, to calibrate on: use frames like those
             that the file will label.
+        mask: A picture in which what is not looked at is black, which becomes a part of the file; it needs --size.
         json: A file for the figures, how well it agrees with the network; - for standard output.
         device: The device that aotinductor compiles for: cuda or cpu.
         quiet: Print only warnings and errors.
@@ -74,6 +77,7 @@ def export(
     check_writable(target)
     check_weights(given)
     check_figures(json)
+    check_mask_file(mask, bonnet=False)
     if int8 and pictures is None:
         raise ValueError("--int8 is calibrated on pictures like those to label: give them with --pictures DIR.")
     with loading(quiet):
@@ -96,6 +100,7 @@ def export(
         pictures=pictures,
         window=description.window,
         source=description.source,
+        mask=read_mask_option(mask),
     )
     messages = open_messages(quiet, json)
     print(exporter.format_agreement(target, agreement), file=messages)
@@ -130,6 +135,7 @@ def serve(
     megapixels: float = 32.0,
     seconds: float = 30.0,
     source: Annotated[tuple[str, ...], option("NAME=ADDRESS", "none")] = (),
+    mask: Annotated[str, option("FILE", "none")] = "",
     palette: Palette = "bright",
     device: Device = "",
     precision: Precision = "",
@@ -150,6 +156,7 @@ def serve(
         megapixels: The largest picture, in millions of pixels.
         seconds: Timeout for receiving a picture, and for labelling it.
         source: A camera, stream or video that the server reads and shows at /streams/NAME.mjpeg; may be repeated.
+        mask: A picture in which what is not looked at is black; it holds for all pictures, streams and sources.
         palette: Colours of overlays and of the page: bright ones, or the data set's own. Label files keep its own.
         device: cuda or cpu.
         precision: Precision of the network; int8 is 1.2 to 1.8 times as fast as fp32 on a CPU.
@@ -172,6 +179,7 @@ def serve(
     for name, amount in (("megabytes", megabytes), ("megapixels", megapixels), ("seconds", seconds)):
         check_positive(name, amount)
     check_weights(weights)
+    check_mask_file(mask, bonnet=False)
     with loading(quiet):
         from streamseg import serve as server
         from streamseg.io.images import allow_large_pictures
@@ -181,7 +189,7 @@ def serve(
         raise ValueError("The token may hold only letters, digits and . _ ~ + -: choose another.")
     sources = server.parse_sources(source)
     with server.listen(host, port) as listening:
-        model = open_served(weights, device, precision, window, trust, palette)
+        model = open_served(weights, device, precision, window, trust, palette, mask)
         allow_large_pictures()  # the server has limits of its own
         limits = server.Limits(round(megabytes * 2**20), round(megapixels * 1e6), seconds, queue)
         gate = server.RequestGate(model, limits, token, batch)
@@ -196,7 +204,7 @@ def serve(
 
 
 def open_served(
-    weights: Path | None, device: str, precision: str, window: int | None, trust: bool, palette: str
+    weights: Path | None, device: str, precision: str, window: int | None, trust: bool, palette: str, mask: str = ""
 ) -> "ServedModel":
     """Open the network to serve."""
     from streamseg import serve as server
@@ -208,10 +216,10 @@ def open_served(
     place = pick_device(device or runtime.default_device(weights))
     engine, classes, trained = open_preparing_engine(weights, place, precision, trust=trust)
     if isinstance(engine, runtime.ExportedEngine):
-        check_exported(engine, None if window is None else LastFrames(window), precision=precision)
+        check_exported(engine, None if window is None else LastFrames(window), precision=precision, mask=bool(mask))
     frames = trained if window is None else window
     if window is not None and set_key_interval(engine, LastFrames(window)) != LastFrames(window):
         frames = 1  # the streams of a video method have a key interval, and no window
     check_window(engine, LastFrames(frames))
     drawn = pick_palette(classes, palette)
-    return server.ServedModel(engine, classes, frames, find_weights(weights), drawn)
+    return server.ServedModel(engine, classes, frames, find_weights(weights), drawn, read_mask_option(mask))

@@ -1,4 +1,4 @@
-"""The option --mask: a picture, or the own car as the network finds it."""
+"""The options --mask, a picture or the own car as the network finds it, and --together, cameras of one vehicle."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 BONNET = "bonnet"
 """What --mask is for the own car."""
+MAX_TOGETHER = 8
+"""The most videos that are read at once; cameras of one vehicle need all of them."""
 
 
 def check_mask_file(given: str, bonnet: bool = True) -> None:
@@ -55,3 +57,18 @@ def find_masks(
         hidden = 0 if mask is None else 1 - mask.looked_at.double().mean().item()
         say(f"{source.name}: the own car is {hidden:.1%} of the first {BONNET_FRAMES} frames, and is left out.")
     return masks
+
+
+def check_cameras(sources: Sequence["Source"]) -> None:
+    """Raise a ValueError if sources cannot be cameras of one vehicle, whose frames come at the same time."""
+    still = next((source.name for source in sources if not source.moving), None)
+    if still:
+        raise ValueError(
+            f"--together is for videos and cameras, frame by frame, and {still} is none: use streamseg.label_together "
+            "in Python for pictures."
+        )
+    if len(sources) < 2:
+        raise ValueError("--together needs two or more cameras: give their names before OUT, or leave it out.")
+    files = sum(not source.live for source in sources)
+    if files > MAX_TOGETHER:
+        raise ValueError(f"--together reads up to {MAX_TOGETHER} videos at once, and {files} were given: give fewer.")

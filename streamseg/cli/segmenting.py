@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from streamseg.checks import check_positive
-from streamseg.cli.masks import check_mask_file, read_mask_option
+from streamseg.cli.masks import check_cameras, check_mask_file, read_mask_option
 from streamseg.cli.messages import STANDARD_OUTPUT, clear_line, loading, open_messages, print_error
 from streamseg.cli.options import (
     Device,
@@ -124,9 +124,6 @@ class SegmentOptions:
 
 DEFAULTS = SegmentOptions()
 
-MAX_TOGETHER = 8
-"""The most videos that are read at once; cameras of one vehicle need all of them."""
-
 
 @dataclass(frozen=True)
 class SegmentPlan:
@@ -237,21 +234,6 @@ def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions, region_
     if is_address(out):
         sources = [play(source) for source in sources]
     return SegmentPlan(sources, outputs, missing, raw)
-
-
-def check_cameras(sources: Sequence["Source"]) -> None:
-    """Raise a ValueError if sources cannot be cameras of one vehicle, whose frames come at the same time."""
-    still = next((source.name for source in sources if not source.moving), None)
-    if still:
-        raise ValueError(
-            f"--together is for videos and cameras, frame by frame, and {still} is none: use streamseg.label_together "
-            "in Python for pictures."
-        )
-    if len(sources) < 2:
-        raise ValueError("--together needs two or more cameras: give their names before OUT, or leave it out.")
-    files = sum(not source.live for source in sources)
-    if files > MAX_TOGETHER:
-        raise ValueError(f"--together reads up to {MAX_TOGETHER} videos at once, and {files} were given: give fewer.")
 
 
 def check_text_outputs(

@@ -26,6 +26,7 @@ from streamseg.evaluate.images import (
     format_shares,
 )
 from streamseg.evaluate.translate import to_lookup, translate_predicted
+from streamseg.io.masks import Mask, remove_labels
 from streamseg.models.checkpoint import Network
 from streamseg.stream.label_frames import check_window, finish_state, label_frame
 from streamseg.stream.state import LastFrames, Policy, to_policy
@@ -84,6 +85,7 @@ def evaluate_video(
     threads: int = 2,
     progress: Callable[[int, int], None] | None = None,
     label_of: Sequence[int] | None = None,
+    mask: Mask | None = None,
 ) -> VideoEvaluation:
     """Evaluate a network or an engine on every sequence of a data set, in order, at full size.
 
@@ -93,6 +95,7 @@ def evaluate_video(
         window: Number of frames, with the present one; or another policy, such as FadingInTime.
         threads: Number of threads that decode frames.
         progress: Called after each frame with the number of frames done and the total.
+        mask: What is not looked at, and does not count.
         label_of: As in images.evaluate; consistency and flips are of the data set's labels too.
     """
     engine = to_engine(model)
@@ -107,7 +110,7 @@ def evaluate_video(
     consistent: dict[int, list[list[Tensor]]] = {8: [], 16: []}
     times, keys = [], 0.0
     runs = None
-    for step in run_sequences(engine, dataset, sequences, window, threads, label_of):
+    for step in run_sequences(engine, dataset, sequences, window, threads, label_of, mask):
         runs = metrics.extend_runs(None if step.first else runs, step.labels, step.predicted)
         for frames, videos in consistent.items():
             if step.first:
@@ -170,6 +173,7 @@ def run_sequences(
     window: int | Policy,
     threads: int,
     label_of: Sequence[int] | None,
+    mask: Mask | None = None,
 ) -> Iterator[LabelledFrame]:
     """Yield every frame of the sequences with its labels; each sequence starts without a past."""
     device = engine.device
@@ -186,18 +190,21 @@ def run_sequences(
             try:
                 if size not in warm:
                     warm.add(size)
-                    warm_up(engine, frame, window)
+                    warm_up(engine, frame, window, mask)
                 wait_for(device)
                 start = perf_counter()
-                predicted, state = label_frame(engine, frame, state, window, seconds=entry.seconds, size=size)
+                predicted, state = label_frame(
+                    engine, frame, state, window, seconds=entry.seconds, size=size, mask=mask
+                )
                 wait_for(device)
                 seconds = perf_counter() - start
             except ValueError as error:
                 raise ValueError(f"{entry.image}: {error}") from error
-            found = translate_predicted(predicted, lookup)
+            found = remove_labels(translate_predicted(predicted, lookup), mask)
             share = engine.model.key_share(state.method_state) if isinstance(engine, VideoEngine) else 0.0
             state = finish_state(engine, state)
-            yield LabelledFrame(entry, first, labels.to(device), found, 1000 * seconds, share)
+            truth = remove_labels(labels.to(device), mask)
+            yield LabelledFrame(entry, first, truth, found, 1000 * seconds, share)
 
 
 def read_in_groups(
@@ -208,11 +215,11 @@ def read_in_groups(
         yield from list(in_parallel(dataset.read_sequence_frame, group, threads))
 
 
-def warm_up(engine: Engine, frame: Tensor, window: int | Policy) -> None:
+def warm_up(engine: Engine, frame: Tensor, window: int | Policy, mask: Mask | None = None) -> None:
     """Label a frame with and without a past, so that the device is ready for frames of its size."""
     state = None
     for _ in range(WARM_UP):
-        _, state = label_frame(engine, frame, state, window, size=(frame.shape[1], frame.shape[2]))
+        _, state = label_frame(engine, frame, state, window, size=(frame.shape[1], frame.shape[2]), mask=mask)
 
 
 def wait_for(device: torch.device) -> None:
@@ -259,6 +266,7 @@ def write_video_plots(
     dataset: Dataset,
     window: int | Policy,
     label_of: Sequence[int] | None = None,
+    mask: Mask | None = None,
 ) -> None:
     """Write the plots of an evaluation on sequences; the worst frames are predicted again, in their sequence."""
     engine = to_engine(model)
@@ -266,7 +274,7 @@ def write_video_plots(
     def predict_again(index: int) -> Tensor:
         single = replace(dataset, pairs=(dataset.pairs[index],))
         sequences = single.labelled_sequences(frames_before(engine, window))
-        *_, last = run_sequences(engine, single, sequences, window, 1, label_of)
+        *_, last = run_sequences(engine, single, sequences, window, 1, label_of, mask)
         return last.predicted
 
     draw_plots(folder, evaluation, dataset, predict_again)
