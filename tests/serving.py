@@ -21,6 +21,7 @@ from waiting import PATIENCE
 
 import streamseg
 from streamseg.engine.engine import EagerEngine, Engine
+from streamseg.io.masks import Mask
 
 # test modules that import this one are skipped where a library is missing
 for library in ("fastapi", "uvicorn", "websockets"):
@@ -120,10 +121,11 @@ def run_server(
     token: str = "",
     weights: Path = Path("small.onnx"),
     sources: dict[str, str] | None = None,
+    mask: Mask | None = None,
 ) -> Iterator[RunningServer]:
     """Run a server in a thread; weights is the file that it says it serves, sources are those that it reads itself."""
     engine = PausableEngine(small_engine())
-    gate = RequestGate(ServedModel(engine, streamseg.CAMVID, WINDOW, weights), limits, token)
+    gate = RequestGate(ServedModel(engine, streamseg.CAMVID, WINDOW, weights, mask=mask), limits, token)
     add_sources(gate, sources or {})
     listening = listen("127.0.0.1", 0)
     server = Server(gate)

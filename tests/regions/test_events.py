@@ -114,3 +114,16 @@ def test_the_examples_watch_classes_of_the_bundled_weights(path):
 def test_an_unknown_class_is_refused():
     with pytest.raises(ValueError, match="Zone 'left': No class is called 'cat'; there are road, car, person."):
         ZoneMonitor([Zone("left", LEFT, ("cat",))], CLASSES)
+
+
+def test_what_a_mask_hides_counts_neither_in_a_zone_nor_on_a_lane():
+    monitor = ZoneMonitor([Zone("left", LEFT, ("car",))], CLASSES)
+    labels = frame(0.25)
+    labels[10:] = 255  # half of the zone
+    assert monitor.update(labels, 0.0)[0][0].shares == {"car": pytest.approx(0.5)}
+    labels[:] = 255
+    assert monitor.update(labels, 0.1)[0][0].shares == {"car": 0.0}
+    lane = ZoneMonitor([Lane("lane", LEFT, ("road",))], CLASSES)
+    labels = frame(0.25)
+    labels[16:] = 255  # the bonnet
+    assert lane.update(labels, 0.0)[0][0].pixels == 15
