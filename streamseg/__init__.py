@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from streamseg.engine.tiles import label_tiled as label_tiled
     from streamseg.evaluate.benchmark import count_macs as count_macs
     from streamseg.io.images import read_image as read_image
+    from streamseg.io.masks import Mask as Mask, read_mask as read_mask
     from streamseg.io.resolve import read_frames as read_frames
     from streamseg.io.video_writing import write_frames as write_frames
     from streamseg.models.attention import (
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
         load_state as load_state,
         save_state as save_state,
     )
+    from streamseg.stream.together import label_together as label_together
 
 # the same for the running program; a test keeps the two alike
 MODULES = {
@@ -83,6 +85,7 @@ MODULES = {
     "engine.tiles": "label_tiled",
     "evaluate.benchmark": "count_macs",
     "io.images": "read_image",
+    "io.masks": "Mask read_mask",
     "io.resolve": "read_frames",
     "io.video_writing": "write_frames",
     "models.attention": "ChannelAttention DotAttention FastAttention NoAttention SelfAttention fast_attention",
@@ -99,6 +102,7 @@ MODULES = {
     "regions.zones": "Lane Zone read_zones",
     "stream.label_frames": "label_frame label_frames segment",
     "stream.state": "Fading FadingInTime LastFrames State load_state save_state",
+    "stream.together": "label_together",
 }
 MODULE_OF = {name: module for module, names in MODULES.items() for name in names.split()}
 
