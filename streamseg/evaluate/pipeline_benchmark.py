@@ -19,6 +19,7 @@ from statistics import fmean, median
 
 import torch
 
+from streamseg.engine import kernels
 from streamseg.evaluate.bare_video import (
     VideoInfo,
     copy_start,
@@ -236,6 +237,7 @@ def shorten(video: Path, out: Path, frames: int) -> Path:
 
 def wait_until_prepared(settings: LabelSettings) -> None:
     """Wait for an engine that prepares itself in the background; raise an OSError if it does not get ready."""
+    kernels.wait_until_compiled()  # those that convert and draw frames
     preparation, end = getattr(settings.model, "preparation", None), time.monotonic() + PREPARATION_SECONDS
     if preparation is None:
         return
