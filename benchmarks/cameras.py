@@ -23,7 +23,7 @@ from torch import Tensor
 
 from streamseg.cli.segmenting import SegmentOptions, open_model
 from streamseg.evaluate.benchmark import describe_machine
-from streamseg.evaluate.pipeline_benchmark import wait_until_prepared
+from streamseg.evaluate.pipeline_benchmark import request_batch_sizes, wait_until_prepared
 from streamseg.io.outputs import OutputFiles
 from streamseg.io.sources import Capture
 from streamseg.machine import available_cores
@@ -130,6 +130,7 @@ def measure(
     """Measure a number of cameras, after a short run in which the engine prepares itself."""
     frames = list(moving_scene(size, FRAMES))
     _, problems, first = run_cameras(settings, frames, cameras, rate, warm_up)
+    request_batch_sizes(settings, size, cameras)
     wait_until_prepared(settings)
     before = memory(settings.device)
     summary, more, _ = run_cameras(settings, frames, cameras, rate, seconds)
