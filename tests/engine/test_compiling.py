@@ -17,7 +17,7 @@ PATIENCE = 60
 @pytest.fixture
 def compiler(monkeypatch):
     """A compiler of its own for the kernels, which the CPU would not use otherwise."""
-    compiler = BackgroundCompiler()
+    compiler = BackgroundCompiler(delay=0.0)
     monkeypatch.setattr(compiling, "COMPILER", compiler)
     monkeypatch.setattr(backend, "use_triton", lambda x: True)
     yield compiler
@@ -82,6 +82,19 @@ def test_a_stopped_compiler_leaves_out_what_waits(compiler):
     assert compiler.thread is None
     assert not compiler.has(("c",), CPU, lambda: late.append(1))
     assert not late
+
+
+def test_the_first_labels_do_not_share_the_interpreter_with_a_compiler():
+    compiler, launches = BackgroundCompiler(delay=10 * PATIENCE), []
+    compiler.has(("a",), CPU, lambda: launches.append(1))
+    assert not launches
+    compiler.wait()  # somebody measures, and hurries
+    assert launches == [1]
+    patient = BackgroundCompiler(delay=10 * PATIENCE)
+    patient.has(("a",), CPU, lambda: launches.append(2))
+    patient.stop()  # the end of the program does not wait
+    assert patient.thread is None
+    assert launches == [1]
 
 
 def test_numbers_count_as_triton_distinguishes_them(compiler):

@@ -18,6 +18,9 @@ from torch import Tensor
 
 LOG = logging.getLogger("streamseg")
 
+DELAY_SECONDS = 1.0
+"""Time before the first kernel is compiled: the first labels do not share the interpreter with a compiler."""
+
 STOP_SECONDS = 10.0
 """How long the end of the program waits for the kernel that is being compiled."""
 
@@ -27,7 +30,8 @@ Key = tuple[Hashable, ...]
 class BackgroundCompiler:
     """Compiles kernels by launching them once in a background thread, one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, delay: float = DELAY_SECONDS) -> None:
+        self.delay = delay
         self.change = threading.Condition()
         self.ready: set[Key] = set()
         """The kernels that are compiled."""
@@ -35,7 +39,7 @@ class BackgroundCompiler:
         """The kernels that were asked for."""
         self.waiting: deque[tuple[Key, torch.device, Callable[[], object]]] = deque()
         self.thread: threading.Thread | None = None
-        self.stopped = self.warned = False
+        self.hurries = self.stopped = self.warned = False
 
     def has(self, key: Key, device: torch.device, launch: Callable[[], object]) -> bool:
         """Return whether a kernel is compiled; if not, ask for it.
@@ -56,6 +60,8 @@ class BackgroundCompiler:
 
     def work(self) -> None:
         """Compile kernels until none is left; the background thread."""
+        with self.change:
+            self.change.wait_for(lambda: self.hurries or self.stopped, self.delay)
         while True:
             with self.change:
                 if not self.waiting:
@@ -84,6 +90,8 @@ class BackgroundCompiler:
     def wait(self) -> None:
         """Wait until the kernels that were asked for are compiled, or cannot be."""
         with self.change:
+            self.hurries = True
+            self.change.notify_all()
             self.change.wait_for(lambda: self.thread is None)
 
     def stop(self) -> None:
@@ -91,6 +99,7 @@ class BackgroundCompiler:
         with self.change:
             self.stopped = True
             self.waiting.clear()
+            self.change.notify_all()
             self.change.wait_for(lambda: self.thread is None, STOP_SECONDS)
 
 
