@@ -54,8 +54,11 @@ def find_masks(
             continue
         mask = find_bonnet(to_engine(settings.model), settings.classes, source, settings.size)
         masks[source.name] = mask
-        hidden = 0 if mask is None else 1 - mask.looked_at.double().mean().item()
-        say(f"{source.name}: the own car is {hidden:.1%} of the first {BONNET_FRAMES} frames, and is left out.")
+        if mask is None:
+            say(f"{source.name}: there is no own car in the first {BONNET_FRAMES} frames, so nothing is left out.")
+        else:
+            hidden = 1 - mask.looked_at.double().mean().item()
+            say(f"{source.name}: the own car, {hidden:.0%} of the frame, is left out.")
     return masks
 
 

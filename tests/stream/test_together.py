@@ -1,5 +1,7 @@
 """Masks and cameras that look together, on streams: both are sums over pixels, and these are their laws."""
 
+import copy
+
 import pytest
 import torch
 
@@ -183,3 +185,26 @@ def test_wrong_counts_are_refused(network):
         label_together(network, (noise(0), noise(1)), (None,))
     with pytest.raises(ValueError, match="no frames to look at together"):
         label_together(network, ())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_masks_and_cameras_are_those_of_the_network(network, mask):
+    network = copy.deepcopy(network).cuda()
+    fast = accelerate(network)
+    frames = [noise(seed).cuda() for seed in range(2)]
+    before = label_frame(fast, frames[0], window=2)
+    for _ in range(3):  # without a graph, when it is captured, and by the graph
+        ours, states = label_together(fast, frames, window=2, masks=[mask, None])
+        alone, state = label_frame(fast, frames[0], window=2, mask=mask)
+    theirs, expected = label_together(network, frames, window=2, masks=[mask, None])
+    for found, label in zip(ours, theirs, strict=True):
+        assert (found == label).float().mean() > 0.97
+    torch.testing.assert_close(states[0].contexts, expected[0].contexts, atol=1e-2, rtol=1e-1)
+    assert (alone == label_frame(network, frames[0], window=2, mask=mask)[0]).float().mean() > 0.97
+    hidden = frames[0].clone()
+    hidden[:, 64:] = 0
+    assert label_frame(fast, hidden, window=2, mask=mask)[1].contexts.equal(state.contexts)
+    again = label_frame(fast, frames[0], window=2)
+    assert again[0].equal(before[0])
+    assert again[1].contexts.equal(before[1].contexts)
