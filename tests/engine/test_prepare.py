@@ -91,7 +91,7 @@ def test_one_size_is_prepared_at_a_time_and_each_once(engine, slow):
     assert not slow.started.acquire(blocking=False)
     slow.may_go_on.set()
     until(lambda: engine.preparation.thread is None)
-    assert [tuple(shape) for shape, _ in slow.asked] == [(1, 3, 32, 32), (1, 3, 32, 64), (2, 3, 32, 32)]
+    assert [tuple(shape) for shape, *_ in slow.asked] == [(1, 3, 32, 32), (1, 3, 32, 64), (2, 3, 32, 32)]
     for shape in shapes:
         engine.predict(batch_of(*shape))
     assert len(slow.labelled) == 3
