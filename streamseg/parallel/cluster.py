@@ -62,6 +62,13 @@ def join_cluster(address: str, environment: Mapping[str, str] | None = None) -> 
         ray.shutdown()
 
 
+def find_resources() -> dict[str, float]:
+    """Return the resources of the cluster that was joined: CPU, the number of cores, GPU and others."""
+    import ray
+
+    return dict(ray.cluster_resources())
+
+
 def require_ray() -> None:
     """Raise an ImportError that says what to install, if Ray Data is missing."""
     for module in ("ray", "pyarrow", "pandas"):

@@ -1,8 +1,8 @@
 """Answers of Ray Serve's HTTP proxy for replicas that died: 503 instead of 500, and a close for their streams.
 
 Ray's proxy passes the messages of a request on to a replica and back. If the replica dies it just stops, and its web
-server makes a 500 of that, or cuts the connection. The middleware here runs in the proxy, around all requests; Ray loads
-it from the name in PROXY_ENVIRONMENT.
+server makes a 500 of that, or cuts the connection. The middleware here runs in the proxy, around all requests; Ray
+imports it by the name in PROXY_ENVIRONMENT.
 """
 
 from starlette.middleware import Middleware
@@ -80,7 +80,7 @@ class DeadReplicaMiddleware:
 
 
 def with_retry_after(start: Message) -> Message:
-    """Add a Retry-After to the beginning of a 503 that has none: those of Ray itself, such as when its queue is full."""
+    """Add a Retry-After to the beginning of a 503 that has none, as those of Ray itself when its queue is full."""
     headers = [*start.get("headers", ())]
     if start["status"] != 503 or any(name.lower() == b"retry-after" for name, _ in headers):
         return start

@@ -2,9 +2,9 @@
 
     client ──▶ proxy, one on each machine ──▶ of two replicas, the one with fewer open requests
 
-A stream is a single request, however long it lasts: all of its frames go to the replica that holds its state. Ray starts
-a replica again that dies or fails its health check, adds and removes replicas by the number of open requests, and
-replaces them one after the other when the application is deployed again.
+A stream is a single request, however long it lasts: all of its frames go to the replica that holds its state. Ray
+starts a replica again that dies or fails its health check, adds and removes replicas by the number of open requests,
+and replaces them one after the other when the application is deployed again.
 """
 
 import logging
@@ -91,7 +91,7 @@ class Replica:
         self.oldest: LabelRequest | None = None
         self.oldest_since = monotonic()
 
-    def __serve_build_asgi_app__(self) -> ASGIApp:  # noqa: PLW3201 (Ray's name)
+    def __serve_build_asgi_app__(self) -> ASGIApp:
         return HttpMiddleware(build_app(self.gate), self.gate)
 
     def check_health(self) -> None:
@@ -123,6 +123,16 @@ def parse_replicas(text: str) -> tuple[int, int]:
     return least, most
 
 
+def check_gpu_share(share: float | None, *, gpus: bool) -> None:
+    """Raise a ValueError if a share of a GPU is none, or if GPUs are not used."""
+    if share is None:
+        return
+    if not 0 < share <= 1:
+        raise ValueError(f"--gpu-share is {share:g}; expected more than 0, up to 1.")
+    if not gpus:
+        raise ValueError("--gpu-share is for replicas on a GPU: leave it out, or serve a checkpoint on cuda.")
+
+
 def plan_replicas(
     least: int, most: int, gpu_share: float | None, resources: Mapping[str, float], *, gpus: bool = True
 ) -> Replicas:
@@ -133,11 +143,8 @@ def plan_replicas(
         resources: CPU and GPU, the numbers of cores and GPUs in the cluster.
         gpus: Whether to use GPUs.
     """
+    check_gpu_share(gpu_share, gpus=gpus)
     cores, found = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
-    if gpu_share is not None and not 0 < gpu_share <= 1:
-        raise ValueError(f"--gpu-share is {gpu_share:g}; expected more than 0, up to 1.")
-    if gpu_share is not None and not gpus:
-        raise ValueError("--gpu-share is for replicas on a GPU: leave it out, or leave out --device cpu.")
     if gpu_share is not None and not found:
         raise ValueError(f"--gpu-share is {gpu_share:g}, but the cluster has no GPU: leave it out, to use the CPU.")
     if gpu_share is None:
@@ -207,11 +214,11 @@ def deploy(application: Any, host: str, port: int, *, every_machine: bool) -> No
     try:
         serve.start(proxy_location=location, http_options={"host": host, "port": port})
         serve.run(application, name=APPLICATION, route_prefix="/")
-    except RuntimeError as error:
+    except (RuntimeError, TimeoutError) as error:
         raise OSError(f"The replicas could not be started: {explain_failure(error)}") from None
 
 
-def explain_failure(error: RuntimeError) -> str:
+def explain_failure(error: Exception) -> str:
     """Return the reason why a deployment failed: the last line of a replica's traceback, if there is one."""
     from ray import serve
 
