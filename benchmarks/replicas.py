@@ -1,7 +1,8 @@
-"""Measure the replicas of `streamseg serve` on Ray: python benchmarks/replicas.py kill|grow [--json FILE]
+"""Measure the replicas of `streamseg serve` on Ray: python benchmarks/replicas.py kill|grow|cost [--json FILE]
 
 kill  pictures to two replicas, one of which is killed in the middle; every answer is compared with the right labels
 grow  pictures per second and latency without Ray, and with each number of replicas
+cost  processor time of a request outside the network: the picture, the labels, Ray's proxy
 """
 
 import argparse
@@ -23,11 +24,14 @@ import numpy
 import torch
 from PIL import Image
 from scene import moving_scene
-from serve import measure_clients, serve
+from serve import measure_clients, sample_jpeg, serve
 from torch import Tensor
 
 import streamseg
 from streamseg.cli.options import parse_size
+from streamseg.io.images import decode_upload
+from streamseg.serve.gate import ServedModel
+from streamseg.serve.segment import encode_answer
 
 RIGHT, WRONG, BUSY, LOST = "right labels", "wrong labels", "503", "lost"
 """Outcomes of a request; another status is named by its number."""
@@ -121,8 +125,8 @@ def send_requests(
     return outcomes
 
 
-def find_replicas(ancestor: int) -> set[int]:
-    """Return the process numbers of the replicas that descend from a process (Linux)."""
+def find_replicas(ancestor: int, title: bytes = b"ray::ServeReplica") -> set[int]:
+    """Return the numbers of the replicas, or of processes with another title, that descend from a process (Linux)."""
     parents, found = {}, set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -132,7 +136,7 @@ def find_replicas(ancestor: int) -> set[int]:
             continue
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         parents[int(folder.name)] = int(fields["PPid"])
-        if command.startswith(b"ray::ServeReplica") and not fields["State"].startswith("Z"):
+        if command.startswith(title) and not fields["State"].startswith("Z"):
             found.add(int(folder.name))
 
     def descends(process: int) -> bool:
@@ -207,11 +211,57 @@ def grow(size: tuple[int, int], counts: Sequence[int], clients: int, seconds: fl
     return found
 
 
+def cost(size: tuple[int, int], number: int) -> dict[str, object]:
+    """Print and return the processor time, in ms, of the parts of a request that are not the network."""
+    picture = sample_jpeg(size)
+    frame = decode_upload(picture, 2**31)
+    model, classes = streamseg.load()
+    labels = streamseg.accelerate(model.eval())(frame)
+    served = ServedModel(None, classes, 1, Path())  # type: ignore[arg-type] # its network is not asked
+    rows = {
+        "decode a JPEG": milliseconds(number, lambda: decode_upload(picture, 2**31)),
+        "write labels as PNG": milliseconds(number, lambda: encode_answer("image/png", frame, labels, served, 0.5)),
+        "write shares as JSON": milliseconds(
+            number, lambda: encode_answer("application/json", frame, labels, served, 0.5)
+        ),
+    }
+    with serve("--replicas", "1", "--device", "cpu") as (port, process):
+        (proxy,) = find_replicas(process, b"ray::ProxyActor")
+        case = [Case(picture, labels)]
+        send_requests(port, case, 2, 1)
+        begin, start = processor_seconds(proxy), time.monotonic()
+        time.sleep(5.0)
+        idle = (processor_seconds(proxy) - begin) / (time.monotonic() - start)
+        begin, start = processor_seconds(proxy), time.monotonic()
+        send_requests(port, case, number, 1)
+        used = processor_seconds(proxy) - begin - idle * (time.monotonic() - start)
+    rows["Ray's proxy"] = 1000 * used / number
+    print(f"a picture of {size[0]} x {size[1]}, {number} times")
+    for name, taken in rows.items():
+        print(f"{name:24}{taken:7.2f} ms")
+    return dict(rows)
+
+
+def milliseconds(number: int, work: Callable[[], object]) -> float:
+    """Return the processor time of some work, over all threads, the mean of a number of times."""
+    work()
+    begin = time.process_time()
+    for _ in range(number):
+        work()
+    return 1000 * (time.process_time() - begin) / number
+
+
+def processor_seconds(process: int) -> float:
+    """Return the processor time of a process so far (Linux)."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     assert __doc__
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["kill", "grow"])
-    parser.add_argument("--requests", type=int, default=5000, help="of the part kill")
+    parser.add_argument("part", choices=["kill", "grow", "cost"])
+    parser.add_argument("--requests", type=int, default=5000, help="of the parts kill and cost")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2], help="of the part grow")
     parser.add_argument("--seconds", type=float, default=30.0, help="how long the clients of the part grow send")
@@ -220,6 +270,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.part == "kill":
         figures = kill(options.size, options.requests, options.clients)
+    elif options.part == "cost":
+        figures = cost(options.size, options.requests)
     else:
         figures = grow(options.size, options.replicas, options.clients, options.seconds)
     if options.json:
