@@ -148,8 +148,11 @@ def find_replicas(ancestor: int, title: bytes = b"ray::ServeReplica") -> set[int
 
 
 def kill_one(ancestor: int) -> None:
-    """Kill a replica that descends from a process, as a crash would."""
-    os.kill(min(find_replicas(ancestor)), signal.SIGKILL)
+    """Kill a replica that descends from a process; it hangs first, so that requests are open when it dies."""
+    replica = min(find_replicas(ancestor))
+    os.kill(replica, signal.SIGSTOP)
+    time.sleep(0.5)
+    os.kill(replica, signal.SIGKILL)
 
 
 def replicas_in_metrics(port: int) -> int:

@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import ExitStack
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
@@ -228,20 +229,21 @@ def check_streams(port, engine):
     from websockets.sync.client import connect
 
     clips = [moving(5), moving(5)[::-1], moving(7)[2:]]
-    streams = [connect(f"ws://127.0.0.1:{port}/stream?name=camera-{i}") for i in range(3)]
-    rows = zip(*clips, strict=True)
-    found = [[label_next(stream, frame) for stream, frame in zip(streams, row, strict=True)] for row in rows]
+    with ExitStack() as opened:
+        addresses = [f"ws://127.0.0.1:{port}/stream?name=camera-{i}" for i in range(3)]
+        streams = [opened.enter_context(connect(address)) for address in addresses]
+        rows = zip(*clips, strict=True)
+        found = [[label_next(stream, frame) for stream, frame in zip(streams, row, strict=True)] for row in rows]
+        connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        connection.request("GET", "/metrics")
+        counted = connection.getresponse().read().decode().splitlines()
+        connection.close()
     for i, (clip, labels) in enumerate(zip(clips, zip(*found, strict=True), strict=True)):
         expected = [expected for _, expected in label_frames(engine, clip, WINDOW)]
         assert all(a.equal(b) for a, b in zip(labels, expected, strict=True)), i
-    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    connection.request("GET", "/metrics")
-    counted = connection.getresponse().read().decode().splitlines()
     for i in range(3):
         lines = [line for line in counted if "stream_frames_total{" in line and f'name="camera-{i}"' in line]
         assert [line.rpartition(" ")[2] for line in lines] == ["5"]
-    for stream in streams:
-        stream.close()
 
 
 def check_an_update(deploy, port, load, checkpoints, old):
@@ -279,7 +281,8 @@ def check_a_killed_stream(port, load):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the processes of replicas in /proc")
-def test_a_replica_is_added_when_many_requests_are_open(deploy, port, load, checkpoints):
+def test_a_replica_is_added_when_many_requests_are_open(deploy, port, load, checkpoints, monkeypatch):
+    monkeypatch.setattr(replicas, "UPSCALE_SECONDS", 1.0)
     deploy("old", 1, 2)
     until(lambda: len(load.find_replicas(os.getpid())) == 1)
     cases = load.make_cases(streamseg.load(checkpoints["old"])[0], (64, 96), 4)
