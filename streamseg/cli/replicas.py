@@ -57,7 +57,7 @@ def serve_replicas(
         number = f"{least} to {most} replicas" if most > least else f"{least} replica{'s' if least > 1 else ''}"
         messages = open_messages(quiet)
         if running:
-            print(f"{number} of {weights} replace those that ran, at the address that these have.", file=messages)
+            print(f"{number} of {weights} replaced those that ran, at the same address.", file=messages)
         else:
             end = "Ctrl-C stops them." if local else "serve shutdown stops them."
             print(f"http://{shown} serves {weights} with {number}. {end}", file=messages, flush=True)

@@ -231,7 +231,7 @@ def explain_failure(error: Exception) -> str:
 
 
 def shut_down() -> None:
-    """Stop the replicas, which first answer the requests that they have begun."""
+    """Stop the replicas and the proxies."""
     from ray import serve
 
     serve.shutdown()
