@@ -46,7 +46,7 @@ DOORS = {
     "ray": "parallel.cluster serve.replicas",  # Ray Data, Ray Serve
     "safetensors": "io.tensors",
     "scipy": "data.labels",
-    "starlette": "serve",
+    "starlette": "parallel.proxy serve",
     "tkinter": "io.display",
     "triton": "engine.kernels",
     "uvicorn": "serve",

@@ -36,8 +36,8 @@ def serve_replicas(
         address: The address of the cluster; see cluster.join_cluster.
     """
     from streamseg.parallel import cluster
+    from streamseg.parallel.proxy import PROXY_ENVIRONMENT
     from streamseg.serve import replicas
-    from streamseg.serve.proxy import PROXY_ENVIRONMENT
 
     replicas.require_ray_serve()
     least, most = replicas.parse_replicas(count)

@@ -207,14 +207,14 @@ def is_serving() -> bool:
 
 def deploy(application: Any, host: str, port: int, *, every_machine: bool) -> None:
     """Start the application, or replace the one that runs replica by replica; return when all replicas are ready."""
-    from ray import serve
+    from ray import exceptions, serve
 
     logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
     location = "EveryNode" if every_machine else "HeadOnly"
     try:
         serve.start(proxy_location=location, http_options={"host": host, "port": port})
         serve.run(application, name=APPLICATION, route_prefix="/")
-    except (RuntimeError, TimeoutError) as error:
+    except (RuntimeError, TimeoutError, exceptions.RayError) as error:
         raise OSError(f"The replicas could not be started: {explain_failure(error)}") from None
 
 

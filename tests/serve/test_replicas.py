@@ -19,8 +19,8 @@ from waiting import PATIENCE, until
 
 import streamseg
 from streamseg.parallel import cluster
+from streamseg.parallel.proxy import PROXY_ENVIRONMENT
 from streamseg.serve import Limits, RequestGate, ServedModel, replicas
-from streamseg.serve.proxy import PROXY_ENVIRONMENT
 from streamseg.stream.label_frames import label_frames
 
 WINDOW = 3

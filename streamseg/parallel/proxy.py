@@ -2,20 +2,23 @@
 
 Ray's proxy passes the messages of a request on to a replica and back. If the replica dies it just stops, and its web
 server makes a 500 of that, or cuts the connection. The middleware here runs in the proxy, around all requests; Ray
-imports it by the name in PROXY_ENVIRONMENT.
+imports it by the name in PROXY_ENVIRONMENT. It is no part of the server, so that proxies need not import torch.
 """
 
 from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from streamseg.serve.gate import RequestError
 
 RETRY_SECONDS = 1
 """Retry-After of requests whose replica died: the other replicas can take them at once."""
 SERVICE_RESTART = 1012
 """The code that closes a stream whose replica died."""
-PROXY_ENVIRONMENT = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "streamseg.serve.proxy:list_middleware"}
-"""Variables that a proxy must be started with."""
+PROXY_ENVIRONMENT = {
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "streamseg.parallel.proxy:list_middleware",
+    # on a busy machine a proxy is not ready within the 5 s that are the default
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+}
+"""Variables that the proxies and their controller must be started with."""
 
 
 class DeadReplicaMiddleware:
@@ -50,8 +53,7 @@ class DeadReplicaMiddleware:
 
         await self.app(scope, receive, held_send)
         if not answered:
-            sentence = "The replica that worked on this request died: send it again."
-            await RequestError(503, sentence, RETRY_SECONDS).response()(scope, receive, send)
+            await unavailable("The replica that worked on this request died: send it again.")(scope, receive, send)
 
     async def answer_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a stream on; reject it with 503, or close it, if it ends without either."""
@@ -76,7 +78,12 @@ class DeadReplicaMiddleware:
         if opened:
             await send({"type": "websocket.close", "code": SERVICE_RESTART, "reason": sentence})
         else:
-            await RequestError(503, sentence, RETRY_SECONDS).response()(scope, receive, send)
+            await unavailable(sentence)(scope, receive, send)
+
+
+def unavailable(sentence: str) -> JSONResponse:
+    """Return a 503, in the form of the server's errors."""
+    return JSONResponse({"error": sentence}, 503, {"Retry-After": str(RETRY_SECONDS)})
 
 
 def with_retry_after(start: Message) -> Message:

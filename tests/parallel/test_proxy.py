@@ -1,5 +1,7 @@
 import asyncio
 import json
+import subprocess
+import sys
 from importlib import import_module
 
 import pytest
@@ -8,7 +10,7 @@ pytest.importorskip("starlette", reason="starlette is not installed: pip install
 
 from starlette.middleware import Middleware
 
-from streamseg.serve import proxy
+from streamseg.parallel import proxy
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"6")]}
 BODY = {"type": "http.response.body", "body": b"labels", "more_body": False}
@@ -91,8 +93,13 @@ def test_what_is_neither_is_passed_on():
 
 
 def test_the_name_that_ray_is_given_is_that_of_the_middleware():
-    (name,) = proxy.PROXY_ENVIRONMENT.values()
+    name = proxy.PROXY_ENVIRONMENT["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"]
     module, _, function = name.partition(":")
     (found,) = getattr(import_module(module), function)()
     assert isinstance(found, Middleware)
     assert found.cls is proxy.DeadReplicaMiddleware
+
+
+def test_a_proxy_need_not_import_torch():
+    program = "import sys, streamseg.parallel.proxy; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
