@@ -43,10 +43,10 @@ DOORS = {
     "openvino": "deploy engine.runtime",
     "paho": "io.live_lines",
     "pyarrow": "deploy.archive",
-    "ray": "parallel.cluster",
+    "ray": "parallel.cluster serve.replicas",  # Ray Data, Ray Serve
     "safetensors": "io.tensors",
     "scipy": "data.labels",
-    "starlette": "serve",
+    "starlette": "parallel.proxy serve",
     "tkinter": "io.display",
     "triton": "engine.kernels",
     "uvicorn": "serve",

@@ -84,7 +84,7 @@ def parse(arguments: Sequence[str]) -> Callable[[], int]:
     if verb == "train" and (len(arguments) == 1 or arguments[1].startswith("-")):
         raise UsageError("Give a recipe after train, such as folder-18: streamseg train --help has the list.")
     given = close_lists(rename_old_options(arguments))
-    if verb in ("segment", "evaluate"):
+    if verb in ("segment", "evaluate", "serve"):
         given = complete_ray(given)
     try:
         command, bound, _ = make_app(arguments[1:2]).parse_args([DASH if word == "-" else word for word in given])

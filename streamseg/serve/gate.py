@@ -29,7 +29,7 @@ from streamseg.classes import Classes
 from streamseg.engine.engine import Engine
 from streamseg.io.images import TooLargeError, UnknownFormatError, decode_upload
 from streamseg.serve.batches import Batcher, Labelled
-from streamseg.serve.counters import Counter, Gauge, PrometheusHistogram
+from streamseg.serve.counters import Counter, Gauge, PrometheusHistogram, format_metrics
 from streamseg.stream.state import State
 
 if TYPE_CHECKING:
@@ -137,6 +137,10 @@ class RequestGate:
     def close(self) -> None:
         """Label the frames in the queue, and end the thread."""
         self.batcher.close()
+
+    async def read_metrics(self) -> str:
+        """Return all metrics in the text format of Prometheus."""
+        return format_metrics(self.metrics)
 
     @contextlib.contextmanager
     def admit(self, source: str) -> Iterator[None]:
