@@ -213,7 +213,7 @@ class HubHandler(BaseHTTPRequestHandler):
         elif asked["organization"] == "others":
             self.send(403, {"error": "You don't have the rights to create a model under the namespace others"})
         elif name in self.hub.repositories:
-            self.send(409, {"error": "You already created this model repo"})
+            self.send(409, {"error": "You already created this model repo", "url": f"{self.hub.address}/{name}"})
         else:
             private = asked.get("private", False) or asked.get("visibility") == "private"
             self.hub.add(name, {".gitattributes": b""}, private=private)

@@ -172,17 +172,23 @@ def request_errors() -> tuple[type[Exception], ...]:
     return (client_error, FileMetadataError, LocalEntryNotFoundError, ConnectionError, TimeoutError)
 
 
+def status_of(error: BaseException) -> int | None:
+    """Return the status of the answer that an error is about; None if there was no answer."""
+    status: int | None = getattr(getattr(error, "response", None), "status_code", None)
+    return status_of(error.__cause__) if status is None and error.__cause__ else status
+
+
 def is_unreachable(error: Exception) -> bool:
     """Return whether an error means that the Hub is offline, down or busy, rather than an answer to the request."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
+    status = status_of(error)
     return status is None or status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS
 
 
 def describe_failure(error: Exception, endpoint: str) -> str:
     """Return why a request failed, in words: an answer of the server, or none."""
-    host, status = endpoint.partition("://")[2], getattr(getattr(error, "response", None), "status_code", None)
+    host, status = endpoint.partition("://")[2], status_of(error)
     if status is None:
-        words = str(error).strip().partition("\n")[0][:120] or type(error).__name__
+        words = str(error.__cause__ or error).strip().partition("\n")[0][:120] or type(error).__name__
         return f"{host} cannot be reached ({words})"
     return f"{host} answered {status} {HTTPStatus(status).phrase if status in [*HTTPStatus] else ''}".rstrip()
 
@@ -200,7 +206,7 @@ def hub_error(error: Exception, address: HubAddress, endpoint: str) -> OSError:
 
     host = endpoint.partition("://")[2]
     page = f"{endpoint}/{address.repository}"
-    status = getattr(getattr(error, "response", None), "status_code", None)
+    status = status_of(error)
     cache = f"{address} is not in {constants.HF_HUB_CACHE}"
     if isinstance(error, OfflineModeIsEnabled):
         return OSError(f"HF_HUB_OFFLINE is set, and {cache}: unset it, or give a file.")
@@ -244,16 +250,19 @@ def write_error(error: Exception, address: HubAddress, endpoint: str) -> OSError
 def read_card(address: HubAddress) -> str | None:
     """Return the model card of a repository; None if it has none, or does not exist."""
     from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError
 
+    api = HfApi()
     try:
-        return Path(hf_hub_download(address.repository, "README.md", revision=address.revision or None)).read_text(
-            encoding="utf-8", errors="replace"
-        )
-    except (RepositoryNotFoundError, RevisionNotFoundError, RemoteEntryNotFoundError):
+        found = api.model_info(address.repository, revision=address.revision or None, timeout=TIMEOUT)
+        if "README.md" not in [entry.rfilename for entry in found.siblings or ()]:
+            return None
+        card = hf_hub_download(address.repository, "README.md", revision=found.sha)
+    except RepositoryNotFoundError:
         return None
     except request_errors() as error:
-        raise write_error(error, address, HfApi().endpoint) from None
+        raise write_error(error, address, api.endpoint) from None
+    return Path(card).read_text(encoding="utf-8", errors="replace")
 
 
 def upload_files(address: HubAddress, files: Mapping[str, Path | bytes], message: str, *, private: bool) -> str:

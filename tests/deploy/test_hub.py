@@ -94,17 +94,13 @@ def test_a_branch_gets_weights_of_its_own(hub, checkpoint):
 
 
 def test_without_a_token_or_the_right_to_write_nothing_is_written(hub, checkpoint, monkeypatch):
-    with pytest.raises(
-        PermissionError, match=r"^The access token may not do this with others/streets: create one with"
-    ):
+    with pytest.raises(PermissionError, match=r"^The access token may not do this with others/streets: create one"):
         streamseg.push_to_hub(checkpoint, "hf:others/streets")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(PermissionError, match=r" does not accept the access token: log in with: hf auth login$"):
         streamseg.push_to_hub(checkpoint, "hf:me/streets")
     monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(
-        PermissionError, match=r"^Who writes to hf:me/streets\? Log in with: hf auth login, or set HF_T"
-    ):
+    with pytest.raises(PermissionError, match=r"^Who writes to hf:me/streets\? Log in with: hf auth login, or"):
         streamseg.push_to_hub(checkpoint, "hf:me/streets")
     assert not hub.repositories
 
@@ -117,9 +113,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(hub, checkpoint, monkeypat
     with pytest.raises(OSError, match=r" answered 503 Service Unavailable, and nothing was written to hf:me/streets: "):
         streamseg.push_to_hub(checkpoint, "hf:me/streets")
     point_to("http://127.0.0.1:9", monkeypatch)
-    with pytest.raises(
-        OSError, match=r"cannot be reached \(.*\), and nothing was written to hf:me/streets: try again l"
-    ):
+    with pytest.raises(OSError, match=r"cannot be reached \(.*\), and nothing was written to hf:me/streets: try again"):
         streamseg.push_to_hub(checkpoint, "hf:me/streets")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(OSError, match=r"^HF_HUB_OFFLINE is set, and nothing was written to hf:me/streets: unset it\.$"):
@@ -208,17 +202,13 @@ def test_figures_that_are_none_are_refused(tmp_path, content):
     with pytest.raises(FileNotFoundError, match=r"^No figures at .*figures.json \(No such file"):
         read_figures(path)
     path.write_text(content)
-    with pytest.raises(
-        ValueError, match=r"figures.json holds no figures of a network: expected the file that streamseg e"
-    ):
+    with pytest.raises(ValueError, match=r"figures.json holds no figures of a network: expected the file that"):
         read_figures(path)
 
 
 def test_a_target_is_a_repository():
     assert parse_target("me/streets") == parse_target("hf:me/streets") == ADDRESS
-    with pytest.raises(
-        ValueError, match=r"names a file, and a repository gets its weights as model.safetensors: give hf:"
-    ):
+    with pytest.raises(ValueError, match=r"names a file, and a repository gets its weights as model.safetensors: "):
         parse_target("hf:me/streets/x.safetensors")
     with pytest.raises(ValueError, match="is no name of a repository"):
         parse_target("streets")
