@@ -28,7 +28,7 @@ class PipelineOptions:
     """Measure segment from file to file on a video, stage by stage, beside bare decoding and encoding by the same
     codecs."""
     weights: Annotated[Path | None, option("WEIGHTS", DEFAULT)] = None
-    """With --pipeline: a name that streamseg weights lists, a checkpoint, or a file that export wrote."""
+    """With --pipeline: a name that streamseg weights lists, hf:USER/NAME, a checkpoint, or a file of export."""
     frames: Annotated[int | None, option("N", "600 on a GPU, 100 on the CPU")] = None
     """With --pipeline: how many frames each way takes, from the start of the video."""
     streams: Annotated[int | None, option("N", "4")] = None
