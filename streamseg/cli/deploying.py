@@ -47,9 +47,9 @@ def export(
     """Write a network as a file for another runtime.
 
     Args:
-        names: The weights, a checkpoint, hf:USER/NAME or a name that streamseg weights lists; and the file to write: .onnx,
-            .xml (OpenVINO), .pt2 (torch.export, or with --to an AOTInductor package). A file that disagrees with the network
-            is deleted.
+        names: The weights, a checkpoint, hf:USER/NAME or a name that streamseg weights lists; and the file to write:
+            .onnx, .xml (OpenVINO), .pt2 (torch.export, or with --to an AOTInductor package). A file that disagrees with
+            the network is deleted.
         out: The file to write; a name is then that of the weights.
         to: The format to write.
         size: A fixed size of the frames, which makes the file faster.
@@ -140,7 +140,8 @@ def serve(
     """Serve a network over HTTP, with a web page.
 
     Args:
-        weights: A name that streamseg weights lists, hf:USER/NAME, a checkpoint, or a file of export (.onnx, .xml, .pt2).
+        weights: A name that streamseg weights lists, hf:USER/NAME, a checkpoint, or a file of export: .onnx, .xml or
+            .pt2.
         host: The address to listen on: 127.0.0.1 is reached only from this machine, 0.0.0.0 from everywhere.
         port: The port to listen on; 0 for any free one.
         token: The token that clients must send, as Authorization: Bearer TEXT.

@@ -100,7 +100,8 @@ def evaluate(
     """Measure a network on a data set: mIoU and more.
 
     Args:
-        weights: A name that streamseg weights lists, hf:USER/NAME, a checkpoint, or a file of export (.onnx, .xml, .pt2).
+        weights: A name that streamseg weights lists, hf:USER/NAME, a checkpoint, or a file of export: .onnx, .xml or
+            .pt2.
 
     Examples:
         streamseg evaluate --dataset camvid --data CamVid --split val

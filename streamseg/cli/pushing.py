@@ -39,7 +39,7 @@ def push(
 
     Examples:
         streamseg push run/weights.safetensors hf:me/streets
-        streamseg push run/weights.safetensors hf:me/streets --licence apache-2.0 --metrics figures.json
+        streamseg push run/weights.safetensors hf:me/streets --metrics a.json
         streamseg push road hf:me/road --folder look
     """
     check_weights(weights)
