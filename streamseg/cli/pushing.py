@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from streamseg.cli.messages import check_figures, loading, open_messages, write_figures
 from streamseg.cli.options import Json, Quiet, check_weights, option
 from streamseg.io.files import check_new_folder, folder_written_whole
-from streamseg.io.hub import check_hub_address
+from streamseg.io.hub import PREFIX, check_hub_address, is_hub_address
 
 
 def push(
@@ -45,7 +45,7 @@ def push(
     check_weights(weights)
     check_figures(json)
     if folder is None:
-        check_hub_address(name)
+        check_hub_address(name if is_hub_address(name) else f"{PREFIX}{name}")
     else:
         check_new_folder(folder)
     with loading(quiet):

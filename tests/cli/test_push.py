@@ -95,6 +95,20 @@ def test_the_figures_of_evaluate_go_into_the_card(weights, drive, here, monkeypa
     assert "look is not empty: give a new folder." in said
 
 
+@pytest.mark.parametrize("given", ["me/streets", "https://huggingface.co/me/streets"])
+def test_a_name_without_hf_gets_a_hint(given, here, monkeypatch, capsys):
+    said = complaint(monkeypatch, capsys, "export", given, "model.onnx")
+    assert said.endswith(": check the path, or give hf:me/streets for a repository of the Hugging Face Hub.\n")
+    said = complaint(monkeypatch, capsys, "export", "run/weights.safetensors", "model.onnx")
+    assert said == "streamseg: No weights at run/weights.safetensors: check the path.\n"
+
+
+def test_push_takes_a_name_without_hf_too(hub, weights, monkeypatch, capsys):
+    assert run(monkeypatch, "push", weights, "me/streets") == 0
+    assert "hf:me/streets" in capsys.readouterr().out
+    assert "me/streets" in hub.repositories
+
+
 def test_push_writes_its_result_as_json(hub, weights, monkeypatch, capsys):
     assert run(monkeypatch, "push", weights, "hf:me/streets", "--private", "--json", "-", "--quiet") == 0
     shown = capsys.readouterr()
