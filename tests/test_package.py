@@ -36,8 +36,9 @@ DOORS = {
     "fastapi": "serve",
     "fsspec": "io.stores",
     "h11": "serve",
+    "huggingface_hub": "io.hub",
     "matplotlib": "evaluate.plot",
-    "numpy": "data.formats io.images regions",
+    "numpy": "data.formats io.bgr io.images regions",
     "onnx": "deploy",
     "onnxruntime": "deploy engine.runtime",  # the one writes files, the other runs them
     "openvino": "deploy engine.runtime",
@@ -47,6 +48,7 @@ DOORS = {
     "safetensors": "io.tensors",
     "scipy": "data.labels",
     "starlette": "parallel.proxy serve",
+    "supervision": "regions.detections",
     "tkinter": "io.display",
     "triton": "engine.kernels",
     "uvicorn": "serve",

@@ -28,6 +28,7 @@ from streamseg.cli.options import (
 )
 from streamseg.cli.replicas import serve_replicas
 from streamseg.io.files import check_writable
+from streamseg.io.hub import is_hub_address
 from streamseg.models.bundled import find_weights
 
 if TYPE_CHECKING:
@@ -50,9 +51,9 @@ def export(
     """Write a network as a file for another runtime.
 
     Args:
-        names: The weights, a checkpoint or a name that streamseg weights lists; and the file to write: .onnx, .xml
-            (OpenVINO), .pt2 (torch.export, or with --to an AOTInductor package). A file that disagrees with the network
-            is deleted.
+        names: The weights, a checkpoint, hf:USER/NAME or a name that streamseg weights lists; and the file to write:
+            .onnx, .xml (OpenVINO), .pt2 (torch.export, or with --to an AOTInductor package). A file that disagrees with
+            the network is deleted.
         out: The file to write; a name is then that of the weights.
         to: The format to write.
         size: A fixed size of the frames, which makes the file faster.
@@ -146,7 +147,8 @@ def serve(
     """Serve a network over HTTP, with a web page.
 
     Args:
-        weights: A name that streamseg weights lists, a checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
+        weights: A name that streamseg weights lists, hf:USER/NAME, a checkpoint, or a file of export: .onnx, .xml or
+            .pt2.
         host: The address to listen on: 127.0.0.1 is reached only from this machine, 0.0.0.0 from everywhere.
         port: The port to listen on; 0 for any free one.
         token: The token that clients must send, as Authorization: Bearer TEXT.
@@ -219,7 +221,7 @@ def serve(
         server.add_sources(gate, sources)
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listening.getsockname()[1]}"
-        print(f"{address} serves {model.weights.name}. Ctrl-C stops it.", file=open_messages(quiet), flush=True)
+        print(f"{address} serves {model.title}. Ctrl-C stops it.", file=open_messages(quiet), flush=True)
         if not (token or server.is_private(listening)):
             print_error("Everybody who can reach this machine can use the server: give --token to restrict it.")
         caught = server.run_server(gate, listening)
@@ -244,5 +246,7 @@ def open_served(
     if window is not None and set_key_interval(engine, LastFrames(window)) != LastFrames(window):
         frames = 1  # the streams of a video method have a key interval, and no window
     check_window(engine, LastFrames(frames))
-    drawn = pick_palette(classes, palette)
-    return server.ServedModel(engine, classes, frames, find_weights(weights), drawn)
+    drawn, path = pick_palette(classes, palette), find_weights(weights)
+    return server.ServedModel(
+        engine, classes, frames, path, drawn, str(weights) if is_hub_address(weights) else path.name
+    )

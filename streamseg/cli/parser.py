@@ -26,6 +26,7 @@ from streamseg.cli.listing import weights
 from streamseg.cli.measuring import evaluate, reproduce
 from streamseg.cli.messages import print_error
 from streamseg.cli.prelabelling import prelabel
+from streamseg.cli.pushing import push
 from streamseg.cli.segmenting import segment
 from streamseg.cli.training import check, pack, recipe_command, train
 from streamseg.cli.warming import warm
@@ -53,6 +54,7 @@ VERBS: dict[str, Callable[..., int]] = {
         reproduce,
         benchmark,
         export,
+        push,
         serve,
         warm,
         weights,

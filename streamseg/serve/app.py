@@ -111,7 +111,7 @@ async def info(gate: Gate) -> dict[str, object]:
     served, limits = gate.served, gate.limits
     return {
         "version": streamseg.__version__,
-        "weights": served.weights.name,
+        "weights": served.title,
         "window": served.window,
         "classes": segment.classes_as_json(served.classes),
         "drawn": [entry["colour"] for entry in segment.classes_as_json(served.drawn or served.classes)],

@@ -70,6 +70,12 @@ class ServedModel:
     """The file that it was loaded from."""
     drawn: Classes | None = None
     """The classes in the colours of overlays and of the page; None for the colours that they have."""
+    name: str = ""
+    """What the weights are called; empty for the name of the file."""
+
+    @property
+    def title(self) -> str:
+        return self.name or self.weights.name
 
 
 class RequestError(Exception):
