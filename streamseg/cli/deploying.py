@@ -1,6 +1,9 @@
 """The verbs export and serve: a network for other programs."""
 
 import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +30,7 @@ from streamseg.io.files import check_writable
 from streamseg.models.bundled import find_weights
 
 if TYPE_CHECKING:
+    from streamseg.regions.sinks import EventSink
     from streamseg.serve import ServedModel
 
 
@@ -130,6 +134,9 @@ def serve(
     megapixels: float = 32.0,
     seconds: float = 30.0,
     source: Annotated[tuple[str, ...], option("NAME=ADDRESS", "none")] = (),
+    zones: Annotated[tuple[str, ...], option("[NAME=]FILE", "none")] = (),
+    events: Annotated[str, option("TARGET,...", "none")] = "",
+    save: Annotated[Path | None, option("FOLDER", "none")] = None,
     palette: Palette = "bright",
     device: Device = "",
     precision: Precision = "",
@@ -150,6 +157,9 @@ def serve(
         megapixels: The largest picture, in millions of pixels.
         seconds: Timeout for receiving a picture, and for labelling it.
         source: A camera, stream or video that the server reads and shows at /streams/NAME.mjpeg; may be repeated.
+        zones: A file of zones and lanes to watch, for the stream NAME or for all; may be repeated (docs/regions.md).
+        events: Where events of the zones go: a file, an http, ws or mqtt address, - for standard output.
+        save: A folder for labelled pictures and zones that people correct and save on the page, as images/ and labels/.
         palette: Colours of overlays and of the page: bright ones, or the data set's own. Label files keep its own.
         device: cuda or cpu.
         precision: Precision of the network; int8 is 1.2 to 1.8 times as fast as fp32 on a CPU.
@@ -160,13 +170,11 @@ def serve(
         streamseg serve
         streamseg serve --host 0.0.0.0 --token mine --precision int8
         streamseg serve --source door=rtsp://camera/1 --source drive=drive.mp4
+        streamseg serve --source door=rtsp://camera/1 --zones door=door.toml --events events.jsonl
+        streamseg serve --save corrected
         curl localhost:8000/segment --data-binary @photo.jpg -o labels.png
     """
-    from importlib.util import find_spec
-
-    for module in ("fastapi", "uvicorn", "websockets"):
-        if find_spec(module) is None:
-            raise ImportError(f"serve needs {module}: pip install 'streamseg[serve]'")
+    check_libraries()
     for name, number in (("queue", queue), ("batch", batch)):
         check_count(name, number)
     for name, amount in (("megabytes", megabytes), ("megapixels", megapixels), ("seconds", seconds)):
@@ -176,23 +184,69 @@ def serve(
         from streamseg import serve as server
         from streamseg.io.images import allow_large_pictures
 
-    token = token or os.environ.get("STREAMSEG_TOKEN", "")
-    if token and not server.TOKEN.fullmatch(token):
-        raise ValueError("The token may hold only letters, digits and . _ ~ + -: choose another.")
-    sources = server.parse_sources(source)
-    with server.listen(host, port) as listening:
+    token = find_token(token)
+    sources, areas = server.parse_sources(source), server.parse_zone_files(zones)
+    lost: list[str] = []
+    with server.listen(host, port) as listening, open_events(events, areas, lost) as sinks:
         model = open_served(weights, device, precision, window, trust, palette)
         allow_large_pictures()  # the server has limits of its own
         limits = server.Limits(round(megabytes * 2**20), round(megapixels * 1e6), seconds, queue)
-        gate = server.RequestGate(model, limits, token, batch)
+        watched = server.ServedZones(areas, sinks)
+        folder = server.DataFolder(save, model.classes) if save else None
+        gate = server.RequestGate(model, limits, token, batch, watched, folder)
         server.add_sources(gate, sources)
-        shown = f"[{host}]" if ":" in host else host
-        address = f"http://{shown}:{listening.getsockname()[1]}"
-        print(f"{address} serves {model.weights.name}. Ctrl-C stops it.", file=open_messages(quiet), flush=True)
+        announce(host, listening.getsockname()[1], model.weights.name, quiet)
         if not (token or server.is_private(listening)):
             print_error("Everybody who can reach this machine can use the server: give --token to restrict it.")
         caught = server.run_server(gate, listening)
+    for sentence in lost:
+        print_error(sentence)
     return 128 + caught if caught else 0
+
+
+def find_token(given: str) -> str:
+    """Return the token of the option or of the environment; an error if headers cannot hold it."""
+    from streamseg import serve as server
+
+    token = given or os.environ.get("STREAMSEG_TOKEN", "")
+    if token and not server.TOKEN.fullmatch(token):
+        raise ValueError("The token may hold only letters, digits and . _ ~ + -: choose another.")
+    return token
+
+
+def announce(host: str, port: int, weights: str, quiet: bool) -> None:
+    """Print where the server is."""
+    shown = f"[{host}]" if ":" in host else host
+    print(f"http://{shown}:{port} serves {weights}. Ctrl-C stops it.", file=open_messages(quiet), flush=True)
+
+
+def check_libraries() -> None:
+    """Raise an ImportError if a library of the server is missing."""
+    from importlib.util import find_spec
+
+    for module in ("fastapi", "uvicorn", "websockets"):
+        if find_spec(module) is None:
+            raise ImportError(f"serve needs {module}: pip install 'streamseg[serve]'")
+
+
+@contextmanager
+def open_events(events: str, areas: Mapping[str, object], lost: list[str]) -> Iterator[list["EventSink"]]:
+    """Open what the events of zones are sent to.
+
+    Args:
+        events: Targets, with commas between them.
+        areas: The zones; without any, targets are an error.
+        lost: Receives a sentence for each target that did not get all events.
+    """
+    from streamseg.regions.sinks import check_target, open_sink
+
+    targets = [target.strip() for target in events.split(",") if target.strip()]
+    if targets and not areas:
+        raise ValueError("--events reports what happens in zones: give a file of them with --zones.")
+    for target in targets:
+        check_target(target)
+    with ExitStack() as stack:
+        yield [stack.enter_context(open_sink(target, sys.stdout, lost.append)) for target in targets]
 
 
 def open_served(
