@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tomllib
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -29,7 +30,7 @@ async def send_zones(gate: Gate, name: str = "") -> dict[str, Any]:
 
 @router.post("/zones", dependencies=[Depends(require_token)])
 async def check_zones(request: Request, gate: Gate) -> dict[str, Any]:
-    """Check the JSON of a file of zones, and return it without what is as by default. 422 says what is wrong."""
+    """Check a file of zones, JSON or TOML, and return it as JSON. 422 says what is wrong."""
     return zones_to_json(await receive_zones(request, gate.served.classes, gate.limits.seconds))
 
 
@@ -61,11 +62,12 @@ async def receive_zones(request: Request, classes: Classes, seconds: float) -> A
 
 
 def decode_zones(data: bytes, classes: Classes) -> Areas:
-    """Return the zones of a JSON file, for these classes; a ValueError says what is wrong."""
+    """Return the zones of a JSON or TOML file, for these classes; a ValueError says what is wrong."""
     try:
-        content = json.loads(data)
+        text = data.decode()
+        content = json.loads(text) if text.lstrip()[:1] in ("{", "[") else tomllib.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError("The file of zones is no JSON that can be read: correct it.") from None
+        raise ValueError("The file of zones is neither TOML nor JSON that can be read: correct it.") from None
     tables = [table for kind in content.values() for table in kind] if is_table_of_lists(content) else []
     for table in tables:
         points = table.get("points") if isinstance(table, dict) else None

@@ -124,13 +124,16 @@ def test_a_stream_whose_frames_are_too_small_for_its_zones_goes_on():
 def test_zones_are_checked_and_returned(running):
     answer = send_zones(running, {"zone": [ZONE | {"debounce": 0.5}]})
     assert (answer.status, answer.json) == (200, {"zone": [ZONE]})
+    toml = b'[[zone]]\nname = "a"\npoints = [[0.1, 0.1], [0.9, 0.1], [0.5, 0.9]]\nclasses = ["car"]\n'
+    assert send_zones(running, toml).json == {"zone": [ZONE]}
     assert running.ask("/zones").json == {}
 
 
 BAD = [
-    (b"no json", "The file of zones is no JSON that can be read: correct it."),
-    (b"[" * 60000, "The file of zones is no JSON that can be read: correct it."),
-    (b"\xff", "The file of zones is no JSON that can be read: correct it."),
+    (b"no json", "The file of zones is neither TOML nor JSON that can be read: correct it."),
+    (b"[" * 60000, "The file of zones is neither TOML nor JSON that can be read: correct it."),
+    (b"", "The file of zones holds no zones: expected tables called [[zone]] or [[lane]], and nothing else."),
+    (b"\xff", "The file of zones is neither TOML nor JSON that can be read: correct it."),
     ([], "The file of zones holds no zones: expected tables called [[zone]] or [[lane]], and nothing else."),
     ({"zone": 3}, "The file of zones: zone is no list of tables; write each as [[zone]]."),
     (
