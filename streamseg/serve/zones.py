@@ -65,7 +65,7 @@ def decode_zones(data: bytes, classes: Classes) -> Areas:
     """Return the zones of a JSON or TOML file, for these classes; a ValueError says what is wrong."""
     try:
         text = data.decode()
-        content = json.loads(text) if text.lstrip()[:1] in ("{", "[") else tomllib.loads(text)
+        content = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
     except (ValueError, RecursionError):
         raise ValueError("The file of zones is neither TOML nor JSON that can be read: correct it.") from None
     tables = [table for kind in content.values() for table in kind] if is_table_of_lists(content) else []

@@ -16,6 +16,12 @@ export function plainName(name) {
   return plain.replace(/^\.+|\.+$/g, "").slice(0, 100) || "picture";
 }
 
+// Returns a name; an error if the server would not take it.
+export function checkName(name) {
+  if (plainName(`${name}.png`) === name) return name;
+  throw new Error(`"${name}" cannot be a name here: give up to 100 letters, digits, -, _ and dots.`);
+}
+
 // Returns the picture of a source as the file that was opened, or as a PNG.
 export async function pictureFile({ blob, picture, width, height }) {
   if (blob && FORMATS.includes(blob.type)) return blob;

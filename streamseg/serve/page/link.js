@@ -48,18 +48,18 @@ export class SettingsLink {
   setters() {
     const { page } = this, info = page.info();
     return {
-      place: ([value]) => check(`[name=place][value="${CSS.escape(value)}"]`),
-      opacity: ([value]) => fillIn("opacity", value),
-      split: ([value]) => fillIn("split", value),
-      resolution: ([value]) => fillIn("resolution-choice", value),
-      regions: ([value]) => value === "1" && check("#show-regions"),
-      hide: (names) => {
-        const numbers = names.map((name) => info.classes.findIndex((entry) => entry.name === name));
-        page.setVisible(numbers.filter((i) => i >= 0), false);
-        return !numbers.includes(-1);
+      place: (value) => check(`[name=place][value="${CSS.escape(value)}"]`),
+      opacity: (value) => fillIn("opacity", value),
+      split: (value) => fillIn("split", value),
+      resolution: (value) => fillIn("resolution-choice", value),
+      regions: (value) => value === "1" && check("#show-regions"),
+      hide: (name) => {
+        const number = info.classes.findIndex((entry) => entry.name === name);
+        if (number >= 0) page.setVisible([number], false);
+        return number >= 0;
       },
-      sample: ([name]) => info.samples.includes(name),
-      source: ([name]) => info.sources.includes(name),
+      sample: (name) => info.samples.includes(name),
+      source: (name) => info.sources.includes(name),
       zones: () => true, // checked by the server
     };
   }

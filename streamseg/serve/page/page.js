@@ -1,7 +1,7 @@
 // The page: open a picture, a video or the camera, label its frames with an engine, and show them.
 
 import { currentToken, fetchJson } from "./api.js";
-import { downloadFile, pictureFile, plainName } from "./downloads.js";
+import { checkName, downloadFile, pictureFile, plainName } from "./downloads.js";
 import { BrowserEngine, ServerEngine, resize } from "./engines.js";
 import { fit } from "./layer.js";
 import { clearShares, colourLegend, listClasses, markVisible, showShares } from "./legend.js";
@@ -346,7 +346,7 @@ async function saveIntoFolder() {
   body.append("picture", await pictureFile(source));
   body.append("labels", await labelFile());
   body.append("classes", JSON.stringify(info.classes.map(({ name }) => name)));
-  const name = byId("save-name").value.trim();
+  const name = checkName(byId("save-name").value.trim());
   const { saved } = await fetchJson(`data/${encodeURIComponent(name)}`, { method: "PUT", body });
   paintPanel.edited = false;
   showMessage(`Saved ${saved.join(" and ")} in the data folder of the server.`);

@@ -9,14 +9,13 @@ export function toFragment(settings) {
   return entries.toString();
 }
 
-// Applies a fragment with a function for each name, which returns whether it knows the values; returns what it did not.
+// Applies a fragment with a function for each name, which returns whether it knows a value; returns what is unknown.
 export function applyFragment(fragment, setters) {
   const entries = new URLSearchParams(fragment.replace(/^#/, ""));
   const unknown = [];
-  for (const name of new Set(entries.keys())) {
-    const values = entries.getAll(name);
+  for (const [name, value] of entries) {
     const setter = Object.hasOwn(setters, name) ? setters[name] : null;
-    if (!setter?.(values)) unknown.push(...values.map((value) => `${name}=${value}`.slice(0, 60)));
+    if (!setter?.(value)) unknown.push(`${name}=${value}`.slice(0, 60));
   }
   return unknown;
 }
