@@ -66,7 +66,11 @@ async def answer_frames(client: WebSocket, gate: RequestGate, name: str, labels_
     A stream has one frame at a time in the queue, which is first come, first served: so streams take turns, and none
     waits longer than for one frame of each other client.
     """
-    state, zones, first = None, gate.zones.watch(name, gate.served.classes), None
+    state, zones, first = (
+        None,
+        gate.zones.watch(name, gate.served.classes, f"stream {labels_of_stream['stream']}"),
+        None,
+    )
     for number in count():
         message = await gate.next_message(client)
         if message is None:

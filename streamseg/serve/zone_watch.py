@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 from streamseg.classes import Classes
 from streamseg.regions.drawing import draw_zones
 from streamseg.regions.events import Reading, ZoneMonitor, event_to_json, reading_to_json
+from streamseg.regions.sinks import EventSink
 from streamseg.regions.zones import Lane, Zone, read_zones
 
 EVENTS_KEPT = 100
@@ -27,7 +28,7 @@ class ServedZones:
 
     areas: Mapping[str, Areas] = field(default_factory=dict)
     """By the name of a stream; those of the name "" are for all others."""
-    sinks: Sequence[Callable[[dict[str, Any]], None]] = ()
+    sinks: Sequence[EventSink] = ()
 
     def find(self, name: str) -> Areas:
         """Return the zones of a stream."""
@@ -38,9 +39,9 @@ class ServedZones:
         for areas in self.areas.values():
             ZoneMonitor(areas, classes)
 
-    def watch(self, name: str, classes: Classes) -> "ZoneWatch | None":
-        """Return the watch of a stream's zones, or None if it has no zones."""
-        return ZoneWatch(name, self, classes) if self.find(name) else None
+    def watch(self, name: str, classes: Classes, title: str = "") -> "ZoneWatch | None":
+        """Return the watch of a stream's zones, or None if it has no zones; title is for a stream without a name."""
+        return ZoneWatch(name or title, self.find(name), self.sinks, classes) if self.find(name) else None
 
 
 def parse_zone_files(given: Sequence[str]) -> dict[str, Areas]:
@@ -59,9 +60,8 @@ def parse_zone_files(given: Sequence[str]) -> dict[str, Areas]:
 class ZoneWatch:
     """Watches the zones of one stream; its state after the newest frame can be read from other threads."""
 
-    def __init__(self, name: str, zones: ServedZones, classes: Classes):
-        self.name, self.sinks = name, zones.sinks
-        self.areas = zones.find(name)
+    def __init__(self, name: str, areas: Areas, sinks: Sequence[EventSink], classes: Classes):
+        self.name, self.areas, self.sinks = name, areas, sinks
         self.monitor = ZoneMonitor(self.areas, classes)
         self.readings: list[Reading] = []
         self.events: tuple[dict[str, Any], ...] = ()
@@ -77,7 +77,7 @@ class ZoneWatch:
             self.readings, events = self.monitor.update(labels, seconds)
         except ValueError as error:  # a frame of another size may fit
             if str(error) != self.problem:
-                LOG.warning("%s: %s", self.name or "A stream", error)
+                LOG.warning("%s: %s", self.name, error)
             self.readings, self.problem = [], str(error)
             return []
         lines = [event_to_json(event, self.name, self.name, frame) for event in events]

@@ -8,7 +8,7 @@ from streamseg.regions.zones import Zone
 pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'streamseg[serve]'")
 
 from streamseg.serve import zone_watch
-from streamseg.serve.zone_watch import EVENTS_KEPT, ServedZones, ZoneWatch, parse_zone_files
+from streamseg.serve.zone_watch import EVENTS_KEPT, ServedZones, parse_zone_files
 
 CLASSES = streamseg.CAMVID
 LEFT = Zone("left", ((0.0, 0.0), (0.5, 0.0), (0.5, 1.0), (0.0, 1.0)), ("Car",), debounce=0.0)
@@ -27,7 +27,7 @@ def frame(cars):
 
 def test_events_are_kept_counted_and_sent():
     sent = []
-    watch = ZoneWatch("door", ServedZones({"": (LEFT,)}, [sent.append]), CLASSES)
+    watch = ServedZones({"": (LEFT,)}, [sent.append]).watch("door", CLASSES)
     found = [event for i in range(4) for event in watch.update(frame(i % 2), i, i / 10)]
     assert [(event["event"], event["frame"], event["source"]) for event in found] == [
         ("enter", 1, "door"),
@@ -47,7 +47,7 @@ def test_events_are_kept_counted_and_sent():
 
 def test_zones_that_do_not_fit_a_frame_are_a_sentence_until_they_do():
     zone = Zone("far", ((0, 0), (100, 0), (100, 10)), ("Car",), debounce=0.0)
-    watch = ZoneWatch("", ServedZones({"": (zone,)}), CLASSES)
+    watch = ServedZones({"": (zone,)}).watch("", CLASSES, "stream 1")
     assert watch.update(frame(1), 0, 0.0) == []
     assert watch.to_json()["problem"].startswith(
         "Zone 'far' has the point [100, 0], outside of a frame that is 40 wide"
@@ -66,7 +66,7 @@ def test_a_sink_that_fails_does_not_end_the_stream(monkeypatch):
     def fail(line):
         raise OSError("The disk is full.")
 
-    watch = ZoneWatch("", ServedZones({"": (LEFT,)}, [fail]), CLASSES)
+    watch = ServedZones({"": (LEFT,)}, [fail]).watch("", CLASSES, "stream 1")
     assert len(watch.update(frame(1), 0, 0.0)) == 1
     assert told == ["An event was lost: The disk is full."]
 
@@ -78,6 +78,7 @@ def test_files_are_for_one_stream_or_for_all(tmp_path):
     zones = ServedZones(parse_zone_files(given))
     assert [zones.find(name)[0].name for name in ("door", "gate", "")] == ["door", "all", "all"]
     assert ServedZones(parse_zone_files(given[1:])).find("gate") == ()
+    assert ServedZones(parse_zone_files(given[1:])).watch("gate", CLASSES) is None
     with pytest.raises(ValueError, match="--zones has two files for the stream door: give one"):
         parse_zone_files([*given, given[1]])
     with pytest.raises(ValueError, match="--zones has two files for all streams: give one"):
@@ -94,7 +95,7 @@ def test_a_zone_of_a_foreign_class_is_refused():
 
 def test_readings_are_those_of_the_labels():
     labels = torch.from_numpy(numpy.random.default_rng(0).integers(0, len(CLASSES), (20, 40), dtype=numpy.uint8))
-    watch = ZoneWatch("", ServedZones({"": (LEFT,)}), CLASSES)
+    watch = ServedZones({"": (LEFT,)}).watch("", CLASSES, "stream 1")
     watch.update(labels, 0, 0.0)
     share = (labels[:, :20] == CLASSES.find("Car")).float().mean().item()
     assert watch.to_json()["zones"][0]["shares"]["Car"] == pytest.approx(share, abs=1e-4)

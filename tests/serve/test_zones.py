@@ -108,7 +108,7 @@ def test_a_stream_is_answered_with_its_zones_and_events():
             assert answer["zones"][0]["shares"] == shares
             found = [(event["event"], event["class"]) for event in answer["events"]]
             assert found == [(event.kind, event.class_name) for event in events]
-    assert answers[""][0]["events"]
+    assert {event["source"] for event in answers[""][0]["events"]} == {"stream 1"}
 
 
 def test_a_stream_whose_frames_are_too_small_for_its_zones_goes_on():
