@@ -5,6 +5,7 @@ from PIL import Image
 
 from streamseg import CITYSCAPES, Classes, overlay
 from streamseg.draw import add_legend, blended_classes, paint_labels, side_by_side
+from streamseg.engine import kernels
 
 RED_BLUE = Classes(("red", "blue"), ((255, 0, 0), (0, 0, 255)))
 
@@ -56,9 +57,11 @@ def test_an_overlay_is_the_rounded_mixture_to_the_last_bit(frame, labels, alpha,
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_gpu_draws_what_a_cpu_draws(frame, labels):
-    for only in ((), (3, 5)):
-        drawn = overlay(frame.cuda(), labels.cuda(), CITYSCAPES, 0.37, only)
-        assert drawn.cpu().equal(overlay(frame, labels, CITYSCAPES, 0.37, only))
+    for only in ((), (3, 5), ()):  # by PyTorch, and by the kernel once it is compiled
+        for kind in (torch.uint8, torch.int64):
+            drawn = overlay(frame.cuda(), labels.to("cuda", kind), CITYSCAPES, 0.37, only)
+            assert drawn.cpu().equal(overlay(frame, labels, CITYSCAPES, 0.37, only))
+            kernels.wait_until_compiled()
     assert add_legend(frame.cuda(), frame[:, :9, :9]).cpu().equal(add_legend(frame, frame[:, :9, :9]))
 
 

@@ -108,6 +108,7 @@ def run_pixel_kernels(size: tuple[int, int], classes: "Classes", device: "torch.
         picture = draw.overlay(frame, labels, classes, borders=borders)
     kernels.to_yuv(picture, default_matrix(size[0]))
     count_labels(labels, len(classes))
+    kernels.wait_until_compiled()
 
 
 def why_nothing(weights: Path | None, engine: "Engine | None", device: "torch.device") -> str:
