@@ -169,9 +169,7 @@ def serve(
     Examples:
         streamseg serve
         streamseg serve --host 0.0.0.0 --token mine --precision int8
-        streamseg serve --source door=rtsp://camera/1 --source drive=drive.mp4
-        streamseg serve --source door=rtsp://camera/1 --zones door=door.toml --events events.jsonl
-        streamseg serve --save corrected
+        streamseg serve --source door=rtsp://camera/1 --zones door=door.toml
         curl localhost:8000/segment --data-binary @photo.jpg -o labels.png
     """
     check_libraries()

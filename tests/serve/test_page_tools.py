@@ -317,8 +317,11 @@ def test_a_link_has_the_settings(browser, served):
         tab.locator("#opacity").dispatch_event("change")
         tab.locator("#classes input").nth(3).uncheck()
         tab.check("#show-regions")
+        before = tab.inner_text("#resolution")
         tab.select_option("#resolution-choice", "0.1")
-        wait_for_labels(tab, "on the server")
+        tab.wait_for_function(
+            "(before) => !['–', before].includes(document.getElementById('resolution').textContent)", arg=before
+        )
         address, shown = tab.url, pixels(tab)
     fragment = address.partition("/#")[2]
     assert "opacity=35" in fragment
