@@ -236,7 +236,9 @@ def test_triton_computes_the_stem(triton, plain, size):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("plan", [(64, 64, 64, 1), (64, 64, 32, 2), (64, 32, 64, 4), (128, 64, 64, 1)])
+@pytest.mark.parametrize(
+    "plan", [(64, 64, 64, 1), (64, 64, 32, 2), (64, 32, 64, 4), (128, 64, 64, 1), (64, 128, 64, 1, 8, 2)]
+)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_triton_convolves(triton, plain, monkeypatch, plan, stride):
     monkeypatch.setattr(convolution, "plan_blocks", lambda *_: convolution.Plan(*plan))

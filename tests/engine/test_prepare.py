@@ -52,7 +52,7 @@ def batch_of(*shape, confidence=False):
 
 
 def prepared(engine, *shape):
-    return (torch.Size((shape[0], 3, *shape[1:])), False) in engine.fast.ready
+    return (torch.Size((shape[0], 3, *shape[1:])), False, False, False) in engine.fast.ready
 
 
 def agreement(ours, theirs):
