@@ -246,7 +246,7 @@ def test_an_int8_file_is_compared_on_pictures_that_it_was_not_calibrated_with(ex
         calibrated.extend(frames)
         shutil.copyfile(exported("still.onnx"), path)
 
-    def compare(model, file, frames):
+    def compare(model, file, frames, mask):
         compared.extend(frames)
         return compare_labels(model, file, frames)
 
