@@ -195,8 +195,8 @@ def run_sequences(
             except ValueError as error:
                 raise ValueError(f"{entry.image}: {error}") from error
             found = translate_predicted(predicted, lookup)
-            share = engine.model.key_share(state.method_state) if isinstance(engine, VideoEngine) else 0.0
             state = finish_state(engine, state)
+            share = engine.model.key_share(state.method_state) if isinstance(engine, VideoEngine) else 0.0
             yield LabelledFrame(entry, first, labels.to(device), found, 1000 * seconds, share)
 
 

@@ -27,8 +27,8 @@ from torch.nn import functional as F
 from streamseg.checks import check_count
 from streamseg.models.layers import MIN_SIDE, resize
 from streamseg.models.video.flownet import FlowNetS, FlowOutputs, flownet_slim
-from streamseg.models.video.schedule import check_target, chosen_streams, put_streams
-from streamseg.models.video.scheme import VideoMethod, warp
+from streamseg.models.video.schedule import check_target, chosen_entries, put_entries
+from streamseg.models.video.scheme import VideoMethod, sizes, warp
 
 
 class DVSNetState(NamedTuple):
@@ -45,11 +45,6 @@ class DVSNetState(NamedTuple):
     streams: int
     height: int
     width: int
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """Batch, height and width."""
-        return self.streams, self.height, self.width
 
 
 class DVSNet(VideoMethod[DVSNetState]):
@@ -91,21 +86,21 @@ class DVSNet(VideoMethod[DVSNetState]):
     def key_frame(self, image: Tensor) -> tuple[Tensor, DVSNetState]:
         cells = self.cut(image)
         logits = self.segment(cells)
-        state = DVSNetState(cells, logits, len(cells), 0, *image[:, 0].shape)
+        state = DVSNetState(cells, logits, len(cells), 0, *sizes(image))
         return self.join(resize(logits, cells), image), state
 
     def next_frame(self, image: Tensor, state: DVSNetState) -> tuple[Tensor, DVSNetState]:
         cells = self.cut(image)
         outputs = self.flow.outputs(cells, state.cells)
         score = self.decide(outputs.deep).clamp(min=0)
-        chosen = chosen_streams((score < self.target) | (self.target >= 100), default=self.target >= 100)
+        chosen = chosen_entries((score < self.target) | (self.target >= 100), default=self.target >= 100)
         logits = resize(self.propagate(state.logits, outputs), cells)
         if chosen:
             segmented = self.segment(cells[chosen])
-            logits = put_streams(logits, chosen, resize(segmented, cells))
+            logits = put_entries(logits, chosen, resize(segmented, cells))
             state = state._replace(
-                cells=put_streams(state.cells, chosen, cells[chosen]),
-                logits=put_streams(state.logits, chosen, segmented),
+                cells=put_entries(state.cells, chosen, cells[chosen]),
+                logits=put_entries(state.logits, chosen, segmented),
             )
         position = 0 if len(chosen) == len(cells) else state.position + 1
         return self.join(logits, image), state._replace(segmented=len(chosen), position=position)
