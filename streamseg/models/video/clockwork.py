@@ -126,6 +126,7 @@ class AdaptiveClockwork(VideoMethod[AdaptiveState]):
 
     state_type = AdaptiveState
     kind = "clockwork-adaptive"
+    decides_by = "threshold"
     trained = ("score2",)
 
     def __init__(self, network: nn.Module, threshold: float = 0.25, interval: int | None = None):

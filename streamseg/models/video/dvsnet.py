@@ -60,6 +60,7 @@ class DVSNet(VideoMethod[DVSNetState]):
 
     state_type = DVSNetState
     kind = "dvsnet"
+    decides_by = "target"
     trained = ("backbone", "flow", "scale", "decide")
 
     def __init__(

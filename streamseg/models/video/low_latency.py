@@ -60,6 +60,7 @@ class LowLatency(VideoMethod[LowLatencyState]):
 
     state_type = LowLatencyState
     kind = "low-latency"
+    decides_by = "threshold"
     trained = ("kernel_predictor", "adapt", "schedule")
 
     def __init__(

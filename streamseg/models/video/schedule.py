@@ -25,6 +25,10 @@ def check_target(target: float) -> None:
         raise ValueError(f"target is {target!r:.80}; expected 0 to 100.")
 
 
+CHECKS = {"threshold": check_threshold, "target": check_target}
+"""The check of each attribute by which a schedule decides."""
+
+
 def is_number(given: object) -> bool:
     """Return whether an option is a number, and no bool."""
     return isinstance(given, (int, float)) and not isinstance(given, bool)

@@ -18,6 +18,7 @@ from streamseg.checks import check_count
 from streamseg.io.tensors import read_tensors, write_tensors
 from streamseg.models.layers import check_image, resize_to
 from streamseg.models.video.backbone import Backbone, split
+from streamseg.models.video.schedule import CHECKS
 
 
 class VideoState(Protocol):
@@ -58,12 +59,14 @@ class VideoMethod(nn.Module, ABC, Generic[State]):
     Attributes:
         state_type: The NamedTuple of this method's states.
         kind: Name of the method, the first part of its name on the command line.
+        decides_by: The attribute by which a schedule chooses key frames, `threshold` or `target`; empty without one.
         name: Name on the command line, that of the method and its backbone, such as dff-swiftnet18.
         trained: Names of the parts that are trained on video, as by the method's authors; freeze() freezes all others.
     """
 
     state_type: ClassVar[type]
     kind: ClassVar[str]
+    decides_by: ClassVar[str] = ""
     trained: tuple[str, ...]
 
     def __init__(self, network: nn.Module, interval: int | None):
@@ -111,6 +114,18 @@ class VideoMethod(nn.Module, ABC, Generic[State]):
         Args:
             state: A finished one.
         """
+
+    @property
+    def schedule_value(self) -> float | None:
+        """The threshold or the target of the schedule; None without a schedule."""
+        return getattr(self, self.decides_by) if self.decides_by else None
+
+    def set_schedule(self, value: float) -> None:
+        """Set the threshold or the target of the schedule."""
+        if self.decides_by not in CHECKS:
+            raise ValueError(f"{self.name} has no schedule: its key frames come at a fixed interval.")
+        CHECKS[self.decides_by](value)
+        setattr(self, self.decides_by, value)
 
     def finish(self, state: State) -> State:
         """Do the work that a frame has left for the time after its labels; step does it if nobody has."""
