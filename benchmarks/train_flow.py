@@ -95,7 +95,7 @@ def main() -> None:
 def train(network: FlowNetS, pictures: Tensor, pairs: Tensor, arguments: argparse.Namespace) -> int:
     """Train a network until its time is over, from the last state that was saved; return the number of steps."""
     optimiser = make_optimiser(network, arguments.rate)
-    done, steps = load_training(state_file(arguments.out), network, optimiser)
+    done, before = load_training(state_file(arguments.out), network, optimiser)
     progress = train_flow(
         network,
         pictures,
@@ -104,11 +104,11 @@ def train(network: FlowNetS, pictures: Tensor, pairs: Tensor, arguments: argpars
         crop=tuple(arguments.crop),
         batch=arguments.batch,
         rate=arguments.rate,
-        seed=arguments.seed + steps,
+        seed=arguments.seed + before,
         optimiser=optimiser,
     )
-    last = time.monotonic()
-    for steps, now in enumerate(progress, steps + 1):
+    last, steps = time.monotonic(), before
+    for steps, now in enumerate(progress, before + 1):
         if steps % 100 == 0:
             print(format_progress(now, steps), file=sys.stderr, flush=True)
         if time.monotonic() - last > SAVE_SECONDS:
@@ -125,9 +125,7 @@ def state_file(out: Path) -> Path:
     return out.with_name(out.name + ".state.pt")
 
 
-def save_training(
-    file: Path, network: FlowNetS, optimiser: torch.optim.Optimizer, share: float, steps: int
-) -> None:
+def save_training(file: Path, network: FlowNetS, optimiser: torch.optim.Optimizer, share: float, steps: int) -> None:
     """Save a run; the file is replaced whole."""
     part = file.with_name(file.name + ".part")
     torch.save([network.state_dict(), optimiser.state_dict(), share, steps], part)

@@ -37,8 +37,8 @@ from streamseg.cli import run as run_verb
 from streamseg.data.augment import SHIFT, ZOOM
 from streamseg.data.datasets import Dataset, in_parallel
 from streamseg.evaluate.tune_schedule import tune_schedule
-from streamseg.models.video import BACKBONES, METHODS, VIDEO_METHODS, VideoMethod
 from streamseg.machine import available_cores
+from streamseg.models.video import BACKBONES, METHODS, VIDEO_METHODS, VideoMethod
 from streamseg.train.loss_module import move_camera_back
 
 INTERVAL = 5
@@ -58,7 +58,7 @@ FANETS = {"fanet18": 1, "fanet34": 1, "fanet18-temp": 2, "fanet34-temp": 2}
 TIMING_MINUTES = 1.5
 """Kept at the end for the times, of --minutes; at most a quarter of them."""
 
-TUNING_CLIPS, TUNING_FRAMES = 12, 11
+TUNING_CLIPS, TUNING_FRAMES = 8, 11
 """Clips that schedules are tuned on, and their frames: the first is a key frame, and ten may be."""
 
 
@@ -98,11 +98,11 @@ def parse(given: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--flow-minutes", type=float, default=3, help="training of the flow network")
     parser.add_argument("--minutes", type=float, default=12, help="for everything")
     parser.add_argument("--backbones", nargs="+", default=[*BACKBONES], choices=[*BACKBONES], metavar="NAME")
-    parser.add_argument("--iterations", type=int, default=1200, help="of image networks")
-    parser.add_argument("--method-iterations", type=int, default=400, help="of methods, and of FANet + Temp")
+    parser.add_argument("--iterations", type=int, default=1000, help="of image networks")
+    parser.add_argument("--method-iterations", type=int, default=300, help="of methods, and of FANet + Temp")
     parser.add_argument("--batch", type=int, default=16, help="of image networks, and of FANet + Temp")
     parser.add_argument("--method-batch", type=int, default=8)
-    parser.add_argument("--key-rate", type=float, default=100 / INTERVAL, help="that schedules are tuned to, in percent")
+    parser.add_argument("--key-rate", type=float, default=100 / INTERVAL, help="for schedules, in percent")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--at-once", type=int, default=5, help="processes that share the GPU")
     parser.add_argument("--compiled", action="store_true", help="compile image networks: two minutes a process")
@@ -117,7 +117,7 @@ def parse(given: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     cut = given.index("--") if "--" in given else len(given)
     arguments = parser.parse_args(given[:cut])
     if not (arguments.flow or arguments.clips) and (needed := [x for x in arguments.only if x in FROZEN_FLOW]):
-        parser.error(f"{', '.join(needed)} do not train a flow network: give --clips DIR, or a trained one, --flow FILE")
+        parser.error(f"{', '.join(needed)} do not train a flow network: give --clips DIR or --flow FILE")
     return arguments, given[cut + 1 :]
 
 

@@ -12,6 +12,7 @@ from make_datasets import make_camvid
 
 import streamseg
 from streamseg.evaluate.video_methods import evaluate_distances
+from streamseg.models.baselines import swiftnet18
 from streamseg.models.video import METHODS, VIDEO_METHODS
 from streamseg.models.video.flownet import FlowNetS
 from streamseg.train.flow import make_optimiser
@@ -65,14 +66,18 @@ def test_every_video_method_that_propagates_is_compared_with_copying_at_its_inte
 
 
 def test_a_table_has_a_dash_for_what_was_not_measured():
-    text = method_table.format_table({"dff-fanet18": {"miou": [50.0, 52.0], "by_distance": [52.0, 50.25], "mvc8": 80.0}})
+    text = method_table.format_table(
+        {"dff-fanet18": {"miou": [50.0, 52.0], "by_distance": [52.0, 50.25], "mvc8": 80.0}}
+    )
     assert "| dff-fanet18 | 51.0 ± 1.4 | 50.2 | – | – | – | – | – | 80.0 | – | – |" in text
 
 
 def test_a_video_method_that_does_not_train_its_flow_network_needs_one(video_methods, capsys):
     with pytest.raises(SystemExit):
         video_methods.parse(["CamVid", "--out", "runs", "--only", "accel"])
-    assert "accel do not train a flow network: give --clips DIR, or a trained one, --flow FILE" in capsys.readouterr().err
+    assert (
+        "accel do not train a flow network: give --clips DIR, or a trained one, --flow FILE" in capsys.readouterr().err
+    )
 
 
 def test_decoded_frames_are_the_data_set_and_are_written_once(video_methods, data, tmp_path):
@@ -124,7 +129,7 @@ def test_the_command_of_a_training_is_one_of_streamseg(video_methods, arguments,
         assert Path(command[command.index("--initial") + 1]).parent.name == f"{video_methods.initial_of(name)}-seed-1"
     assert callable(parse(command))  # without an error
     assert command.count("--batch") == 1
-    assert command[command.index("--iterations") + 1] == ("1200" if name == "swiftnet18" else "400")
+    assert command[command.index("--iterations") + 1] == ("1000" if name == "swiftnet18" else "300")
 
 
 def test_a_network_is_wrapped_tuned_evaluated_and_collected(video_methods, arguments, monkeypatch):
@@ -132,7 +137,7 @@ def test_a_network_is_wrapped_tuned_evaluated_and_collected(video_methods, argum
     out = video_methods.run_folder(arguments.out, "swiftnet18", 0)
     out.mkdir(parents=True)
     torch.manual_seed(0)
-    streamseg.save(streamseg.swiftnet18(11), streamseg.CAMVID, out / "weights.safetensors")
+    streamseg.save(swiftnet18(11), streamseg.CAMVID, out / "weights.safetensors")
     assert video_methods.run_steps(arguments, ["--device", "cpu"], "copy-2-swiftnet18", 0) == 0
     out = video_methods.run_folder(arguments.out, "clockwork-adaptive-swiftnet18", 0)
     out.mkdir()

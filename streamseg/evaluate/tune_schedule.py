@@ -18,7 +18,7 @@ from streamseg.models.video import VideoMethod
 TOLERANCE = 1.0
 """Difference of key-frame rates, in percent, that is close enough."""
 
-ROUNDS = 12
+ROUNDS = 10
 """Values that are tried at most."""
 
 
