@@ -70,9 +70,8 @@ class NetWarp(VideoMethod[NetWarpState]):
         flow = self.correct(flow.to(features.dtype), shrink_like(image, features), shrink_like(state.image, features))
         warped = warp(state.features, flow)
         mixed = self.w0.view(1, -1, 1, 1) * features + self.w1.view(1, -1, 1, 1) * warped
-        return resize(self.backbone.head(mixed), image), NetWarpState(
-            image, features, state.position + 1, *sizes(image)
-        )
+        state = NetWarpState(image, features, state.position + 1, *sizes(image))
+        return resize(self.backbone.head(mixed), image), state
 
     def clip_outputs(self, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Return the logits of the last frame; they depend on the frame before it, and on no other."""
