@@ -196,7 +196,7 @@ def run_sequences(
                 raise ValueError(f"{entry.image}: {error}") from error
             found = translate_predicted(predicted, lookup)
             state = finish_state(engine, state)
-            share = engine.model.key_share(state.method_state) if isinstance(engine, VideoEngine) else 0.0
+            share = engine.model.key_share(state.method_state) if state and isinstance(engine, VideoEngine) else 0.0
             yield LabelledFrame(entry, first, labels.to(device), found, 1000 * seconds, share)
 
 

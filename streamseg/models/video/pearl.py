@@ -75,7 +75,7 @@ class PEARL(VideoMethod[PEARLState]):
 
     def clip_outputs(self, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Return the logits of the last frame; of the frames before it, only the predictor sees anything."""
-        before = [*clip[:1] * FRAMES, *clip[1:-1]][-FRAMES:]
+        before = [*[clip[0]] * FRAMES, *clip[1:-1]][-FRAMES:]
         logits, _ = self.next_frame(clip[-1], PEARLState(torch.cat(before, dim=1), 0, *sizes(clip[-1])))
         return logits, None
 
