@@ -5,6 +5,7 @@ import json
 import re
 import socket
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -154,6 +155,14 @@ def to_png(frame) -> bytes:
 def read_labels(body: bytes):
     """The labels in a PNG file."""
     return torch.from_numpy(numpy.array(Image.open(io.BytesIO(body))))
+
+
+def label_next(client, frame):
+    """Send a frame to a stream, and return its labels."""
+    client.send(to_png(frame))
+    answer = json.loads(client.recv(PATIENCE))
+    data = zlib.decompress(client.recv(PATIENCE))
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(answer["height"], answer["width"])
 
 
 FRAME = moving(1)[0]

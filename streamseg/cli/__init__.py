@@ -65,6 +65,8 @@ def main() -> None:
     logger.addHandler(ErrorHandler())
     logger.setLevel(logging.INFO)
     arguments = sys.argv[1:]
+    if "--quiet" in arguments or not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # huggingface_hub would draw them into logs
     status = run(arguments)
     if status or wants_help(arguments):
         sys.exit(status)

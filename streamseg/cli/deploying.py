@@ -1,6 +1,7 @@
 """The verbs export and serve: a network for other programs."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from streamseg.cli.options import (
     Palette,
     Precision,
     Quiet,
+    Ray,
     Weights,
     check_exported,
     check_weights,
@@ -22,8 +24,11 @@ from streamseg.cli.options import (
     pick_device,
     pick_palette,
     set_key_interval,
+    weights_on_cluster,
 )
+from streamseg.cli.replicas import serve_replicas
 from streamseg.io.files import check_writable
+from streamseg.io.hub import is_hub_address
 from streamseg.models.bundled import find_weights
 
 if TYPE_CHECKING:
@@ -46,9 +51,9 @@ def export(
     """Write a network as a file for another runtime.
 
     Args:
-        names: The weights, a checkpoint or a name that streamseg weights lists; and the file to write: .onnx, .xml
-            (OpenVINO), .pt2 (torch.export, or with --to an AOTInductor package). A file that disagrees with the network
-            is deleted.
+        names: The weights, a checkpoint, hf:USER/NAME or a name that streamseg weights lists; and the file to write:
+            .onnx, .xml (OpenVINO), .pt2 (torch.export, or with --to an AOTInductor package). A file that disagrees with
+            the network is deleted.
         out: The file to write; a name is then that of the weights.
         to: The format to write.
         size: A fixed size of the frames, which makes the file faster.
@@ -130,6 +135,9 @@ def serve(
     megapixels: float = 32.0,
     seconds: float = 30.0,
     source: Annotated[tuple[str, ...], option("NAME=ADDRESS", "none")] = (),
+    replicas: Annotated[str, option("N or N-M", "one process, without Ray")] = "",
+    gpu_share: Annotated[float | None, option("SHARE", "the GPUs divided evenly")] = None,
+    ray: Ray = "",
     palette: Palette = "bright",
     device: Device = "",
     precision: Precision = "",
@@ -139,7 +147,8 @@ def serve(
     """Serve a network over HTTP, with a web page.
 
     Args:
-        weights: A name that streamseg weights lists, a checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
+        weights: A name that streamseg weights lists, hf:USER/NAME, a checkpoint, or a file of export: .onnx, .xml or
+            .pt2.
         host: The address to listen on: 127.0.0.1 is reached only from this machine, 0.0.0.0 from everywhere.
         port: The port to listen on; 0 for any free one.
         token: The token that clients must send, as Authorization: Bearer TEXT.
@@ -150,6 +159,10 @@ def serve(
         megapixels: The largest picture, in millions of pixels.
         seconds: Timeout for receiving a picture, and for labelling it.
         source: A camera, stream or video that the server reads and shows at /streams/NAME.mjpeg; may be repeated.
+        replicas: Processes with a network each behind one address, on Ray: a number, or from N to M by the load.
+        gpu_share: The share of a GPU that each replica takes: 0.25 puts four on one.
+        ray: The Ray cluster of the replicas: local, auto, HOST:PORT or ray://HOST:PORT. Replicas on a cluster that runs
+            already stay when the command ends, and the same command replaces them one by one.
         palette: Colours of overlays and of the page: bright ones, or the data set's own. Label files keep its own.
         device: cuda or cpu.
         precision: Precision of the network; int8 is 1.2 to 1.8 times as fast as fp32 on a CPU.
@@ -160,6 +173,7 @@ def serve(
         streamseg serve
         streamseg serve --host 0.0.0.0 --token mine --precision int8
         streamseg serve --source door=rtsp://camera/1 --source drive=drive.mp4
+        streamseg serve --replicas 1-8 --gpu-share 0.25 --ray auto
         curl localhost:8000/segment --data-binary @photo.jpg -o labels.png
     """
     from importlib.util import find_spec
@@ -174,21 +188,40 @@ def serve(
     check_weights(weights)
     with loading(quiet):
         from streamseg import serve as server
+        from streamseg.engine.runtime import default_device
         from streamseg.io.images import allow_large_pictures
 
     token = token or os.environ.get("STREAMSEG_TOKEN", "")
     if token and not server.TOKEN.fullmatch(token):
         raise ValueError("The token may hold only letters, digits and . _ ~ + -: choose another.")
     sources = server.parse_sources(source)
+    limits = server.Limits(round(megabytes * 2**20), round(megapixels * 1e6), seconds, queue)
+    if replicas or ray:
+        if sources:
+            raise ValueError("--source is read by one process: leave out --source, or --replicas and --ray.")
+        return serve_replicas(
+            partial(open_served, weights_on_cluster(weights), device, precision, window, trust, palette),
+            limits,
+            host=host,
+            port=port,
+            token=token,
+            batch=batch,
+            count=replicas or "1",
+            gpu_share=gpu_share,
+            gpus=(device or default_device(weights)) != "cpu",
+            address=ray or "local",
+            quiet=quiet,
+        )
+    if gpu_share is not None:
+        raise ValueError("--gpu-share is for replicas: give --replicas too, or leave it out.")
     with server.listen(host, port) as listening:
         model = open_served(weights, device, precision, window, trust, palette)
         allow_large_pictures()  # the server has limits of its own
-        limits = server.Limits(round(megabytes * 2**20), round(megapixels * 1e6), seconds, queue)
         gate = server.RequestGate(model, limits, token, batch)
         server.add_sources(gate, sources)
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listening.getsockname()[1]}"
-        print(f"{address} serves {model.weights.name}. Ctrl-C stops it.", file=open_messages(quiet), flush=True)
+        print(f"{address} serves {model.title}. Ctrl-C stops it.", file=open_messages(quiet), flush=True)
         if not (token or server.is_private(listening)):
             print_error("Everybody who can reach this machine can use the server: give --token to restrict it.")
         caught = server.run_server(gate, listening)
@@ -213,5 +246,7 @@ def open_served(
     if window is not None and set_key_interval(engine, LastFrames(window)) != LastFrames(window):
         frames = 1  # the streams of a video method have a key interval, and no window
     check_window(engine, LastFrames(frames))
-    drawn = pick_palette(classes, palette)
-    return server.ServedModel(engine, classes, frames, find_weights(weights), drawn)
+    drawn, path = pick_palette(classes, palette), find_weights(weights)
+    return server.ServedModel(
+        engine, classes, frames, path, drawn, str(weights) if is_hub_address(weights) else path.name
+    )

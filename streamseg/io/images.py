@@ -27,6 +27,8 @@ Result = TypeVar("Result")
 Picture = str | Path | Image.Image | numpy.ndarray | Tensor
 """Anything that is accepted as a picture: a path, a PIL image, an array (H, W, 3), (H, W, 4) or (H, W), a frame."""
 
+PilPicture = Image.Image
+
 MAX_LARGE_PIXELS = 2**30
 """The limit that allow_large_pictures sets: 4 GB in memory."""
 
@@ -297,6 +299,11 @@ def write_grey(path: Path, values: Tensor) -> None:
     """Write values (H, W), uint8, as a grey PNG."""
     picture = Image.fromarray(values.cpu().numpy())
     picture.save(path, format="PNG", exif=signature(), compress_level=FAST_COMPRESSION)
+
+
+def to_pil(frame: Tensor) -> PilPicture:
+    """Return a frame as a PIL picture."""
+    return Image.fromarray(frame.permute(1, 2, 0).cpu().numpy())
 
 
 def to_jpeg(frame: Tensor) -> bytes:

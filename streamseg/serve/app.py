@@ -18,7 +18,6 @@ from starlette.exceptions import HTTPException
 import streamseg
 from streamseg.deploy.export import samples_folder
 from streamseg.serve import browser, page, segment, views, websocket
-from streamseg.serve.counters import format_metrics
 from streamseg.serve.gate import Gate, RequestError, RequestGate, require_token
 
 DESCRIPTION = """Label every pixel of pictures, and of the frames of a stream. ws://…/stream takes frames as binary \
@@ -103,7 +102,7 @@ async def healthz(gate: Gate) -> Response:
 @router.get("/metrics", dependencies=[Depends(require_token)], response_class=PlainTextResponse)
 async def metrics(gate: Gate) -> Response:
     """Requests, latency, batches, queue and dropped frames, in the text format of Prometheus."""
-    return PlainTextResponse(format_metrics(gate.metrics), media_type="text/plain; version=0.0.4")
+    return PlainTextResponse(await gate.read_metrics(), media_type="text/plain; version=0.0.4")
 
 
 @router.get("/info", dependencies=[Depends(require_token)])
@@ -112,7 +111,7 @@ async def info(gate: Gate) -> dict[str, object]:
     served, limits = gate.served, gate.limits
     return {
         "version": streamseg.__version__,
-        "weights": served.weights.name,
+        "weights": served.title,
         "window": served.window,
         "classes": segment.classes_as_json(served.classes),
         "drawn": [entry["colour"] for entry in segment.classes_as_json(served.drawn or served.classes)],

@@ -29,7 +29,7 @@ from streamseg.classes import Classes
 from streamseg.engine.engine import Engine
 from streamseg.io.images import TooLargeError, UnknownFormatError, decode_upload
 from streamseg.serve.batches import Batcher, Labelled
-from streamseg.serve.counters import Counter, Gauge, PrometheusHistogram
+from streamseg.serve.counters import Counter, Gauge, PrometheusHistogram, format_metrics
 from streamseg.stream.state import State
 
 if TYPE_CHECKING:
@@ -70,6 +70,12 @@ class ServedModel:
     """The file that it was loaded from."""
     drawn: Classes | None = None
     """The classes in the colours of overlays and of the page; None for the colours that they have."""
+    name: str = ""
+    """What the weights are called; empty for the name of the file."""
+
+    @property
+    def title(self) -> str:
+        return self.name or self.weights.name
 
 
 class RequestError(Exception):
@@ -137,6 +143,10 @@ class RequestGate:
     def close(self) -> None:
         """Label the frames in the queue, and end the thread."""
         self.batcher.close()
+
+    async def read_metrics(self) -> str:
+        """Return all metrics in the text format of Prometheus."""
+        return format_metrics(self.metrics)
 
     @contextlib.contextmanager
     def admit(self, source: str) -> Iterator[None]:
