@@ -20,11 +20,13 @@ CUDA_CHECK = "import torch; torch.zeros(1).cuda().item()"
 
 @dataclass(frozen=True)
 class Job:
-    """A command, with its output in a file; a job that was done or stopped before skips or continues by itself."""
+    """A command, with its output in a file; one that was stopped before continues by itself."""
 
     name: str
     command: Sequence[str]
     output: Path
+    result: Path
+    """The file that it writes last: where it is there, the job is done."""
     needs: tuple[str, ...] = ()
     """Names of the jobs that have to succeed before it."""
 
@@ -70,6 +72,8 @@ class JobRunner:
         """Run a job when those that it needs are done; return what kept it from success, or an empty text."""
         failed = [name for name, future in needs.items() if future.result()]
         start = time.monotonic()
+        if job.result.exists():
+            return ""
         if failed:
             problem = f"left out: it needs {', '.join(failed)}"
         elif start >= self.deadline:

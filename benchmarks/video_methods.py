@@ -162,7 +162,7 @@ def list_jobs(arguments: argparse.Namespace, rows: Sequence[str]) -> list[Job]:
         size = arguments.frame_size or (720, 960)
         script = [sys.executable, Path(__file__).with_name("train_flow.py"), arguments.out / "data", arguments.clips]
         command = [*script, "--out", flow_file(arguments), "--minutes", arguments.flow_minutes, "--size", *size]
-        jobs.append(Job("flow", [*map(str, command)], arguments.out / "flow.txt"))
+        jobs.append(Job("flow", [*map(str, command)], arguments.out / "flow.txt", flow_file(arguments)))
     ours = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     rest = sys.argv[len(ours) + 1 :]
     first, later = [x for x in rows if is_image(x)], [x for x in rows if not is_image(x)]
@@ -172,7 +172,7 @@ def list_jobs(arguments: argparse.Namespace, rows: Sequence[str]) -> list[Job]:
             needs.append("flow")
         out = run_folder(arguments.out, name, seed)
         command = [sys.executable, __file__, *ours, "--job", name, str(seed), *rest]
-        jobs.append(Job(out.name, command, out / "output.txt", tuple(needs)))
+        jobs.append(Job(out.name, command, out / "output.txt", out / "cost.json", tuple(needs)))
     return jobs
 
 

@@ -183,7 +183,7 @@ def test_clips_to_tune_on_are_frames_of_train_that_move(video_methods, data):
 
 
 def python(text, output, name="job", needs=()):
-    return method_jobs.Job(name, [sys.executable, "-c", text], output, needs)
+    return method_jobs.Job(name, [sys.executable, "-c", text], output, output.with_name(f"{name}.json"), needs)
 
 
 def test_a_job_that_fails_leaves_only_those_out_that_need_it(tmp_path):
@@ -201,6 +201,9 @@ def test_a_job_that_fails_leaves_only_those_out_that_need_it(tmp_path):
     assert (problems["two"], problems["four"]) == ("", "")
     assert done == ["two", "four"]
     assert {*output.read_text().split()} == {"here", "there"}
+    (tmp_path / "runs" / "one.json").touch()  # done by now
+    assert runner.run(jobs)["three"] == ""
+    assert "never" in output.read_text()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no signals that a process can answer")

@@ -167,7 +167,9 @@ def test_an_aborted_send_is_not_tried_again(peer, sender):
 
 def test_a_hint_follows_the_first_failure_only(peer, notes):
     peer.refuses = True
-    sender = LiveSender("cam", "x", peer.connect, capacity=2, noun="frame", notify=notes.append, hint="Name it with -o.")
+    sender = LiveSender(
+        "cam", "x", peer.connect, capacity=2, noun="frame", notify=notes.append, hint="Name it with -o."
+    )
     sender.put(0)
     until(lambda: peer.attempts > 2)
     sender.abort()
