@@ -9,8 +9,8 @@ authors' code.
 
 The score is the percentage of a cell's pixels on which both paths agree. Cells of a frame overlap; there the larger
 score of a class wins. Differences: the backbone is one of this package instead of "DeepLab-fast", and it keeps its
-logits at its own size. With an interval of 1 it is the backbone on each cell; with a grid of one cell, the backbone. The
-target's optional drift is left out.
+logits at its own size. With an interval of 1 it is the backbone on each cell, and with one cell the backbone
+itself. The target's optional drift is left out.
 
 Shapes: B batch, R cells of it (B times those of the grid), K classes, H x W the image, h x w the map of the logits.
 
