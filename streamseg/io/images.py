@@ -98,6 +98,20 @@ class TooLargeError(ValueError):
 
 def decode_upload(data: bytes, most: int) -> Tensor:
     """Return the frame of an uploaded picture. One with more than `most` pixels is refused before it is decoded."""
+    check_upload(data, most)
+    return decode_file(io.BytesIO(data), "The picture", to_first_frame, UPLOAD_FORMATS)[0]
+
+
+def decode_uploaded_ids(data: bytes, most: int) -> Tensor:
+    """Return the ids (H, W), int32, of an uploaded label file, with the same limit."""
+    check_upload(data, most)
+    return to_label_ids(
+        decode_file(io.BytesIO(data), "The labels' file", Image.Image.copy, ("PNG",)), "The labels' file"
+    )
+
+
+def check_upload(data: bytes, most: int) -> None:
+    """Raise an error if uploaded data is no picture, or one with more than `most` pixels."""
     try:
         with PIL_LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -111,7 +125,6 @@ def decode_upload(data: bytes, most: int) -> Tensor:
         raise ValueError(f"The picture is damaged ({error!s:.80}): send a whole copy.") from error
     if pixels > most:
         raise TooLargeError(f"The picture has more than {most:,} pixels: make it smaller first.")
-    return decode_file(io.BytesIO(data), "The picture", to_first_frame, UPLOAD_FORMATS)[0]
 
 
 def to_first_frame(picture: Image.Image) -> tuple[Tensor, bool]:
