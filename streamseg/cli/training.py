@@ -140,6 +140,9 @@ class TrainRun:
     """A file of ImageNet weights for the encoder, safetensors or torch."""
     flow_weights: Annotated[Path | None, option("FILE", "none")] = None
     """A file of a trained flow network, for a video method that has one."""
+    eager: bool = False
+    """Do not compile the network by torch.compile, which takes about two minutes at the start: for short runs on a
+    GPU. Nothing is compiled on the CPU."""
     tensorboard: bool = False
     """Also write TensorBoard files."""
     json: Json = None
@@ -192,7 +195,8 @@ def train(run: TrainRun) -> int:
             flow_weights=run.flow_weights,
             resume=run.resume,
             tensorboard=run.tensorboard,
-            compiled=device.type == "cuda" and kernels.VERSION != "none",  # torch.compile needs Triton there
+            # torch.compile needs Triton there
+            compiled=device.type == "cuda" and kernels.VERSION != "none" and not run.eager,
             threads=torch.get_num_threads(),
             messages=open_messages(run.quiet, STANDARD_OUTPUT),
         )

@@ -201,8 +201,8 @@ def run_sequences(
             except ValueError as error:
                 raise ValueError(f"{entry.image}: {error}") from error
             found = remove_labels(translate_predicted(predicted, lookup), mask)
-            share = engine.model.key_share(state.method_state) if isinstance(engine, VideoEngine) else 0.0
             state = finish_state(engine, state)
+            share = engine.model.key_share(state.method_state) if state and isinstance(engine, VideoEngine) else 0.0
             truth = remove_labels(labels.to(device), mask)
             yield LabelledFrame(entry, first, truth, found, 1000 * seconds, share)
 

@@ -128,8 +128,13 @@ class LossModule(nn.Module):
     def clip_loss(
         self, method: VideoMethod, images: Tensor, labels: Tensor, past: Tensor | None, place: Tensor | None
     ) -> Tensor:
-        """Return the loss of a video method on the last frames of clips, 1 to P frames after a key frame."""
-        earlier = [] if past is None else list(past.unbind(dim=1))[: int(torch.randint(1, past.shape[1] + 1, ()))]
+        """Return the loss of a video method on the last frames of clips, 0 to P frames after a key frame.
+
+        At distance 0 the key frame is the frame itself, a second time: so key frames are trained too, and every part
+        of the method takes part in every step, as several processes need it.
+        """
+        count = 0 if past is None else int(torch.randint(past.shape[1] + 1, ()))
+        earlier = [images] if past is None or not count else list(past[:, :count].unbind(dim=1))
         frames = [frame.contiguous(memory_format=torch.channels_last) for frame in reversed(earlier)]
         logits, regression = method.clip_outputs([*frames, images])
         loss = self.label_loss(logits, labels, self.loss_stride, place)
