@@ -1,8 +1,8 @@
 """How many frames late a label appears after the true label of a pixel has changed.
 
 A *change* is a pixel whose true label becomes another class and then stays for HELD frames. Its lag is the number of
-frames until the prediction is that class: 0 if it is so at once. This is compared with the lag of the same network frame
-by frame, which has no memory: the difference is what memory costs.
+frames until the prediction is that class: 0 if it is so at once. This is compared with the lag of the same network
+frame by frame, which has no memory: the difference is what memory costs.
 
 Shapes: H height, W width.
 """

@@ -1,6 +1,7 @@
 """Steadiness of labels without true ones."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def uniform(x, y, size):
 
 def steadiness(maps, motion, classes=5):
     tally = SteadinessTally(classes, CPU)
-    for previous, current in zip(maps, maps[1:], strict=False):
+    for previous, current in pairwise(maps):
         tally.add(previous, current, motion)
     return tally.result()
 
