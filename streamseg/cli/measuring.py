@@ -130,10 +130,11 @@ def evaluate(
 
 def require_data(options: EvaluateOptions) -> Path:
     """Return the folder of the data set; raise an error if it is not given, or missing."""
-    for name, words in (("data", "the folder of the data set"), ("dataset", "its name")):
-        if not getattr(options, name):
-            raise ValueError(f"--{name}, {words}, is required, unless there is a --video.")
-    assert options.data
+    if not (options.data and options.dataset):
+        missing = (
+            "--dataset NAME" if options.data else "--data DIR" if options.dataset else "--data DIR, --dataset NAME"
+        )
+        raise ValueError(f"streamseg evaluate needs {missing}, or --video FILE: see streamseg evaluate --help.")
     check_data(options.dataset, options.data)
     return options.data
 

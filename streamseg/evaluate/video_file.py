@@ -188,11 +188,6 @@ def format_video_file_evaluation(evaluation: VideoFileEvaluation) -> str:
         width = 8 if evaluation.alone is None else 18
         cells = ("-" if math.isnan(value) else f"{value:.{3 if name == 'boundary_shift' else 2}f}" for value in values)
         lines.append(f"{title:24}" + "".join(f"  {cell:>{width}}" for cell in cells))
-    height, width = evaluation.size
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{evaluation.frames} frames, {height} x {width}; {evaluation.visible:.1f} % of the pixels compared",
-        ]
-    )
+    rows, wide = evaluation.size
+    compared = f"{evaluation.visible:.1f} % of the pixels compared"
+    return "\n".join([*lines, "", f"{evaluation.frames} frames of {rows} x {wide}; {compared}"])

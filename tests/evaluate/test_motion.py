@@ -2,22 +2,10 @@
 
 import pytest
 import torch
-from torch.nn import functional as F
+from textures import texture
 
 from streamseg.classes import IGNORE
 from streamseg.evaluate.motion import Motion, block_flow, carry_labels, estimate_motion, median
-
-
-def texture(height, width, seed=0):
-    """A smooth random picture (3, H, W), in which every place looks different."""
-    generator = torch.Generator().manual_seed(seed)
-    parts = [
-        F.interpolate(torch.rand(1, 3, height // cell, width // cell, generator=generator), (height, width))
-        for cell in (4, 8, 16, 32)
-    ]
-    blurred = F.avg_pool2d(sum(parts), 5, 1, 2, count_include_pad=False)[0]
-    low, high = blurred.amin(), blurred.amax()
-    return (255 * (blurred - low) / (high - low)).byte()
 
 
 def shifted_pair(x, y, size=(160, 224)):
