@@ -116,7 +116,6 @@ def evaluate(
     Examples:
         streamseg evaluate --dataset camvid --data CamVid --split val
         streamseg evaluate run/weights.safetensors --dataset folder --data mine
-        streamseg evaluate --dataset camvid --data CamVid --precision int8 --json -
         streamseg evaluate --dataset camvid --data CamVid --window 1 --plots plots
         streamseg evaluate --video drive.mp4 --steady 0.5 --slice drive.png
     """
@@ -131,9 +130,8 @@ def evaluate(
 def require_data(options: EvaluateOptions) -> Path:
     """Return the folder of the data set; raise an error if it is not given, or missing."""
     if not (options.data and options.dataset):
-        missing = (
-            "--dataset NAME" if options.data else "--data DIR" if options.dataset else "--data DIR, --dataset NAME"
-        )
+        needed = {"--data DIR": options.data, "--dataset NAME": options.dataset}
+        missing = " and ".join(name for name, given in needed.items() if not given)
         raise ValueError(f"streamseg evaluate needs {missing}, or --video FILE: see streamseg evaluate --help.")
     check_data(options.dataset, options.data)
     return options.data
