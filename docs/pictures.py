@@ -2,6 +2,7 @@
 
     python docs/pictures.py [NAME...]          all pictures, or those named, such as drive.gif
     python docs/pictures.py drive.gif VIDEO    the same with a video at the beginning, such as a drive on a motorway
+    python docs/pictures.py video-slice.png VIDEO    one row of a video over time, instead of one of a still picture
     python docs/pictures.py measure MACHINE    first measure docs/measured/latency.json; MACHINE describes the hardware
 
 docs/measured/README.md has the command behind each file of docs/measured/. benchmarks/video.py plots the effect of the
@@ -29,6 +30,7 @@ import streamseg
 from streamseg.classes import Colour
 from streamseg.draw import blended_classes
 from streamseg.evaluate import paper, plot
+from streamseg.evaluate.slice import SliceRecorder, write_slice
 from streamseg.io.files import written_whole
 from streamseg.io.images import to_frame
 
@@ -88,6 +90,36 @@ def draw_drive(
         view.paste(legend, (0, half[1]))
         shown.append(view)
     write_gif(path, shown, blended_classes(drawn, ALPHA).colours, seconds=0.1)
+
+
+def draw_slice(
+    path: Path, clip: Path | None = None, frames: int = 150, size: tuple[int, int] = (360, 640), height: float = 0.6
+) -> None:
+    """Draw one row of a video over time, with its labels frame by frame and with --steady 0.5.
+
+    Args:
+        clip: A video; by default the demo's virtual camera films a sample.
+        frames: How many frames, at most.
+        height: The place of the row, from 0 at the top to 1.
+    """
+    model, classes = streamseg.load()
+    fast = streamseg.accelerate(model)
+    scene = streamseg.read_frames(clip) if clip else demo.drive(DRIVE[:1], frames, size)
+    shown = [fit(frame, size) for frame in islice(scene, frames)]
+    recorder = SliceRecorder(round(height * size[0]))
+    alone, steady = (streamseg.label_frames(fast, shown, streamseg.LastFrames(1, steady=margin)) for margin in (0, 0.5))
+    for (frame, labels), (_, steadier) in zip(alone, steady, strict=True):
+        recorder.add(frame, steadier, labels)
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder, "slice.png")
+        write_slice(plain, recorder.result(), classes)
+        rows = Image.open(plain).convert("RGB")
+    legend = class_legend(streamseg.bright_colours(classes), rows.width, 6, rows.width // 46)
+    drawn = Image.new("RGB", (rows.width, rows.height + legend.height), "white")
+    drawn.paste(rows)
+    drawn.paste(legend, (0, rows.height))
+    with written_whole(path) as temporary:
+        drawn.quantize(96, dither=Image.Dither.NONE).save(temporary, format="PNG", optimize=True)
 
 
 def fit(frame: Tensor, size: tuple[int, int]) -> Tensor:
@@ -329,16 +361,19 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "baselines.png": draw_baselines,
     "latency.png": draw_latency,
     "training.png": draw_training,
+    "video-slice.png": draw_slice,
 }
+WITH_CLIP: dict[str, Callable[..., None]] = {"drive.gif": draw_drive, "video-slice.png": draw_slice}
+"""Pictures that may be made of a video."""
 
 if __name__ == "__main__":
     names = sys.argv[1:]
     if names[:1] == ["measure"] and len(names) == 2:
         measure_latency(names[1])
         names = ["latency.png"]
-    clip = Path(names.pop()) if len(names) == 2 and names[0] == "drive.gif" and names[1] not in PICTURES else None
+    clip = Path(names.pop()) if len(names) == 2 and names[0] in WITH_CLIP and names[1] not in PICTURES else None
     if not {*names} <= {*PICTURES} or (clip and not clip.is_file()):
         sys.exit(f"{__doc__}\nThe pictures: {', '.join(PICTURES)}")
     for name in names or PICTURES:
-        draw_drive(DOCS / name, clip=clip) if clip else PICTURES[name](DOCS / name)
+        WITH_CLIP[name](DOCS / name, clip=clip) if clip else PICTURES[name](DOCS / name)
         print(f"docs/{name}: {(DOCS / name).stat().st_size // 1000} kB", flush=True)
