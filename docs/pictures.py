@@ -112,14 +112,16 @@ def draw_slice(
         recorder.add(frame, steadier, labels)
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder, "slice.png")
-        write_slice(plain, recorder.result(), classes)
+        write_slice(plain, recorder.result(), classes, "--steady 0.5")
         rows = Image.open(plain).convert("RGB")
-    legend = class_legend(streamseg.bright_colours(classes), rows.width, 6, rows.width // 46)
+    bright = streamseg.bright_colours(classes)
+    legend = class_legend(bright, rows.width, 6, rows.width // 46, alpha=1.0)
     drawn = Image.new("RGB", (rows.width, rows.height + legend.height), "white")
     drawn.paste(rows)
     drawn.paste(legend, (0, rows.height))
     with written_whole(path) as temporary:
-        drawn.quantize(96, dither=Image.Dither.NONE).save(temporary, format="PNG", optimize=True)
+        palette = palette_with(bright.colours, rows)
+        drawn.quantize(palette=palette, dither=Image.Dither.NONE).save(temporary, format="PNG", optimize=True)
 
 
 def fit(frame: Tensor, size: tuple[int, int]) -> Tensor:
@@ -142,13 +144,19 @@ def write_gif(path: Path, pictures: Sequence[Image.Image], kept: Sequence[Colour
     together = Image.new("RGB", (width, height * len(some)))
     for i, picture in enumerate(some):
         together.paste(picture, (0, i * height))
-    found = together.quantize(64 - len(kept), kmeans=1).getpalette() or []
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([*chain.from_iterable(kept), *found][: 3 * 64])
+    palette = palette_with(kept, together)
     first, *rest = (picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures)
     with written_whole(path) as temporary:
         # optimize=True makes unchanged pixels transparent, which breaks runs up: a fifth larger
         first.save(temporary, save_all=True, append_images=rest, duration=round(1000 * seconds), loop=0, optimize=False)
+
+
+def palette_with(kept: Sequence[Colour], picture: Image.Image) -> Image.Image:
+    """Return a palette of 64 colours for a picture, among them the colours in `kept`, as quantize takes it."""
+    found = picture.quantize(64 - len(kept), kmeans=1).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*chain.from_iterable(kept), *found][: 3 * 64])
+    return palette
 
 
 def draw_overlays(path: Path, pictures: Sequence[Path] = SHOWN, width: int = 640) -> None:
@@ -175,16 +183,17 @@ def draw_overlays(path: Path, pictures: Sequence[Path] = SHOWN, width: int = 640
         sheet.save(temporary, quality=78, optimize=True, progressive=True)
 
 
-def class_legend(classes: streamseg.Classes, width: int, columns: int, size: int) -> Image.Image:
+def class_legend(classes: streamseg.Classes, width: int, columns: int, size: int, alpha: float = ALPHA) -> Image.Image:
     """Return a legend of the classes as they look in the pictures, in columns, dark on white; size: of the font."""
-    rows, colours = -(-len(classes) // columns), blended_classes(classes, ALPHA).colours
+    rows, colours = -(-len(classes) // columns), blended_classes(classes, alpha).colours
     line = round(1.6 * size)
     # drawn large and then reduced: small text would be placed on whole pixels
     panel = Image.new("RGB", (4 * width, 4 * (rows * line + size)), "white")
     pen, font = ImageDraw.Draw(panel), ImageFont.load_default(4 * size)
     for i, (name, colour) in enumerate(zip(classes.names, colours, strict=True)):
         x, y = 4 * (size // 2 + i // rows * width // columns), 4 * (size // 2 + i % rows * line + line // 2)
-        pen.rectangle((x, y - 2 * size, x + 4 * size, y + 2 * size), colour)
+        # with an outline, for white classes
+        pen.rectangle((x, y - 2 * size, x + 4 * size, y + 2 * size), colour, outline="#a0a4aa", width=4)
         pen.text((x + 6 * size, y), name, "black", font, anchor="lm")
     return panel.reduce(4)
 

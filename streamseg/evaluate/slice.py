@@ -74,19 +74,23 @@ def check_slice(path: Path, inputs: Iterable[Path]) -> None:
         raise ValueError(f"{path} is a frame of the video: give another name for the slice.")
 
 
-def write_slice(path: Path, found: Slice, classes: Classes) -> None:
-    """Write a row of a video over time, downwards: its pixels, their labels frame by frame, and as measured."""
+def write_slice(path: Path, found: Slice, classes: Classes, title: str = "with these options") -> None:
+    """Write a row of a video over time, downwards: its pixels, their labels frame by frame, and as measured.
+
+    Args:
+        title: The title of the last part, if there are labels frame by frame.
+    """
     colours = bright_colours(classes)
     parts = {"one row over time": found.pictures}
     if found.alone is not None:
         parts["frame by frame"] = paint_labels(found.alone, colours)
-    parts["labels" if found.alone is None else "with these options"] = paint_labels(found.labels, colours)
+    parts["labels" if found.alone is None else title] = paint_labels(found.labels, colours)
     frames, width = found.labels.shape
     times = max(1, -(-SLICE_HEIGHT // frames))
     rows = []
     for text, part in parts.items():
         caption = render_caption(text, 14)[:, :, :width]
-        title = caption[:, :1, :1].repeat(1, caption.shape[1], width)
-        title[:, :, : caption.shape[2]] = caption
-        rows += [title, part.repeat_interleave(times, dim=1)]
+        line = caption[:, :1, :1].repeat(1, caption.shape[1], width)
+        line[:, :, : caption.shape[2]] = caption
+        rows += [line, part.repeat_interleave(times, dim=1)]
     write_image(path, torch.cat(rows, dim=1))
