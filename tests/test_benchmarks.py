@@ -161,6 +161,10 @@ def test_a_part_that_fails_or_takes_too_long_does_not_stop_the_others(tmp_path, 
     parts = {"one": program("raise SystemExit(3)"), "two": program(write)}
     assert file_to_file.run_parts(parts, tmp_path, time.monotonic() + 60) == {"one": "ended with status 3"}
     assert (tmp_path / "two.json").read_text() == "{}"
+    monkeypatch.setattr(file_to_file, "PART_SECONDS", 0.3)  # one that hangs leaves time for the others
+    assert file_to_file.run_parts({"one": program(sleeper)}, tmp_path, time.monotonic() + 600) == {
+        "one": "did not end in time"
+    }
 
 
 @pytest.mark.parametrize("script", [scene, cameras, segment_start, file_to_file, serve_benchmark])

@@ -1,33 +1,26 @@
-"""The verbs export and serve: a network for other programs."""
+"""The verb export: a network for other programs."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from streamseg.checks import EXPORT_SUFFIXES, check_count, check_positive, pick_export_format
-from streamseg.cli.messages import check_figures, loading, open_messages, print_error, write_figures
+from streamseg.checks import EXPORT_SUFFIXES, pick_export_format
+from streamseg.cli.messages import check_figures, loading, open_messages, write_figures
 from streamseg.cli.options import (
     Device,
     Json,
-    Palette,
-    Precision,
     Quiet,
-    Weights,
-    check_exported,
     check_weights,
     option,
     parse_size,
     pick_device,
-    pick_palette,
-    set_key_interval,
 )
 from streamseg.io.files import check_writable
 from streamseg.models.bundled import find_weights
 
 if TYPE_CHECKING:
-    from streamseg.serve import ServedModel
+    pass
 
 
 def export(
@@ -46,9 +39,9 @@ def export(
     """Write a network as a file for another runtime.
 
     Args:
-        names: The weights, a checkpoint or a name that streamseg weights lists; and the file to write: .onnx, .xml
-            (OpenVINO), .pt2 (torch.export, or with --to an AOTInductor package). A file that disagrees with the network
-            is deleted.
+        names: The weights, a checkpoint, hf:USER/NAME or a name that streamseg weights lists; and the file to write:
+            .onnx, .xml (OpenVINO), .pt2 (torch.export, or with --to an AOTInductor package). A file that disagrees with
+            the network is deleted.
         out: The file to write; a name is then that of the weights.
         to: The format to write.
         size: A fixed size of the frames, which makes the file faster.
@@ -114,104 +107,3 @@ def split_export_names(names: tuple[Path, ...], out: Path | None) -> tuple[Path 
     if len(names) > 2:
         raise ValueError(f"{len(names)} names are too many: give the weights, if not the default ones, and OUT.")
     return names[0] if len(names) == 2 else None, names[-1]
-
-
-def serve(
-    weights: Weights = None,
-    /,
-    *,
-    host: Annotated[str, option("ADDRESS")] = "127.0.0.1",
-    port: int = 8000,
-    token: Annotated[str, option("TEXT", "the variable STREAMSEG_TOKEN, or none")] = "",
-    window: Annotated[int | None, option("FRAMES", "what the weights were trained with")] = None,
-    queue: int = 32,
-    batch: int = 8,
-    megabytes: float = 32.0,
-    megapixels: float = 32.0,
-    seconds: float = 30.0,
-    source: Annotated[tuple[str, ...], option("NAME=ADDRESS", "none")] = (),
-    palette: Palette = "bright",
-    device: Device = "",
-    precision: Precision = "",
-    trust: bool = False,
-    quiet: Quiet = False,
-) -> int:
-    """Serve a network over HTTP, with a web page.
-
-    Args:
-        weights: A name that streamseg weights lists, a checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
-        host: The address to listen on: 127.0.0.1 is reached only from this machine, 0.0.0.0 from everywhere.
-        port: The port to listen on; 0 for any free one.
-        token: The token that clients must send, as Authorization: Bearer TEXT.
-        window: How many frames of a stream the network attends to.
-        queue: The most requests at a time, received, waiting or running; more get 503 with Retry-After.
-        batch: The most frames of several clients in one batch.
-        megabytes: The largest picture, as a file.
-        megapixels: The largest picture, in millions of pixels.
-        seconds: Timeout for receiving a picture, and for labelling it.
-        source: A camera, stream or video that the server reads and shows at /streams/NAME.mjpeg; may be repeated.
-        palette: Colours of overlays and of the page: bright ones, or the data set's own. Label files keep its own.
-        device: cuda or cpu.
-        precision: Precision of the network; int8 is 1.2 to 1.8 times as fast as fp32 on a CPU.
-        trust: Allow a .pt2 file, which is a program and can run any code.
-        quiet: Print only warnings and errors.
-
-    Examples:
-        streamseg serve
-        streamseg serve --host 0.0.0.0 --token mine --precision int8
-        streamseg serve --source door=rtsp://camera/1 --source drive=drive.mp4
-        curl localhost:8000/segment --data-binary @photo.jpg -o labels.png
-    """
-    from importlib.util import find_spec
-
-    for module in ("fastapi", "uvicorn", "websockets"):
-        if find_spec(module) is None:
-            raise ImportError(f"serve needs {module}: pip install 'streamseg[serve]'")
-    for name, number in (("queue", queue), ("batch", batch)):
-        check_count(name, number)
-    for name, amount in (("megabytes", megabytes), ("megapixels", megapixels), ("seconds", seconds)):
-        check_positive(name, amount)
-    check_weights(weights)
-    with loading(quiet):
-        from streamseg import serve as server
-        from streamseg.io.images import allow_large_pictures
-
-    token = token or os.environ.get("STREAMSEG_TOKEN", "")
-    if token and not server.TOKEN.fullmatch(token):
-        raise ValueError("The token may hold only letters, digits and . _ ~ + -: choose another.")
-    sources = server.parse_sources(source)
-    with server.listen(host, port) as listening:
-        model = open_served(weights, device, precision, window, trust, palette)
-        allow_large_pictures()  # the server has limits of its own
-        limits = server.Limits(round(megabytes * 2**20), round(megapixels * 1e6), seconds, queue)
-        gate = server.RequestGate(model, limits, token, batch)
-        server.add_sources(gate, sources)
-        shown = f"[{host}]" if ":" in host else host
-        address = f"http://{shown}:{listening.getsockname()[1]}"
-        print(f"{address} serves {model.weights.name}. Ctrl-C stops it.", file=open_messages(quiet), flush=True)
-        if not (token or server.is_private(listening)):
-            print_error("Everybody who can reach this machine can use the server: give --token to restrict it.")
-        caught = server.run_server(gate, listening)
-    return 128 + caught if caught else 0
-
-
-def open_served(
-    weights: Path | None, device: str, precision: str, window: int | None, trust: bool, palette: str
-) -> "ServedModel":
-    """Open the network to serve."""
-    from streamseg import serve as server
-    from streamseg.engine import runtime
-    from streamseg.engine.open import open_preparing_engine
-    from streamseg.stream.label_frames import check_window
-    from streamseg.stream.state import LastFrames
-
-    place = pick_device(device or runtime.default_device(weights))
-    engine, classes, trained = open_preparing_engine(weights, place, precision, trust=trust)
-    if isinstance(engine, runtime.ExportedEngine):
-        check_exported(engine, None if window is None else LastFrames(window), precision=precision)
-    frames = trained if window is None else window
-    if window is not None and set_key_interval(engine, LastFrames(window)) != LastFrames(window):
-        frames = 1  # the streams of a video method have a key interval, and no window
-    check_window(engine, LastFrames(frames))
-    drawn = pick_palette(classes, palette)
-    return server.ServedModel(engine, classes, frames, find_weights(weights), drawn)

@@ -111,7 +111,8 @@ def evaluate(
     """Measure a network on a data set: mIoU and more; or how steady it is on a video.
 
     Args:
-        weights: A name that streamseg weights lists, a checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
+        weights: A name that streamseg weights lists, hf:USER/NAME, a checkpoint, or a file of export: .onnx, .xml or
+            .pt2.
 
     Examples:
         streamseg evaluate --dataset camvid --data CamVid --split val
@@ -234,7 +235,7 @@ def evaluate_sequences(
         engine, frames, policy, threads=torch.get_num_threads(), progress=progress, label_of=label_of
     )
     print(video.format_video_evaluation(found), file=messages)
-    figures = video.video_evaluation_to_json(found) | translation_to_json(translation)
+    figures = video.video_evaluation_to_json(found) | translation_to_json(translation) | data_to_json(options)
     if isinstance(engine, VideoEngine) and engine.model.interval is not None:
         scores = video_methods.evaluate_distances(
             engine.model, frames, engine.model.interval, threads=torch.get_num_threads(), label_of=label_of
@@ -279,7 +280,8 @@ def evaluate_frames(
         threads = torch.get_num_threads()
         found = images.evaluate(engine, frames, threads=threads, progress=progress, label_of=label_of)
     print(images.format_evaluation(found), file=messages)
-    write_figures(options.json, images.evaluation_to_json(found) | translation_to_json(translation), messages)
+    figures = images.evaluation_to_json(found) | translation_to_json(translation) | data_to_json(options)
+    write_figures(options.json, figures, messages)
     if options.plots:
         images.write_plots(options.plots, found, engine, frames, label_of)
         print_plots(options.plots, messages)
@@ -289,6 +291,11 @@ def translation_to_json(translation: Translation) -> dict:
     """Return the classes that count as another label as JSON values; null for a class without a label."""
     renamed = translation.renamed()
     return {"translated": renamed} if renamed else {}
+
+
+def data_to_json(options: EvaluateOptions) -> dict:
+    """Return what was measured on as JSON values."""
+    return {"dataset": options.dataset, "split": options.split, **({"only": options.only} if options.only else {})}
 
 
 def print_plots(folder: Path, messages: TextIO) -> None:

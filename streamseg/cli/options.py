@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from streamseg.checks import check_readable, missing_data_error
 from streamseg.classes import Classes
 from streamseg.evaluate.paper import DOWNLOADS
+from streamseg.io.hub import check_hub_address, is_hub_address, parse_hub_address
 from streamseg.machine import available_cores
 from streamseg.models.bundled import DEFAULT, find_weights, is_bundled
 from streamseg.palette import bright_colours
@@ -47,13 +48,24 @@ Weights = Annotated[Path | None, option("[WEIGHTS]", DEFAULT)]
 
 
 def check_weights(given: Path | None) -> None:
-    """Raise an error if weights were given that are neither bundled nor a file that can be read."""
-    if given is not None:
+    """Raise an error if weights were given that are neither bundled nor a file that can be read.
+
+    Those of the Hugging Face Hub are requested later, when they are opened.
+    """
+    if is_hub_address(given):
+        check_hub_address(str(given))
+    elif given is not None:
         check_readable(find_weights(given))
 
 
 def weights_on_cluster(given: Path | None) -> Path | None:
-    """Return weights as the machines of a cluster find them: each has the bundled ones, and a file at the same path."""
+    """Return weights as the machines of a cluster find them: each has the bundled ones, and a file at the same path.
+
+    Those of the Hugging Face Hub are named by the commit, so that all machines download the same.
+    """
+    if is_hub_address(given):
+        file = find_weights(given)
+        return Path(str(replace(parse_hub_address(str(given)), file=file.name, revision=file.parent.name)))
     return given if given is None or is_bundled(given) else given.absolute()
 
 

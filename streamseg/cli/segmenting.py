@@ -52,7 +52,7 @@ class SegmentOptions:
     """Instead of names, a TOML file with a table [[camera]] for each: name, address, size, classes, out, labels. These
     options are the defaults of such a file."""
     weights: Annotated[Path | None, option("WEIGHTS", DEFAULT)] = None
-    """A name that streamseg weights lists, a checkpoint, or a file that export wrote (.onnx, .xml, .pt2)."""
+    """A name that streamseg weights lists, hf:USER/NAME, a checkpoint, or a file of export (.onnx, .xml, .pt2)."""
     overlay: bool = True
     """Write the overlay: a picture or a video."""
     labels: bool = False

@@ -134,7 +134,7 @@ class TrainRun:
     resume: bool = False
     """Continue the run in the out folder."""
     initial: str = "imagenet"
-    """The initial weights: imagenet, nothing, a checkpoint, or a name that streamseg weights lists."""
+    """The initial weights: imagenet, nothing, a checkpoint, hf:USER/NAME, or a name that streamseg weights lists."""
     encoder_weights: Annotated[Path | None, option("FILE", "downloaded once")] = None
     """A file of ImageNet weights for the encoder, safetensors or torch."""
     flow_weights: Annotated[Path | None, option("FILE", "none")] = None

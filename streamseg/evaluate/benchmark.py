@@ -26,6 +26,7 @@ from streamseg.engine.graphs import capture_graph
 from streamseg.engine.labels import labels_from_scores
 from streamseg.engine.runtime import OPENERS, ExportedEngine, open_exported
 from streamseg.evaluate import paper, plot
+from streamseg.io.hub import is_hub_address
 from streamseg.models import checkpoint
 from streamseg.models.baselines import BASELINES
 from streamseg.models.bundled import BUNDLED_WEIGHTS
@@ -91,7 +92,7 @@ def open_network(name: str) -> Network:
         return BASELINES[name](CLASSES).eval()
     if name in VIDEO_METHODS:
         return VIDEO_METHODS[name](CLASSES).eval()
-    if name not in BUNDLED_WEIGHTS and not Path(name).is_file():
+    if name not in BUNDLED_WEIGHTS and not is_hub_address(name) and not Path(name).is_file():
         raise ValueError(
             f"{name!r:.80} is neither a file nor one of the networks "
             f"{', '.join((*FANETS, *BASELINES, *VIDEO_METHODS))} or the bundled weights {', '.join(BUNDLED_WEIGHTS)}."

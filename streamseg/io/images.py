@@ -27,6 +27,8 @@ Result = TypeVar("Result")
 Picture = str | Path | Image.Image | numpy.ndarray | Tensor
 """Anything that is accepted as a picture: a path, a PIL image, an array (H, W, 3), (H, W, 4) or (H, W), a frame."""
 
+PilPicture = Image.Image
+
 MAX_LARGE_PIXELS = 2**30
 """The limit that allow_large_pictures sets: 4 GB in memory."""
 
@@ -96,6 +98,20 @@ class TooLargeError(ValueError):
 
 def decode_upload(data: bytes, most: int) -> Tensor:
     """Return the frame of an uploaded picture. One with more than `most` pixels is refused before it is decoded."""
+    check_upload(data, most)
+    return decode_file(io.BytesIO(data), "The picture", to_first_frame, UPLOAD_FORMATS)[0]
+
+
+def decode_uploaded_ids(data: bytes, most: int) -> Tensor:
+    """Return the ids (H, W), int32, of an uploaded label file, with the same limit."""
+    check_upload(data, most)
+    return to_label_ids(
+        decode_file(io.BytesIO(data), "The labels' file", Image.Image.copy, ("PNG",)), "The labels' file"
+    )
+
+
+def check_upload(data: bytes, most: int) -> None:
+    """Raise an error if uploaded data is no picture, or one with more than `most` pixels."""
     try:
         with PIL_LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -109,7 +125,6 @@ def decode_upload(data: bytes, most: int) -> Tensor:
         raise ValueError(f"The picture is damaged ({error!s:.80}): send a whole copy.") from error
     if pixels > most:
         raise TooLargeError(f"The picture has more than {most:,} pixels: make it smaller first.")
-    return decode_file(io.BytesIO(data), "The picture", to_first_frame, UPLOAD_FORMATS)[0]
 
 
 def to_first_frame(picture: Image.Image) -> tuple[Tensor, bool]:
@@ -297,6 +312,11 @@ def write_grey(path: Path, values: Tensor) -> None:
     """Write values (H, W), uint8, as a grey PNG."""
     picture = Image.fromarray(values.cpu().numpy())
     picture.save(path, format="PNG", exif=signature(), compress_level=FAST_COMPRESSION)
+
+
+def to_pil(frame: Tensor) -> PilPicture:
+    """Return a frame as a PIL picture."""
+    return Image.fromarray(frame.permute(1, 2, 0).cpu().numpy())
 
 
 def to_jpeg(frame: Tensor) -> bytes:

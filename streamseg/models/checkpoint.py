@@ -163,7 +163,7 @@ def describe(path: str | Path) -> Description:
     """Return the metadata of a checkpoint without building its network.
 
     Args:
-        path: The checkpoint, or the name of bundled weights.
+        path: The checkpoint, the name of bundled weights, or hf:USER/NAME, see load.
     """
     path = find_weights(path)
     with open_tensors(path) as file:
@@ -182,7 +182,9 @@ def load(path: str | Path | None = None, *, attention: type[Attention] | None = 
     """Return the network in a checkpoint, in fp32 and evaluation mode, and its classes.
 
     Args:
-        path: The checkpoint, or the name of bundled weights; see streamseg weights. Without one, the default of these.
+        path: The checkpoint; the name of bundled weights, see streamseg weights; or hf:USER/NAME, a repository of the
+            Hugging Face Hub, with @REVISION after it for a branch, a tag or a commit. Without one, the default of the
+            bundled weights.
         attention: The attention class of the network, if it is not one of streamseg's.
     """
     model, description = read_checkpoint(find_weights(path), attention)

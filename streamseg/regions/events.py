@@ -4,8 +4,9 @@ Shapes: H height, W width.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import numpy
 from numpy.typing import NDArray
@@ -160,3 +161,33 @@ def free_distance(lane: Lane, fitted: FittedArea, drivable: NDArray[numpy.bool_]
     x = fitted.left + columns.mean() + 0.5 if len(columns) else fitted.outline[:, 0].mean()
     _, ahead, depth = fitted.homography @ (x, fitted.top + edge, 1.0)
     return rows, float(ahead / depth)
+
+
+def event_to_json(event: Event, source: str, name: str, frame: int) -> dict[str, Any]:
+    """Return an event with the frame that completed it, without what it does not have.
+
+    Args:
+        source: The name of the source.
+        name: The name of the frame.
+        frame: The number of the frame.
+    """
+    values = asdict(event)
+    line = {
+        "event": values.pop("kind"),
+        "zone": values.pop("zone"),
+        "class": values.pop("class_name"),
+        "source": source,
+        "name": name,
+        "frame": frame,
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }
+    numbers = {key: round(value, 4) for key, value in values.items() if value is not None}
+    return {key: value for key, value in line.items() if value is not None} | numbers
+
+
+def reading_to_json(reading: Reading) -> dict[str, Any]:
+    """Return what a frame has in a zone, without what it does not have."""
+    shares = {name: round(share, 4) for name, share in reading.shares.items()}
+    numbers = {"pixels": reading.pixels, "metres": reading.metres and round(reading.metres, 2)}
+    line = {"zone": reading.zone, "active": [*reading.active], "shares": shares or None, **numbers}
+    return {key: value for key, value in line.items() if value is not None}

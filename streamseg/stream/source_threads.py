@@ -365,7 +365,7 @@ class SourceStream:
             present = [i for i, share in enumerate(job.shares) if share or self.source.moving]
             numbers = tuple(i for i in present if not style.only or i in style.only)
             legend = self.legend.get(draw.blended_classes(classes, style.alpha), numbers, picture)
-            picture = draw.add_legend(picture, legend.to(picture.device))
+            picture = draw.add_legend(picture, legend)
         return draw.side_by_side(job.frame, picture) if style.side_by_side else picture
 
     def fetch_picture(self, picture: Tensor) -> Tensor | Yuv420:

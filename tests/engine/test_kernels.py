@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from streamseg.engine import kernels
 from streamseg.engine.folding import Folder
-from streamseg.engine.kernels import backend, convolution, folder
+from streamseg.engine.kernels import backend, compiling, convolution, folder
 from streamseg.engine.labels import labels_and_confidence_from_scores
 from streamseg.engine.stem import stem_on_squares
 from streamseg.io import yuv
@@ -134,6 +134,7 @@ class Kernels:
         def call(*arguments, **options):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(backend, "use_triton", lambda x: self.use_triton)
+                patch.setattr(compiling, "is_compiled", lambda *_: True)  # now, not in the background
                 return getattr(kernels, name)(*arguments, **options)
 
         return call
@@ -202,7 +203,9 @@ def test_triton_computes_the_stem(triton, plain, size):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("plan", [(64, 64, 64, 1), (64, 64, 32, 2), (64, 32, 64, 4), (128, 64, 64, 1)])
+@pytest.mark.parametrize(
+    "plan", [(64, 64, 64, 1), (64, 64, 32, 2), (64, 32, 64, 4), (128, 64, 64, 1), (64, 128, 64, 1, 8, 2)]
+)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_triton_convolves(triton, plain, monkeypatch, plan, stride):
     monkeypatch.setattr(convolution, "plan_blocks", lambda *_: convolution.Plan(*plan))

@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 import streamseg
-from streamseg.regions.events import Switch, ZoneMonitor
+from streamseg.regions.events import Event, Reading, Switch, ZoneMonitor, event_to_json, reading_to_json
 from streamseg.regions.zones import Lane, Zone, read_zones
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "zones"
@@ -114,3 +114,16 @@ def test_the_examples_watch_classes_of_the_bundled_weights(path):
 def test_an_unknown_class_is_refused():
     with pytest.raises(ValueError, match="Zone 'left': No class is called 'cat'; there are road, car, person."):
         ZoneMonitor([Zone("left", LEFT, ("cat",))], CLASSES)
+
+
+def test_events_and_readings_as_json_have_no_empty_entries():
+    line = event_to_json(Event("left", "enter", 1.23456, "car", 0.5), "door", "door", 7)
+    assert line.pop("time")
+    assert [*line.values()] == ["enter", "left", "car", "door", "door", 7, 1.2346, 0.5]
+    assert reading_to_json(Reading("left", {"car": 0.123456}, ("car",))) == {
+        "zone": "left",
+        "active": ["car"],
+        "shares": {"car": 0.1235},
+    }
+    lane = reading_to_json(Reading("lane", {}, (), 14, 20.123))
+    assert lane == {"zone": "lane", "active": [], "pixels": 14, "metres": 20.12}
