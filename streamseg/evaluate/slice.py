@@ -13,8 +13,9 @@ from torch import Tensor
 from streamseg.checks import check_suffix
 from streamseg.classes import Classes
 from streamseg.draw import paint_labels
+from streamseg.io.captions import render_caption
 from streamseg.io.files import check_writable
-from streamseg.io.images import render_caption, write_image
+from streamseg.io.images import write_image
 from streamseg.palette import bright_colours
 
 SLICE_FRAMES = 600
