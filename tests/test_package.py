@@ -29,7 +29,7 @@ __main__
 
 # the only place that imports a third-party package
 DOORS = {
-    "PIL": "io.images",
+    "PIL": "io.captions io.images",
     "av": "io.hardware io.live_process io.pyav io.video_reading io.video_writing",
     "cv2": "models.video.dis",
     "cyclopts": "cli",

@@ -18,8 +18,8 @@ from streamseg.cli.messages import (
     write_figures,
 )
 from streamseg.cli.options import (
+    DATASET_NAMES,
     PRECISION_NAMES,
-    DataFolder,
     Dataset,
     Device,
     Json,
@@ -36,6 +36,7 @@ from streamseg.cli.options import (
     set_key_interval,
     weights_on_cluster,
 )
+from streamseg.cli.video_measuring import check_video_options, evaluate_unlabelled
 from streamseg.evaluate.paper import DOWNLOADS, TABLES
 
 if TYPE_CHECKING:
@@ -51,10 +52,17 @@ if TYPE_CHECKING:
 class EvaluateOptions:
     """The options of evaluate."""
 
-    data: DataFolder
+    data: Annotated[Path | None, option("DIR", "required, unless there is a --video")] = None
     """The folder of the data set."""
-    dataset: Dataset
+    dataset: Annotated[str, option("NAME", "required, unless there is a --video", DATASET_NAMES)] = ""
     """cityscapes, camvid, comma10k, coco-stuff, ade20k, or folder for your own data."""
+    video: Annotated[str, option("FILE", "none")] = ""
+    """Instead of a data set, a video without labels, also as numbered pictures (frame_%04d.png) or a folder of frames:
+    measure how steady its labels are along the motion, as segment would write them."""
+    slice: Annotated[Path | None, option("FILE", "none")] = None
+    """A picture for one row of the video over time, with its labels."""
+    row: Annotated[int | None, option("ROW", "the middle")] = None
+    """The row of the slice, from 0 at the top."""
     split: str = "val"
     """The split to measure on."""
     only: Annotated[str, option("NAME", "all frames")] = ""
@@ -72,7 +80,7 @@ class EvaluateOptions:
     half_life: Annotated[float | None, option("SECONDS", "the exact window")] = None
     """Instead of a window, let the past decay by half in this time."""
     steady: Annotated[float, option("MARGIN", "0, off")] = 0.0
-    """With one of the two, change the class of a pixel only if the new score is higher by this much."""
+    """With one of the two, or a --video, change the class of a pixel only if the new score is higher by this much."""
     mask: Annotated[str, option("FILE", "none")] = ""
     """A picture in which what is not looked at is black: the network leaves it out, and so do all figures."""
     class_table: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
@@ -94,13 +102,16 @@ class EvaluateOptions:
     """Print only warnings and errors."""
 
 
+EVALUATE_DEFAULTS = EvaluateOptions()
+
+
 def evaluate(
     weights: Weights = None,
     /,
     *,
-    options: Annotated[EvaluateOptions, Parameter(name="*")],
+    options: Annotated[EvaluateOptions, Parameter(name="*")] = EVALUATE_DEFAULTS,
 ) -> int:
-    """Measure a network on a data set: mIoU and more.
+    """Measure a network on a data set: mIoU and more; or how steady it is on a video.
 
     Args:
         weights: A name that streamseg weights lists, hf:USER/NAME, a checkpoint, or a file of export: .onnx, .xml or
@@ -109,12 +120,29 @@ def evaluate(
     Examples:
         streamseg evaluate --dataset camvid --data CamVid --split val
         streamseg evaluate run/weights.safetensors --dataset folder --data mine
-        streamseg evaluate --dataset camvid --data CamVid --precision int8 --json -
         streamseg evaluate --dataset camvid --data CamVid --window 1 --plots plots
+        streamseg evaluate --video drive.mp4 --steady 0.5 --slice drive.png
     """
-    check_data(options.dataset, options.data)
+    check_video_options(options, EVALUATE_DEFAULTS)
     check_weights(weights)
     check_figures(options.json)
+    if options.video:
+        return evaluate_unlabelled(weights, options)
+    return evaluate_labelled(weights, options, require_data(options))
+
+
+def require_data(options: EvaluateOptions) -> Path:
+    """Return the folder of the data set; raise an error if it is not given, or missing."""
+    if not (options.data and options.dataset):
+        needed = {"--data DIR": options.data, "--dataset NAME": options.dataset}
+        missing = " and ".join(name for name, given in needed.items() if not given)
+        raise ValueError(f"streamseg evaluate needs {missing}, or --video FILE: see streamseg evaluate --help.")
+    check_data(options.dataset, options.data)
+    return options.data
+
+
+def evaluate_labelled(weights: Path | None, options: EvaluateOptions, folder: Path) -> int:
+    """Measure a network on a data set."""
     check_folder(options.plots, "plots")
     check_mask_file(options.mask, bonnet=False)
     table = open_table_of(options.class_table, options.dataset) if options.class_table else None
@@ -130,7 +158,7 @@ def evaluate(
     if options.plots:
         plot.new_figure(1, 1)  # fails here rather than after the work, if the library is missing
     device = pick_device(options.device or runtime.default_device(weights))
-    data = options.data.absolute() if options.ray and options.data.exists() else options.data
+    data = folder.absolute() if options.ray and folder.exists() else folder
     frames = keep_frames(open_dataset(options.dataset, data, options.split), options.only)
     engine, classes = open_evaluation_engine(
         weights,

@@ -25,6 +25,7 @@ from streamseg.evaluate.images import (
     evaluation_to_json,
     format_shares,
 )
+from streamseg.evaluate.lag import HELD, Lag, LagTally, format_lag, lag_to_json
 from streamseg.evaluate.translate import to_lookup, translate_predicted
 from streamseg.io.masks import Mask, remove_labels
 from streamseg.models.checkpoint import Network
@@ -61,6 +62,8 @@ class VideoEvaluation(Evaluation):
     """Name of the device that was timed."""
     key_share: float = math.nan
     """Of a video method, the percentage of frames that were key frames, or of DVSNet's cells that were segmented."""
+    lag: Lag | None = None
+    """How late labels appear after changes of the true ones; None if no true label can be followed for long enough."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class LabelledFrame:
     labels: Tensor
     predicted: Tensor
     milliseconds: float
+    picture: Tensor
+    """The frame itself (3, H, W), on the device."""
     key_share: float
     """The share, 0 to 1, that a video method made a key frame of; see VideoMethod.key_share."""
 
@@ -89,7 +94,8 @@ def evaluate_video(
 ) -> VideoEvaluation:
     """Evaluate a network or an engine on every sequence of a data set, in order, at full size.
 
-    Frames without labels are predicted too, if they are in the window before a labelled one.
+    Frames without labels are predicted too, if they are in the window before a labelled one. Where all frames have
+    labels, each frame is also predicted alone, which is not timed: this is what the lag is compared with.
 
     Args:
         window: Number of frames, with the present one; or another policy, such as FadingInTime.
@@ -107,6 +113,9 @@ def evaluate_video(
     index_of = {pair.image: index for index, pair in enumerate(dataset.pairs)}
     tally = Tally(len(dataset.classes), device)
     flips = torch.zeros(4, dtype=torch.int64, device=device)
+    lookup = None if label_of is None else to_lookup(label_of, len(dataset.classes), device)
+    lag = LagTally(device) if any(map(has_lag, sequences)) else None
+    forgets = labels_alone(engine, window)
     consistent: dict[int, list[list[Tensor]]] = {8: [], 16: []}
     times, keys = [], 0.0
     runs = None
@@ -119,6 +128,9 @@ def evaluate_video(
         if step.frame.labels is not None:
             tally.add(index_of[step.frame.image], step.labels, step.predicted)
             flips += metrics.flip_counts(runs)
+        if lag:
+            alone = step.predicted if forgets else translate_predicted(label_alone(engine, step.picture, mask), lookup)
+            lag.add(step.labels, step.predicted, alone, first=step.first)
         times.append(step.milliseconds)
         keys += step.key_share
         if progress is not None:
@@ -139,7 +151,25 @@ def evaluate_video(
         sequences=len(sequences),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         key_share=100 * keys / len(times) if isinstance(engine, VideoEngine) else math.nan,
+        lag=lag.result() if lag else None,
     )
+
+
+def has_lag(sequence: Sequence[SequenceFrame]) -> bool:
+    """Return whether a sequence has labels for so many frames in a row that a change of them can be followed."""
+    labelled = [frame.labels is not None for frame in sequence]
+    return any(all(labelled[i : i + HELD + 1]) for i in range(len(labelled) - HELD))
+
+
+def labels_alone(engine: Engine, window: int | Policy) -> bool:
+    """Return whether an engine labels each frame of a stream alone."""
+    return to_policy(window) == LastFrames(1) and not isinstance(engine, VideoEngine)
+
+
+def label_alone(engine: Engine, frame: Tensor, mask: Mask | None = None) -> Tensor:
+    """Return the labels (H, W) of a frame (3, H, W) without a past; a video method takes it as a key frame."""
+    labels, _ = label_frame(engine, frame, size=(frame.shape[1], frame.shape[2]), mask=mask)
+    return labels
 
 
 def list_sequences(dataset: Dataset, before: int | None) -> list[tuple[SequenceFrame, ...]]:
@@ -204,7 +234,7 @@ def run_sequences(
             state = finish_state(engine, state)
             share = engine.model.key_share(state.method_state) if state and isinstance(engine, VideoEngine) else 0.0
             truth = remove_labels(labels.to(device), mask)
-            yield LabelledFrame(entry, first, truth, found, 1000 * seconds, share)
+            yield LabelledFrame(entry, first, truth, found, 1000 * seconds, frame, share)
 
 
 def read_in_groups(
@@ -239,11 +269,12 @@ def video_evaluation_to_json(evaluation: VideoEvaluation) -> dict:
         "sequences": evaluation.sequences,
         "device": evaluation.device,
         **({} if math.isnan(evaluation.key_share) else {"key_share": evaluation.key_share}),
+        **({} if evaluation.lag is None else {"lag": lag_to_json(evaluation.lag)}),
     }
 
 
 def format_video_evaluation(evaluation: VideoEvaluation) -> str:
-    """Format an evaluation on sequences as a table for the terminal, with the times below."""
+    """Format an evaluation on sequences as a table for the terminal, with the times and the lag below."""
     shares = {
         "mVC8": evaluation.mvc8,
         "mVC16": evaluation.mvc16,
@@ -256,6 +287,7 @@ def format_video_evaluation(evaluation: VideoEvaluation) -> str:
         f"{format_shares(evaluation, shares)}\n\nAvg RT {evaluation.avg_rt_ms:.1f} ms, "
         f"MaxLatency {evaluation.max_latency_ms:.1f} ms a frame on {evaluation.device}"
         + ("" if math.isnan(evaluation.key_share) else f"; key frames: {evaluation.key_share:.1f} %")
+        + ("" if evaluation.lag is None else f"\n{format_lag(evaluation.lag)}")
     )
 
 

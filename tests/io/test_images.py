@@ -7,6 +7,7 @@ from PIL import Image
 
 import streamseg
 from streamseg.io import images
+from streamseg.io.captions import render_legend
 from streamseg.io.images import (
     TooLargeError,
     UnknownFormatError,
@@ -18,7 +19,6 @@ from streamseg.io.images import (
     read_first,
     read_image,
     read_label_ids,
-    render_legend,
     to_frame,
     to_jpeg,
     write_grey,
