@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 from cyclopts import Parameter
 
 from streamseg.class_table import Translation, open_table_of
+from streamseg.cli.masks import check_mask_file, read_mask_option
 from streamseg.cli.messages import (
     check_figures,
     loading,
@@ -80,6 +81,8 @@ class EvaluateOptions:
     """Instead of a window, let the past decay by half in this time."""
     steady: Annotated[float, option("MARGIN", "0, off")] = 0.0
     """With one of the two, or a --video, change the class of a pixel only if the new score is higher by this much."""
+    mask: Annotated[str, option("FILE", "none")] = ""
+    """A picture in which what is not looked at is black: the network leaves it out, and so do all figures."""
     class_table: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
     """How the network's classes count as labels of the data set: street, or a file of "class, colour, DATA SET, ..."
     lines; FILE:COLUMN names the column of the data set."""
@@ -141,6 +144,7 @@ def require_data(options: EvaluateOptions) -> Path:
 def evaluate_labelled(weights: Path | None, options: EvaluateOptions, folder: Path) -> int:
     """Measure a network on a data set."""
     check_folder(options.plots, "plots")
+    check_mask_file(options.mask, bonnet=False)
     table = open_table_of(options.class_table, options.dataset) if options.class_table else None
     with loading(options.quiet):
         from streamseg.data.shards import open_dataset
@@ -168,7 +172,7 @@ def evaluate_labelled(weights: Path | None, options: EvaluateOptions, folder: Pa
     translation, frames = translate_dataset(classes, frames, table)
     policy = set_key_interval(engine, policy) or method_policy(engine, options)
     if isinstance(engine, runtime.ExportedEngine):
-        check_exported(engine, policy, precision=options.precision, steady=options.steady)
+        check_exported(engine, policy, precision=options.precision, steady=options.steady, mask=bool(options.mask))
     if not options.quiet and (sentence := describe_translation(translation, options.dataset)):
         print_error(f"{sentence}.")
     if policy:
@@ -182,6 +186,8 @@ def check_combination(options: EvaluateOptions, policy: "Policy | None") -> None
     """Raise an error if options of evaluate do not go together."""
     if options.steady and not policy:
         raise ValueError("--steady is for frames in order: give --window or --half-life too.")
+    if options.mask and (options.ray or options.flip or options.scales != (1.0,)):
+        raise ValueError("--mask is for one run of each frame on this machine: leave out --ray, --scales and --flip.")
     if policy and options.ray:
         raise ValueError("--window and --half-life time each frame, so nothing else may run: leave out --ray.")
     if policy and (options.flip or options.scales != (1.0,)):
@@ -231,8 +237,9 @@ def evaluate_sequences(
 
     messages, progress = open_messages(options.quiet, options.json), pick_progress(options.quiet)
     label_of = translation.label_of
+    mask = read_mask_option(options.mask)
     found = video.evaluate_video(
-        engine, frames, policy, threads=torch.get_num_threads(), progress=progress, label_of=label_of
+        engine, frames, policy, threads=torch.get_num_threads(), progress=progress, label_of=label_of, mask=mask
     )
     print(video.format_video_evaluation(found), file=messages)
     figures = video.video_evaluation_to_json(found) | translation_to_json(translation) | data_to_json(options)
@@ -244,7 +251,7 @@ def evaluate_sequences(
         figures["miou_by_distance"] = [None if math.isnan(miou) else miou for miou in scores.mious]
     write_figures(options.json, figures, messages)
     if options.plots:
-        video.write_video_plots(options.plots, found, engine, frames, policy, label_of)
+        video.write_video_plots(options.plots, found, engine, frames, policy, label_of, mask)
         print_plots(options.plots, messages)
 
 
@@ -262,7 +269,7 @@ def evaluate_frames(
     from streamseg.evaluate import images
 
     messages, progress = open_messages(options.quiet, options.json), pick_progress(options.quiet)
-    label_of = translation.label_of
+    label_of, mask = translation.label_of, read_mask_option(options.mask)
     if options.ray:
         found = images.evaluate_on_cluster(
             frames,
@@ -278,12 +285,12 @@ def evaluate_frames(
         )
     else:
         threads = torch.get_num_threads()
-        found = images.evaluate(engine, frames, threads=threads, progress=progress, label_of=label_of)
+        found = images.evaluate(engine, frames, threads=threads, progress=progress, label_of=label_of, mask=mask)
     print(images.format_evaluation(found), file=messages)
     figures = images.evaluation_to_json(found) | translation_to_json(translation) | data_to_json(options)
     write_figures(options.json, figures, messages)
     if options.plots:
-        images.write_plots(options.plots, found, engine, frames, label_of)
+        images.write_plots(options.plots, found, engine, frames, label_of, mask)
         print_plots(options.plots, messages)
 
 

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from streamseg.checks import check_positive, check_readable, check_suffix
 from streamseg.class_table import open_class_table
+from streamseg.cli.masks import check_mask_file
 from streamseg.cli.messages import (
     STANDARD_OUTPUT,
     check_figures,
@@ -163,6 +164,7 @@ def train(run: TrainRun) -> int:
         streamseg train folder-18 --help
     """
     run.config.check()
+    check_mask_file(run.config.mask, bonnet=False)
     check_data(run.config.dataset, run.data)
     check_second_folder(run.config, run.with_data)
     check_data(run.config.with_dataset, run.with_data)

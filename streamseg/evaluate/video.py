@@ -27,6 +27,7 @@ from streamseg.evaluate.images import (
 )
 from streamseg.evaluate.lag import HELD, Lag, LagTally, format_lag, lag_to_json
 from streamseg.evaluate.translate import to_lookup, translate_predicted
+from streamseg.io.masks import Mask, remove_labels
 from streamseg.models.checkpoint import Network
 from streamseg.stream.label_frames import check_window, finish_state, label_frame
 from streamseg.stream.state import LastFrames, Policy, to_policy
@@ -89,6 +90,7 @@ def evaluate_video(
     threads: int = 2,
     progress: Callable[[int, int], None] | None = None,
     label_of: Sequence[int] | None = None,
+    mask: Mask | None = None,
 ) -> VideoEvaluation:
     """Evaluate a network or an engine on every sequence of a data set, in order, at full size.
 
@@ -99,6 +101,7 @@ def evaluate_video(
         window: Number of frames, with the present one; or another policy, such as FadingInTime.
         threads: Number of threads that decode frames.
         progress: Called after each frame with the number of frames done and the total.
+        mask: What is not looked at, and does not count.
         label_of: As in images.evaluate; consistency and flips are of the data set's labels too.
     """
     engine = to_engine(model)
@@ -116,7 +119,7 @@ def evaluate_video(
     consistent: dict[int, list[list[Tensor]]] = {8: [], 16: []}
     times, keys = [], 0.0
     runs = None
-    for step in run_sequences(engine, dataset, sequences, window, threads, label_of):
+    for step in run_sequences(engine, dataset, sequences, window, threads, label_of, mask):
         runs = metrics.extend_runs(None if step.first else runs, step.labels, step.predicted)
         for frames, videos in consistent.items():
             if step.first:
@@ -200,6 +203,7 @@ def run_sequences(
     window: int | Policy,
     threads: int,
     label_of: Sequence[int] | None,
+    mask: Mask | None = None,
 ) -> Iterator[LabelledFrame]:
     """Yield every frame of the sequences with its labels; each sequence starts without a past."""
     device = engine.device
@@ -216,18 +220,21 @@ def run_sequences(
             try:
                 if size not in warm:
                     warm.add(size)
-                    warm_up(engine, frame, window)
+                    warm_up(engine, frame, window, mask)
                 wait_for(device)
                 start = perf_counter()
-                predicted, state = label_frame(engine, frame, state, window, seconds=entry.seconds, size=size)
+                predicted, state = label_frame(
+                    engine, frame, state, window, seconds=entry.seconds, size=size, mask=mask
+                )
                 wait_for(device)
                 seconds = perf_counter() - start
             except ValueError as error:
                 raise ValueError(f"{entry.image}: {error}") from error
-            found = translate_predicted(predicted, lookup)
+            found = remove_labels(translate_predicted(predicted, lookup), mask)
             state = finish_state(engine, state)
             share = engine.model.key_share(state.method_state) if state and isinstance(engine, VideoEngine) else 0.0
-            yield LabelledFrame(entry, first, labels.to(device), found, 1000 * seconds, frame, share)
+            truth = remove_labels(labels.to(device), mask)
+            yield LabelledFrame(entry, first, truth, found, 1000 * seconds, frame, share)
 
 
 def read_in_groups(
@@ -238,11 +245,11 @@ def read_in_groups(
         yield from list(in_parallel(dataset.read_sequence_frame, group, threads))
 
 
-def warm_up(engine: Engine, frame: Tensor, window: int | Policy) -> None:
+def warm_up(engine: Engine, frame: Tensor, window: int | Policy, mask: Mask | None = None) -> None:
     """Label a frame with and without a past, so that the device is ready for frames of its size."""
     state = None
     for _ in range(WARM_UP):
-        _, state = label_frame(engine, frame, state, window, size=(frame.shape[1], frame.shape[2]))
+        _, state = label_frame(engine, frame, state, window, size=(frame.shape[1], frame.shape[2]), mask=mask)
 
 
 def wait_for(device: torch.device) -> None:
@@ -291,6 +298,7 @@ def write_video_plots(
     dataset: Dataset,
     window: int | Policy,
     label_of: Sequence[int] | None = None,
+    mask: Mask | None = None,
 ) -> None:
     """Write the plots of an evaluation on sequences; the worst frames are predicted again, in their sequence."""
     engine = to_engine(model)
@@ -298,7 +306,7 @@ def write_video_plots(
     def predict_again(index: int) -> Tensor:
         single = replace(dataset, pairs=(dataset.pairs[index],))
         sequences = single.labelled_sequences(frames_before(engine, window))
-        *_, last = run_sequences(engine, single, sequences, window, 1, label_of)
+        *_, last = run_sequences(engine, single, sequences, window, 1, label_of, mask)
         return last.predicted
 
     draw_plots(folder, evaluation, dataset, predict_again)

@@ -9,7 +9,7 @@ from streamseg.data.datasets import folder
 from streamseg.models.baselines import BASELINES, swiftnet18
 from streamseg.models.video.copying import copying
 from streamseg.train.label_sets import make_label_sets
-from streamseg.train.loss_module import LossModule, move_camera_back
+from streamseg.train.loss_module import LossModule, move_camera_back, sum_contexts
 from streamseg.train.losses import iou_loss, soft_iou_counts
 
 
@@ -158,3 +158,20 @@ def test_a_video_method_is_trained_at_all_distances_and_at_0_on_the_frame_itself
     steps_back = [[round((frame - images).mean().item()) for frame in clip] for clip in clips]
     assert sorted(set(map(tuple, steps_back))) == [(0, 0), (1, 0), (2, 1, 0), (3, 2, 1, 0)]
     assert steps_back[-1] == [0, 0]
+
+
+def test_a_mask_leaves_pixels_out_of_the_contexts_of_training(crops):
+    network = streamseg.fanet18(classes=3).eval()
+    module, (images, labels) = LossModule(network, torch.ones(3), consistency_loss=1.0).eval(), crops
+    motion = torch.tensor([[1.0, 0.0, 0.0]]).expand(2, -1)
+    past, used = images[:, None], torch.ones(2, 1)
+    ones = module(images, labels, past, used, motion, None, torch.ones(2, 64, 96))
+    torch.testing.assert_close(ones, module(images, labels, past, used, motion))
+    mask = torch.ones(2, 64, 96)
+    mask[:, 32:] = 0
+    assert not torch.isclose(module(images, labels, None, None, None, None, mask), module(images, labels))
+    pixels = network.weigh_pixels(mask, network.encode(images))
+    for found, expected in zip(
+        sum_contexts(network, past, used, mask), network.compute_context(network.encode(images), pixels), strict=True
+    ):
+        torch.testing.assert_close(found, expected)
