@@ -139,7 +139,6 @@ def serve(
         quiet: Print only warnings and errors.
 
     Examples:
-        streamseg serve
         streamseg serve --host 0.0.0.0 --token mine --precision int8
         streamseg serve --source door=rtsp://camera/1 --zones door=door.toml
         streamseg serve --replicas 1-8 --gpu-share 0.25 --ray auto
