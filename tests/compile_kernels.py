@@ -62,6 +62,13 @@ KERNELS = [
         dict.fromkeys(("x", "cells", "own_weight", "bias", "out"), HALVES),
         {},
     ),
+    (
+        convolution.classify_kernel,
+        {"C": 64, "N": 64, "K": 24, "CLASSES": 32, "SIDE": 3, "PADDING": 1, "PIXELS": 128, "DEPTH": 64},
+        dict.fromkeys(("x", "weight", "bias", "class_weight", "class_bias", "scores"), HALVES),
+        {"num_stages": 3},
+    ),
+    (resize.average_kernel, {"C": 256, "BLOCK": 4}, dict.fromkeys(("x", "out"), HALVES), {}),
     (resize.resize_kernel, {"C": 64, "BLOCK": 32, "ADD": True}, dict.fromkeys(("small", "out", "add"), HALVES), {}),
     (
         labels.label_kernel,

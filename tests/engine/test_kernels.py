@@ -223,6 +223,25 @@ def test_triton_convolves(triton, plain, monkeypatch, plan, stride):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("classes", [2, 13, 24])
+def test_triton_classifies_after_a_convolution(triton, plain, classes):
+    x, weight, bias = noise(2, 64, 9, 15), noise(64, 64, 3, 3) / 24, noise(64, seed=2)
+    weights = (weight, bias, noise(classes, 64, 1, 1, seed=3) / 8, noise(classes, seed=4))
+    x, *weights = (y.to(DEVICE, HALF) for y in (x, *weights))
+    found, expected = (module.convolve_and_classify(x, *weights, padding=1) for module in (triton, plain))
+    torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2, check_stride=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1, 64, 8, 12), (2, 256, 5, 7), (1, 64, 33, 1)])
+def test_triton_averages_pairs(triton, plain, shape):
+    x = noise(*shape).to(DEVICE, HALF)
+    torch.testing.assert_close(
+        triton.average_pairs(x), plain.average_pairs(x), atol=1e-3, rtol=1e-3, check_stride=False
+    )
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(1, 64, 8, 12), (2, 128, 5, 7), (1, 64, 33, 1)])
 def test_triton_resizes(triton, plain, shape):
     x = noise(*shape).to(DEVICE, HALF)
