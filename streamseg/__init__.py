@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from streamseg.evaluate.benchmark import count_macs as count_macs
     from streamseg.io.bgr import from_bgr as from_bgr, to_bgr as to_bgr
     from streamseg.io.images import read_image as read_image
+    from streamseg.io.masks import Mask as Mask, read_mask as read_mask
     from streamseg.io.resolve import read_frames as read_frames
     from streamseg.io.video_writing import write_frames as write_frames
     from streamseg.models.attention import (
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
         load_state as load_state,
         save_state as save_state,
     )
+    from streamseg.stream.together import label_together as label_together
 
 # the same for the running program; a test keeps the two alike
 MODULES = {
@@ -88,6 +90,7 @@ MODULES = {
     "evaluate.benchmark": "count_macs",
     "io.bgr": "from_bgr to_bgr",
     "io.images": "read_image",
+    "io.masks": "Mask read_mask",
     "io.resolve": "read_frames",
     "io.video_writing": "write_frames",
     "models.attention": "ChannelAttention DotAttention FastAttention NoAttention SelfAttention fast_attention",
@@ -105,6 +108,7 @@ MODULES = {
     "regions.zones": "Lane Zone read_zones",
     "stream.label_frames": "label_frame label_frames segment",
     "stream.state": "Fading FadingInTime LastFrames State load_state save_state",
+    "stream.together": "label_together",
 }
 MODULE_OF = {name: module for module, names in MODULES.items() for name in names.split()}
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from streamseg.classes import IGNORE, Classes
 from streamseg.engine import kernels
-from streamseg.io.images import Picture, PilPicture, render_legend, to_frame, to_pil
+from streamseg.io.captions import render_legend
+from streamseg.io.images import Picture, PilPicture, to_frame, to_pil
 from streamseg.palette import bright_colours
 
 MID_GREY = 128

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from streamseg.checks import EXPORT_SUFFIXES, pick_export_format
+from streamseg.cli.masks import check_mask_file, read_mask_option
 from streamseg.cli.messages import check_figures, loading, open_messages, write_figures
 from streamseg.cli.options import (
     Device,
@@ -32,6 +33,7 @@ def export(
     video: bool = False,
     int8: bool = False,
     pictures: Annotated[str | None, option("DIR", "the samples")] = None,
+    mask: Annotated[str, option("FILE", "none")] = "",
     json: Json = None,
     device: Device = "",
     quiet: Quiet = False,
@@ -50,6 +52,7 @@ def export(
         int8: Quantise most layers to int8 (ONNX), calibrated on half of the pictures and compared on the others.
         pictures: A folder, a video or the like to compare on and, with --int8, to calibrate on: use frames like those
             that the file will label.
+        mask: A picture in which what is not looked at is black, which becomes a part of the file; it needs --size.
         json: A file for the figures, how well it agrees with the network; - for standard output.
         device: The device that aotinductor compiles for: cuda or cpu.
         quiet: Print only warnings and errors.
@@ -67,6 +70,7 @@ def export(
     check_writable(target)
     check_weights(given)
     check_figures(json)
+    check_mask_file(mask, bonnet=False)
     if int8 and pictures is None:
         raise ValueError("--int8 is calibrated on pictures like those to label: give them with --pictures DIR.")
     with loading(quiet):
@@ -89,6 +93,7 @@ def export(
         pictures=pictures,
         window=description.window,
         source=description.source,
+        mask=read_mask_option(mask),
     )
     messages = open_messages(quiet, json)
     print(exporter.format_agreement(target, agreement), file=messages)

@@ -159,6 +159,7 @@ def check_exported(
     precision: str = "",
     confidence: bool = False,
     steady: float = 0.0,
+    mask: bool = False,
 ) -> None:
     """Raise a ValueError if an option asks for something that an exported file cannot do."""
     from streamseg.stream.state import LastFrames
@@ -172,6 +173,9 @@ def check_exported(
         raise ValueError(f"{path} gives no confidence: leave out --confidence, or export it with --confidence.")
     if steady:
         raise ValueError(f"{path} gives labels without scores: leave out --steady, or give a checkpoint.")
+    if mask:
+        does = "has a mask built in" if file.manifest.masked else "looks at all pixels"
+        raise ValueError(f"{path} {does}: leave out --mask, or export it again with --mask.")
     if fixed and size not in (None, fixed):
         raise ValueError(f"{path} takes only frames of {fixed[0]} x {fixed[1]}: leave out --size.")
     if fixed and deadline is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from streamseg.checks import check_count, check_positive
+from streamseg.cli.masks import check_mask_file, read_mask_option
 from streamseg.cli.messages import loading, open_messages, print_error
 from streamseg.cli.options import (
     Device,
@@ -114,6 +115,7 @@ def serve(
     limits: Annotated[LimitOptions, Parameter(name="*")] = LIMITS,
     streams: Annotated[StreamOptions, Parameter(name="*")] = STREAMS,
     processes: Annotated[ReplicaOptions, Parameter(name="*")] = REPLICAS,
+    mask: Annotated[str, option("FILE", "none")] = "",
     palette: Palette = "bright",
     device: Device = "",
     precision: Precision = "",
@@ -129,6 +131,7 @@ def serve(
         port: The port to listen on; 0 for any free one.
         token: The token that clients must send, as Authorization: Bearer TEXT.
         window: How many frames of a stream the network attends to.
+        mask: A picture in which what is not looked at is black; it holds for all pictures, streams and sources.
         palette: Colours of overlays and of the page: bright ones, or the data set's own. Label files keep its own.
         device: cuda or cpu.
         precision: Precision of the network; int8 is 1.2 to 1.8 times as fast as fp32 on a CPU.
@@ -136,7 +139,6 @@ def serve(
         quiet: Print only warnings and errors.
 
     Examples:
-        streamseg serve
         streamseg serve --host 0.0.0.0 --token mine --precision int8
         streamseg serve --source door=rtsp://camera/1 --zones door=door.toml
         streamseg serve --replicas 1-8 --gpu-share 0.25 --ray auto
@@ -145,10 +147,12 @@ def serve(
     check_libraries()
     limits.check()
     check_weights(weights)
-    token = find_token(token)
+    check_mask_file(mask, bonnet=False)
     with loading(quiet):
         from streamseg.engine.runtime import default_device
-    options = (device, precision, window, trust, palette)
+    token = find_token(token)
+    # absolute, as the processes of replicas may have another folder
+    options = (device, precision, window, trust, palette, str(Path(mask).absolute()) if mask else "")
     if not (processes.replicas or processes.ray):
         if processes.gpu_share is not None:
             raise ValueError("--gpu-share is for replicas: give --replicas too, or leave it out.")
@@ -246,7 +250,7 @@ def open_events(events: str, areas: Mapping[str, object], lost: list[str]) -> It
 
 
 def open_served(
-    weights: Path | None, device: str, precision: str, window: int | None, trust: bool, palette: str
+    weights: Path | None, device: str, precision: str, window: int | None, trust: bool, palette: str, mask: str = ""
 ) -> "ServedModel":
     """Open the network to serve."""
     from streamseg import serve as server
@@ -258,12 +262,11 @@ def open_served(
     place = pick_device(device or runtime.default_device(weights))
     engine, classes, trained = open_preparing_engine(weights, place, precision, trust=trust)
     if isinstance(engine, runtime.ExportedEngine):
-        check_exported(engine, None if window is None else LastFrames(window), precision=precision)
+        check_exported(engine, None if window is None else LastFrames(window), precision=precision, mask=bool(mask))
     frames = trained if window is None else window
     if window is not None and set_key_interval(engine, LastFrames(window)) != LastFrames(window):
         frames = 1  # the streams of a video method have a key interval, and no window
     check_window(engine, LastFrames(frames))
     drawn, path = pick_palette(classes, palette), find_weights(weights)
-    return server.ServedModel(
-        engine, classes, frames, path, drawn, str(weights) if is_hub_address(weights) else path.name
-    )
+    name = str(weights) if is_hub_address(weights) else path.name
+    return server.ServedModel(engine, classes, frames, path, drawn, name, read_mask_option(mask))

@@ -116,7 +116,8 @@ class ZoneMonitor:
     ) -> tuple[Reading, list[Event]]:
         """Return the shares of the classes in a zone, and its events."""
         counts = numpy.bincount(labels[fitted.mask], minlength=IGNORE + 1)
-        shares = {name: float(counts[i] / fitted.pixels) for name, i in self.labels[zone.name].items()}
+        looked_at = max(1, fitted.pixels - counts[IGNORE])
+        shares = {name: float(counts[i] / looked_at) for name, i in self.labels[zone.name].items()}
         events, active = [], []
         for name, share in shares.items():
             limits = {("enter", "leave"): zone.present}
@@ -137,7 +138,7 @@ class ZoneMonitor:
         """Return how far a lane is free, and its events."""
         drivable = numpy.zeros(IGNORE + 1, dtype=bool)
         drivable[list(self.labels[lane.name].values())] = True
-        pixels, metres = free_distance(lane, fitted, drivable[labels])
+        pixels, metres = free_distance(lane, fitted, drivable[labels], labels != IGNORE)
         switch = self.switches.setdefault((lane.name, "blocked", ""), Switch())
         events = []
         if lane.min_distance is not None:
@@ -148,10 +149,12 @@ class ZoneMonitor:
         return Reading(lane.name, {}, ("blocked",) if switch.on else (), pixels, metres), events
 
 
-def free_distance(lane: Lane, fitted: FittedArea, drivable: NDArray[numpy.bool_]) -> tuple[int, float | None]:
+def free_distance(
+    lane: Lane, fitted: FittedArea, drivable: NDArray[numpy.bool_], looked_at: NDArray[numpy.bool_]
+) -> tuple[int, float | None]:
     """Return how many rows of a lane are free from its lower end, and how far ahead the last of them ends in metres."""
-    width = fitted.mask.sum(axis=1)
-    # a row of a lane that narrows to a point may have no pixel
+    width = (fitted.mask & looked_at).sum(axis=1)
+    # a row of a lane that narrows to a point may have no pixel, and one that a mask hides has none that counts
     free = (drivable & fitted.mask).sum(axis=1) >= lane.row_share * width
     rows = int(numpy.argmin(free[::-1])) if not free.all() else len(free)
     if fitted.homography is None:

@@ -28,6 +28,7 @@ from torch import Tensor
 from streamseg.classes import Classes
 from streamseg.engine.engine import Engine
 from streamseg.io.images import TooLargeError, UnknownFormatError, decode_upload
+from streamseg.io.masks import Mask
 from streamseg.serve.batches import Batcher, Labelled
 from streamseg.serve.counters import Counter, Gauge, PrometheusHistogram, format_metrics
 from streamseg.serve.zone_watch import ServedZones
@@ -74,6 +75,8 @@ class ServedModel:
     """The classes in the colours of overlays and of the page; None for the colours that they have."""
     name: str = ""
     """What the weights are called; empty for the name of the file."""
+    mask: Mask | None = None
+    """What is not looked at; None for nothing."""
 
     @property
     def title(self) -> str:
@@ -135,7 +138,7 @@ class RequestGate:
             (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
         )
         batches = PrometheusHistogram("streamseg_batch_frames", "Frames in a batch.", (1, 2, 4, 8, 16, 32))
-        self.batcher = Batcher(served.engine, served.window, batch, batches.add)
+        self.batcher = Batcher(served.engine, served.window, batch, batches.add, served.mask)
         self.metrics: list[Counter | PrometheusHistogram | Gauge] = [
             self.answered,
             self.frames,
@@ -218,7 +221,10 @@ class RequestGate:
     async def decode(self, data: bytes, decoder: Callable[[bytes, int], Tensor] = decode_upload) -> Tensor:
         """Return the frame (3, H, W) in a picture file, or what another decoder of io.images returns."""
         try:
-            return await asyncio.to_thread(decoder, data, self.limits.pixels)
+            frame = await asyncio.to_thread(decoder, data, self.limits.pixels)
+            if self.served.mask and decoder is decode_upload:
+                self.served.mask.check_fits(frame.shape[1], frame.shape[2])
+            return frame
         except UnknownFormatError as error:
             raise RequestError(415, str(error)) from None
         except TooLargeError as error:

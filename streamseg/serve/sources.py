@@ -108,6 +108,8 @@ class ServedSource:
                     for capture in captures:
                         if self.closed.is_set():
                             return
+                        if self.gate.served.mask:
+                            self.gate.served.mask.check_fits(*capture.frame.shape[1:])
                         attempt, delivered = 0, True
                         self.offer(capture)
                 fault = "it has ended"

@@ -136,6 +136,8 @@ class SourceStream:
         self.state: State | None = None
         self.size = own.size if own else shared.settings.size
         """Height and width of the network input; None for the frame's own, up to a limit."""
+        self.mask = own.mask if own else shared.settings.mask
+        """What is not looked at; None for nothing."""
         self.shape: torch.Size | None = None
         """The shape of the last frame that was labelled."""
         self.legend = LegendCache()
@@ -245,6 +247,8 @@ class SourceStream:
         one; only raw labels cannot say that their size changed.
         """
         shape, self.read_shape = self.read_shape, capture.pixels.shape
+        if self.mask and shape != self.read_shape:
+            self.mask.check_fits(self.read_shape[1], self.read_shape[2])
         if not self.source.moving or shape in (None, self.read_shape):
             return
         assert shape is not None
@@ -301,7 +305,7 @@ class SourceStream:
                 if not self.examine(job, labels):
                     break
                 (counts,) = download(count_labels(job.labels, len(shared.class_pixels)))
-                job.shares = (counts / labels.numel()).tolist()
+                job.shares = (counts / counts.sum().clamp(min=1)).tolist()  # of the pixels that are looked at
                 with shared.totals_lock:
                     shared.class_pixels += counts
                 if self.results.overlay or shared.shows:

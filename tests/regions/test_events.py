@@ -127,3 +127,16 @@ def test_events_and_readings_as_json_have_no_empty_entries():
     }
     lane = reading_to_json(Reading("lane", {}, (), 14, 20.123))
     assert lane == {"zone": "lane", "active": [], "pixels": 14, "metres": 20.12}
+
+
+def test_what_a_mask_hides_counts_neither_in_a_zone_nor_on_a_lane():
+    monitor = ZoneMonitor([Zone("left", LEFT, ("car",))], CLASSES)
+    labels = frame(0.25)
+    labels[10:] = 255  # half of the zone
+    assert monitor.update(labels, 0.0)[0][0].shares == {"car": pytest.approx(0.5)}
+    labels[:] = 255
+    assert monitor.update(labels, 0.1)[0][0].shares == {"car": 0.0}
+    lane = ZoneMonitor([Lane("lane", LEFT, ("road",))], CLASSES)
+    labels = frame(0.25)
+    labels[16:] = 255  # the bonnet
+    assert lane.update(labels, 0.0)[0][0].pixels == 15
