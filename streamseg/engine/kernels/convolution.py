@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from streamseg.engine.kernels import backend
+from streamseg.engine.kernels import backend, patches
 from streamseg.engine.kernels.backend import jit, release, tl, wait
 
 MAX_TILES = 1024
@@ -56,6 +56,9 @@ def convolve(
         y = F.conv2d(x, weight, bias, stride, padding)
         y = y if shortcut is None else y + shortcut
         out.copy_(y.relu() if relu else y)
+        return
+    if patches.has_patches(x, weight, stride, padding):
+        patches.convolve_patches(x, weight, bias, out, shortcut, relu)
         return
     batch, channels, height, width = x.shape
     outputs, _, side, _ = weight.shape
