@@ -137,12 +137,20 @@ if backend.gl is not None:  # for Hopper alone
 
     channels, sides = patches.CHANNELS, (patches.ROWS, patches.COLUMNS)
     boxes = {"x": [1, *sides, channels], "edge": [1, 2, sides[1], channels], "weight": [channels, channels]}
+    boxes["class_weight"] = [32, channels]
     for element in ("fp16", "bf16"):
-        for shortcut in (False, True):
-            known = {"C": channels, "ROWS": sides[0], "COLUMNS": sides[1], "STAGES": patches.STAGES}
+        for shortcut, classes in ((False, 0), (True, 0), (False, 24)):
+            known = {
+                "C": channels,
+                "K": classes,
+                "CLASSES": 32 if classes else 0,
+                "ROWS": sides[0],
+                "COLUMNS": sides[1],
+                "STAGES": patches.STAGES,
+            }
             known |= {"SHORTCUT": shortcut, "RELU": True, "EARLY": True}
             types = dict.fromkeys(patches.patches_kernel.arg_names, "i32") | dict.fromkeys(known, "constexpr")
-            types |= dict.fromkeys(("bias", "shortcut", "out"), f"*{element}")
+            types |= dict.fromkeys(("bias", "class_bias", "shortcut", "out"), f"*{element}")
             for name, box in boxes.items():
                 types[name] = f"tensordesc<{element}{box},{patches.layout_of(len(box))!r}>"
             source = GluonASTSource(patches.patches_kernel, types, known)

@@ -271,6 +271,18 @@ def test_gluon_convolves_patches(plain, shape):
             torch.testing.assert_close(*found, atol=1e-2 if precision == HALF else 6e-2, rtol=1e-2)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("classes", [2, 13, 24, 32])
+def test_gluon_classifies_patches(plain, classes):
+    if not patches.is_supported(torch.device(DEVICE)):
+        pytest.skip("It takes a Hopper GPU and a version of Triton whose Gluon is known.")
+    x, weight, bias = noise(2, 64, 35, 50), noise(64, 64, 3, 3) / 24, noise(64, seed=2)
+    weights = (weight, bias, noise(classes, 64, 1, 1, seed=3) / 8, noise(classes, seed=4))
+    x, *weights = (y.to(DEVICE, HALF) for y in (x, *weights))
+    found, expected = patches.classify_patches(x, *weights), plain.convolve_and_classify(x, *weights, padding=1)
+    torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2, check_stride=False)
+
+
 def test_only_large_maps_of_64_channels_are_convolved_in_patches(monkeypatch):
     monkeypatch.setattr(patches, "is_supported", lambda device: True)
     x, weight = noise(1, 64, 128, 128).half(), noise(64, 64, 3, 3).half()
@@ -393,7 +405,7 @@ def test_triton_compiles_for_two_generations_of_gpus():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    assert ended.stdout.count("KiB") == 40 + 4 * (backend.gl is not None)
+    assert ended.stdout.count("KiB") == 40 + 6 * (backend.gl is not None)
 
 
 # where compiled kernels are kept
