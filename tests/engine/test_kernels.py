@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from streamseg.engine import kernels
 from streamseg.engine.folding import Folder
-from streamseg.engine.kernels import backend, compiling, convolution, folder
+from streamseg.engine.kernels import backend, compiling, convolution, folder, patches
 from streamseg.engine.labels import labels_and_confidence_from_scores
 from streamseg.engine.stem import stem_on_squares
 from streamseg.io import yuv
@@ -256,6 +256,66 @@ def test_triton_convolves(triton, plain, monkeypatch, plan, stride):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1, 64, 135, 180), (2, 64, 8, 16), (3, 64, 9, 17), (1, 64, 1, 1), (1, 64, 192, 384)])
+def test_gluon_convolves_patches(plain, shape):
+    """The interpreter does not know Gluon."""
+    if not patches.is_supported(torch.device(DEVICE)):
+        pytest.skip("It takes a Hopper GPU and a version of Triton whose Gluon is known.")
+    for precision in (HALF, torch.bfloat16):
+        x, shortcut, weight, bias = noise(*shape), noise(*shape, seed=1), noise(64, 64, 3, 3) / 24, noise(64, seed=2)
+        x, shortcut, weight, bias = (y.to(DEVICE, precision) for y in (x, shortcut, weight, bias))
+        for more in ({}, {"shortcut": shortcut}, {"relu": False}):
+            found = torch.zeros(2, shape[0], *shape[2:], 192, dtype=precision, device=DEVICE).permute(0, 1, 4, 2, 3)
+            patches.convolve_patches(x, weight, bias, found[0, :, 64:128], **more)
+            plain.convolve(x, weight, bias, bias, found[1, :, 64:128], stride=1, padding=1, **more)
+            torch.testing.assert_close(*found, atol=1e-2 if precision == HALF else 6e-2, rtol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("classes", [2, 13, 24, 32])
+def test_gluon_classifies_patches(plain, classes):
+    if not patches.is_supported(torch.device(DEVICE)):
+        pytest.skip("It takes a Hopper GPU and a version of Triton whose Gluon is known.")
+    x, weight, bias = noise(2, 64, 35, 50), noise(64, 64, 3, 3) / 24, noise(64, seed=2)
+    weights = (weight, bias, noise(classes, 64, 1, 1, seed=3) / 8, noise(classes, seed=4))
+    x, *weights = (y.to(DEVICE, HALF) for y in (x, *weights))
+    found, expected = patches.classify_patches(x, *weights), plain.convolve_and_classify(x, *weights, padding=1)
+    torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2, check_stride=False)
+
+
+def test_only_large_maps_of_64_channels_are_convolved_in_patches(monkeypatch):
+    monkeypatch.setattr(patches, "is_supported", lambda device: True)
+    x, weight = noise(1, 64, 128, 128).half(), noise(64, 64, 3, 3).half()
+    assert patches.has_patches(x, weight, 1, 1)
+    assert not patches.has_patches(x[:, :, 1:], weight, 1, 1)
+    assert not patches.has_patches(x, weight, 2, 1)
+    assert not patches.has_patches(x, weight, 1, 0)
+    assert not patches.has_patches(x, weight[:, :, 1:2, 1:2], 1, 1)
+    assert not patches.has_patches(x.float(), weight.float(), 1, 1)
+    monkeypatch.undo()
+    assert not patches.has_patches(x, weight, 1, 1)  # on the CPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("classes", [2, 13, 24])
+def test_triton_classifies_after_a_convolution(triton, plain, classes):
+    x, weight, bias = noise(2, 64, 9, 15), noise(64, 64, 3, 3) / 24, noise(64, seed=2)
+    weights = (weight, bias, noise(classes, 64, 1, 1, seed=3) / 8, noise(classes, seed=4))
+    x, *weights = (y.to(DEVICE, HALF) for y in (x, *weights))
+    found, expected = (module.convolve_and_classify(x, *weights, padding=1) for module in (triton, plain))
+    torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2, check_stride=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1, 64, 8, 12), (2, 256, 5, 7), (1, 64, 33, 1)])
+def test_triton_averages_pairs(triton, plain, shape):
+    x = noise(*shape).to(DEVICE, HALF)
+    torch.testing.assert_close(
+        triton.average_pairs(x), plain.average_pairs(x), atol=1e-3, rtol=1e-3, check_stride=False
+    )
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(1, 64, 8, 12), (2, 128, 5, 7), (1, 64, 33, 1)])
 def test_triton_resizes(triton, plain, shape):
     x = noise(*shape).to(DEVICE, HALF)
@@ -345,7 +405,7 @@ def test_triton_compiles_for_two_generations_of_gpus():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    assert ended.stdout.count("KiB") == 36
+    assert ended.stdout.count("KiB") == 40 + 6 * (backend.gl is not None)
 
 
 # where compiled kernels are kept
