@@ -87,7 +87,7 @@ class BoundedQueue(Generic[Item]):
             self.group.wait_until(lambda: self.closed or not self.full, self.change)
             if not self.closed:
                 self.waiting.append(item)
-                self.notify()
+                self.notify(watched=len(self.waiting) == 1)
             return not self.closed
 
     def replace(self, item: Item) -> int | None:
@@ -98,23 +98,27 @@ class BoundedQueue(Generic[Item]):
             replaced = len(self.waiting)
             self.waiting.clear()
             self.waiting.append(item)
-            self.notify()
+            self.notify(watched=not replaced)
             return replaced
 
     def take(self) -> Item:
         """Return the first item; the caller holds the lock and knows that there is one."""
-        self.notify()
+        self.notify(watched=self.full)
         return self.waiting.popleft()
 
     def close(self) -> None:
         with self.group.lock:
             self.closed = True
-            self.notify()
+            self.notify(watched=True)
 
-    def notify(self) -> None:
-        """Wake the threads that wait for this queue; the caller holds the lock."""
+    def notify(self, watched: bool) -> None:
+        """Wake the threads that wait for this queue; the caller holds the lock.
+
+        Args:
+            watched: Whether it is no longer empty or full, or is closed: the watcher waits for nothing else.
+        """
         self.change.notify_all()
-        if self.watcher:
+        if self.watcher and watched:
             self.watcher.notify_all()
 
     def __iter__(self) -> Iterator[Item]:

@@ -154,7 +154,7 @@ class Pipeline:
         pixels, sizes = self.shared.class_pixels, self.network.sizes
         return RunResult(
             frames=sum(stream.writer.written for stream in self.streams),
-            shares=(pixels / max(1, int(pixels.sum()))).tolist(),
+            shares=[count / max(1, sum(pixels)) for count in pixels],
             problems=list(self.shared.problems),
             reported=dict(self.shared.reported),
             signal=signal,
