@@ -1,27 +1,30 @@
 """Emulate the pipeline of `streamseg segment` on a machine with a GPU and many cores, to study Python's lock:
 
-    python benchmarks/lock_emulation.py [--streams 1 4 8] [--frames 400] [--interval 5] [--rounds 2] [--json FILE]
+    python benchmarks/lock_emulation.py [--streams 1 4 8] [--decode 8] [--encode 13.5] [--json FILE]
+    python benchmarks/lock_emulation.py --cameras 16 --rate 30 --seconds 10
 
 This is an emulation, not a measurement of any GPU: its ratios show how threads disturb each other, its frames a second
-mean nothing. Codecs are waits without Python's lock (2 ms to decode a frame, 3.5 ms to encode one), with the few short
-calls of PyAV around them, so that two cores are enough for many streams. The GPU is a wait of 0.3 ms for a batch. A
-call to it is a small operator of torch, which gives up the lock and takes it back, and 5 µs of Python. The threads, the
-queues and the meter are those of `segment`.
+mean nothing. Codecs are waits without Python's lock, with the few short calls of PyAV around them, so that two cores
+are enough for many streams; other programs on these cores spoil the figures. The GPU is a wait of 0.5 ms for a batch.
+A call to it is a small operator of torch, which gives up the lock and takes it back, and 5 µs of Python. The threads,
+the queues and the meter are those of `segment`.
 
-bare      the codecs alone, a thread for each decoder and each encoder
-threads   calls to the GPU from readers, network and drawers, as `segment` made them before
-together  calls to the GPU from the network thread alone, a batch at a time, as it makes them now
+bare          the codecs alone, a thread for each decoder and each encoder
+many threads  calls to the GPU from readers, network and drawers, as `segment` made them before
+one thread    calls to the GPU from the network thread alone, a batch at a time, as it makes them now
 
 For each: frames a second, the ratio to bare in the same round, milliseconds a frame of each stage, and how long a
-further thread waits for Python's lock.
+further thread waits for Python's lock. For cameras, which are neither decoded nor written: frames that were labelled,
+and the time from capture to labels.
 """
 
 import argparse
 import json
+import random
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -44,7 +47,7 @@ from streamseg.stream.settings import DrawStyle, LabelSettings
 from streamseg.stream.source_threads import QUEUE_SIZE, SourceStream
 from streamseg.stream.state import LastFrames
 
-DECODE_SECONDS, ENCODE_SECONDS, GPU_SECONDS, COPY_SECONDS = 2e-3, 3.5e-3, 0.3e-3, 0.1e-3
+GPU_SECONDS, COPY_SECONDS = 0.3e-3, 0.1e-3
 CODEC_CALLS, NETWORK_CALLS, UPLOAD_CALLS, DOWNLOAD_CALLS, DRAW_CALLS = 12, 40, 12, 8, 25
 PYTHON_SECONDS = 5e-6
 """What a call takes in Python, with the lock."""
@@ -67,13 +70,33 @@ class EmulatedVideo:
 
     name: str
     count: int
+    seconds: float
+    """What decoding a frame takes."""
     live, moving, rate, paths, audio_from = False, True, Fraction(30), (), None
 
     def captures(self) -> Generator[Capture, None, None]:
         for i in range(self.count):
             call(CODEC_CALLS)
-            time.sleep(DECODE_SECONDS)
+            time.sleep(self.seconds)
             yield Capture(FRAME, self.name, i, i / 30, time.monotonic(), total=self.count)
+
+
+@dataclass(eq=False)
+class EmulatedCamera:
+    """A live source whose frames come on a clock. A frame's latency begins when it is due."""
+
+    name: str
+    count: int
+    rate: Fraction
+    begin: float
+    """The time.monotonic() of its first frame."""
+    live, moving, paths, audio_from = True, True, (), None
+
+    def captures(self) -> Generator[Capture, None, None]:
+        for i in range(self.count):
+            due = self.begin + float(i / self.rate)
+            time.sleep(max(0.0, due - time.monotonic()))
+            yield Capture(FRAME, self.name, i, float(i / self.rate), due)
 
 
 class EmulatedEngine(Engine):
@@ -88,15 +111,18 @@ class EmulatedEngine(Engine):
         return labels, torch.zeros(len(labels), 0, 0)
 
 
-@contextmanager
-def open_emulated_writer(*_: object) -> Iterator[Callable[[object], None]]:
-    """Give a function that takes as long as encoding."""
+def emulated_writer(seconds: float) -> Callable:
+    """Return what opens a writer that takes as long as encoding."""
 
-    def write(_: object) -> None:
-        call(CODEC_CALLS)
-        time.sleep(ENCODE_SECONDS)
+    @contextmanager
+    def open_emulated(*_: object) -> Iterator[Callable[[object], None]]:
+        def write(_: object) -> None:
+            call(CODEC_CALLS)
+            time.sleep(seconds)
 
-    yield write
+        yield write
+
+    return open_emulated
 
 
 def after(function: Callable, calls: int, seconds: float = 0.0) -> Callable:
@@ -104,19 +130,19 @@ def after(function: Callable, calls: int, seconds: float = 0.0) -> Callable:
 
     def both(*given: object, **options: object) -> object:
         call(calls)
-        time.sleep(seconds) if seconds else None
+        if seconds:
+            time.sleep(seconds)
         return function(*given, **options)
 
     return both
 
 
 @contextmanager
-def gpu_calls(together: bool) -> Iterator[None]:
+def gpu_calls(one_thread: bool) -> Iterator[None]:
     """Add the calls to the GPU, where segment makes them now, or where it made them before."""
-    stream, work = SourceStream, device_work.DeviceWork
-    changes = [patch.object(source_writer, "open_writer", open_emulated_writer)]
-    if together:
-        changes += [
+    stream, work, count = SourceStream, device_work.DeviceWork, source_threads.count_labels
+    if one_thread:
+        changes = [
             patch.object(source_threads, "works_on_device", lambda device: True),
             patch.object(device_work, "upload", after(device_work.upload, UPLOAD_CALLS // 2)),
             patch.object(device_work, "start_download", after(device_work.start_download, 3)),
@@ -124,40 +150,32 @@ def gpu_calls(together: bool) -> Iterator[None]:
             patch.object(work, "wait", after(work.wait, 1, GPU_SECONDS + 2 * COPY_SECONDS)),
         ]
     else:
-        changes += [
+        changes = [
             patch.object(stream, "new_job", after(stream.new_job, UPLOAD_CALLS, COPY_SECONDS)),
-            patch.object(source_threads, "count_labels", after(source_threads.count_labels, 2 * DOWNLOAD_CALLS, COPY_SECONDS)),
+            patch.object(source_threads, "count_labels", after(count, 2 * DOWNLOAD_CALLS, COPY_SECONDS)),
             patch.object(stream, "fetch_picture", after(stream.fetch_picture, DRAW_CALLS, GPU_SECONDS + COPY_SECONDS)),
         ]
-    with contextmanager(enter_all)(changes):
+    with ExitStack() as stack:
+        for change in changes:
+            stack.enter_context(change)
         yield
 
 
-def enter_all(changes: list) -> Iterator[None]:
-    for change in changes:
-        change.start()
-    try:
-        yield
-    finally:
-        for change in reversed(changes):
-            change.stop()
-
-
-def run_bare(streams: int, frames: int) -> dict:
+def run_bare(streams: int, frames: int, decode_seconds: float, encode_seconds: float) -> dict:
     """Decode and encode without a network, a decoder and an encoder for each stream."""
     group = ThreadGroup()
 
     def decode(queue: BoundedQueue) -> None:
-        for capture in EmulatedVideo("", frames // streams).captures():
+        for capture in EmulatedVideo("", frames // streams, decode_seconds).captures():
             queue.put(capture)
         queue.close()
 
     def encode(queue: BoundedQueue) -> None:
-        with open_emulated_writer() as write:
+        with emulated_writer(encode_seconds)() as write:
             for capture in queue:
                 write(capture)
 
-    queues = [BoundedQueue(group, QUEUE_SIZE) for _ in range(streams)]
+    queues: list[BoundedQueue] = [BoundedQueue(group, QUEUE_SIZE) for _ in range(streams)]
     begin = time.perf_counter()
     with LockProbe() as probe:
         threads = [group.start("codec", work, queue) for queue in queues for work in (decode, encode)]
@@ -166,31 +184,37 @@ def run_bare(streams: int, frames: int) -> dict:
     return {"fps": frames // streams * streams / (time.perf_counter() - begin), "lock_ms": probe.milliseconds()}
 
 
-def run_segment(streams: int, frames: int, together: bool) -> dict:
-    """Run the pipeline of segment, with overlays."""
-    sources = [EmulatedVideo(f"video {i}", frames // streams) for i in range(streams)]
+def run_segment(sources: Sequence, overlay: bool, encode_seconds: float, one_thread: bool) -> dict:
+    """Run the pipeline of segment."""
     settings, meter = LabelSettings(EmulatedEngine(), streamseg.CAMVID, LastFrames(1), size=(32, 32)), Meter()
-    pairs = [(source, OutputFiles(Path(f"{source.name}.mp4"))) for source in sources]
-    with gpu_calls(together), LockProbe() as probe:
-        result = Pipeline(pairs, settings, DrawStyle(), meter).run()  # type: ignore[arg-type]
+    pairs = [(source, OutputFiles(Path(f"{source.name}.mp4") if overlay else None)) for source in sources]
+    codec = patch.object(source_writer, "open_writer", emulated_writer(encode_seconds)) if overlay else nullcontext()
+    with codec, gpu_calls(one_thread), LockProbe() as probe:
+        result = Pipeline(pairs, settings, DrawStyle(), meter).run()
     if result.signal:
         raise KeyboardInterrupt
     summary = meter.summary()
     stages = {name: 1000 * stage.mean for name, stage in summary.stages.items()}
-    return {"fps": summary.output_fps, "lock_ms": probe.milliseconds(), "stages_ms": stages}
+    found = {"fps": summary.output_fps, "lock_ms": probe.milliseconds(), "stages_ms": stages}
+    if summary.latency:
+        found |= {"read": summary.read, "labelled": summary.labelled, "p50_ms": 1000 * summary.latency.p50}
+        found |= {"p95_ms": 1000 * summary.latency.p95}
+    return found
 
 
-def measure(streams: int, frames: int, rounds: int) -> dict:
+def measure_files(streams: int, options: argparse.Namespace) -> dict:
     """Run the three ways in turn."""
-    ways: dict[str, Callable[[], dict]] = {
-        "bare": lambda: run_bare(streams, frames),
-        "threads": lambda: run_segment(streams, frames, together=False),
-        "together": lambda: run_segment(streams, frames, together=True),
-    }
-    runs: dict[str, list[dict]] = {way: [] for way in ways}
-    for _ in range(rounds):
-        for way, work in ways.items():
-            runs[way].append(work())
+    seconds = options.decode / 1000, options.encode / 1000
+
+    def segment(one_thread: bool) -> dict:
+        videos = [EmulatedVideo(f"video {i}", options.frames // streams, seconds[0]) for i in range(streams)]
+        return run_segment(videos, True, seconds[1], one_thread)
+
+    runs: dict[str, list[dict]] = {"bare": [], "many threads": [], "one thread": []}
+    for _ in range(options.rounds):
+        runs["bare"].append(run_bare(streams, options.frames, *seconds))
+        runs["many threads"].append(segment(False))
+        runs["one thread"].append(segment(True))
     ratios = {
         way: median(one["fps"] / bare["fps"] for one, bare in zip(found, runs["bare"], strict=True))
         for way, found in runs.items()
@@ -198,32 +222,57 @@ def measure(streams: int, frames: int, rounds: int) -> dict:
     return {"streams": streams, "of_bare": ratios, "runs": runs}
 
 
+def measure_cameras(options: argparse.Namespace) -> dict:
+    """Run cameras both ways in turn."""
+    runs: dict[str, list[dict]] = {"many threads": [], "one thread": []}
+    rate, dice = Fraction(options.rate).limit_denominator(1000), random.Random(0)
+    for _ in range(options.rounds):
+        for way, found in runs.items():
+            begin = time.monotonic() + 0.5
+            cameras = [
+                EmulatedCamera(f"camera {i}", round(options.seconds * rate), rate, begin + dice.random() / float(rate))
+                for i in range(options.cameras)
+            ]
+            found.append(run_segment(cameras, False, 0.0, way == "one thread"))
+    return {"cameras": options.cameras, "rate": options.rate, "seconds": options.seconds, "runs": runs}
+
+
 def report(figures: dict) -> str:
     """Return the figures of a number of streams in a few lines."""
-    lines = [f"{figures['streams']} streams"]
+    lines = [f"{figures['streams']} streams" if "streams" in figures else f"{figures['cameras']} cameras"]
     for way, runs in figures["runs"].items():
-        fps, lock = median(run["fps"] for run in runs), median(run["lock_ms"]["mean"] for run in runs)
-        stages = runs[-1].get("stages_ms", {})
-        text = ", ".join(f"{name} {value:.2f}" for name, value in stages.items())
-        ratio = figures["of_bare"][way]
-        lines.append(f"  {way:9}{fps:7.0f} frames/s {ratio:6.2f} of bare, lock {lock:.2f} ms" + f"; {text}" * bool(text))
+        run = sorted(runs, key=lambda run: run["fps"])[len(runs) // 2]
+        text = f"  {way:14}{run['fps']:7.0f} frames/s, waits {run['lock_ms']['mean']:.2f} ms for the lock"
+        if "streams" in figures:
+            text += f", {figures['of_bare'][way]:.2f} of bare"
+        else:
+            text += f", {run['labelled']:,} of {run['read']:,} labelled"
+            text += f", p50 {run['p50_ms']:.1f}, p95 {run['p95_ms']:.1f} ms"
+        stages = ", ".join(f"{name} {value:.2f}" for name, value in run.get("stages_ms", {}).items())
+        lines += [text, *([f"{'':16}{stages}"] if stages else [])]
     return "\n".join(lines)
 
 
 def main() -> None:
     assert __doc__
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 8], help="at most 8 are read at once")
-    parser.add_argument("--frames", type=int, default=400, help="of all streams together")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 8], help="files; at most 8 are read at once")
+    parser.add_argument("--frames", type=int, default=400, help="of all files together")
+    parser.add_argument("--decode", type=float, default=2.0, help="ms to decode a frame")
+    parser.add_argument("--encode", type=float, default=3.5, help="ms to encode a frame")
+    parser.add_argument("--cameras", type=int, help="emulate cameras instead of files")
+    parser.add_argument("--rate", type=float, default=30.0, help="frames a second of each camera")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long the cameras run")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--interval", type=float, default=1000 * sys.getswitchinterval(), help="of Python's lock, in ms")
+    parser.add_argument("--interval", type=float, help="ms after which Python's lock changes hands; 5 by default")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    sys.setswitchinterval(options.interval / 1000)
+    if options.interval:
+        sys.setswitchinterval(options.interval / 1000)
     found = []
-    for streams in options.streams:
-        found.append(measure(streams, options.frames, options.rounds))
+    for streams in [None] if options.cameras else options.streams:
+        found.append(measure_files(streams, options) if streams else measure_cameras(options))
         print(report(found[-1]), flush=True)
         if options.json:
             options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -34,14 +34,26 @@ KERNELS = [
     ),
     (
         attention.context_kernel,
-        {"C": 512, "D": 32, "TILES": 2, "TILE": 64, "COLUMNS": 64, "DEPTH": 64},
-        dict.fromkeys(("x", "weight", "bias"), HALVES) | {"partial": FLOATS},
+        {"C": 512, "D": 32, "MASKED": False, "TILES": 2, "TILE": 64, "COLUMNS": 64, "DEPTH": 64},
+        dict.fromkeys(("x", "weight", "bias"), HALVES) | {"shares": FLOATS, "partial": FLOATS},
+        {},
+    ),
+    (
+        attention.context_kernel,
+        {"C": 512, "D": 32, "MASKED": True, "TILES": 2, "TILE": 64, "COLUMNS": 64, "DEPTH": 64},
+        dict.fromkeys(("x", "weight", "bias"), HALVES) | {"shares": FLOATS, "partial": FLOATS},
         {},
     ),
     (
         attention.total_kernel,
-        {"C": 512, "D": 32, "COLUMNS": 64, "PARTS": 8},
-        dict.fromkeys(("partial", "past", "scale", "context"), FLOATS) | {"total": HALVES},
+        {"C": 512, "D": 32, "MASKED": False, "COLUMNS": 64, "PARTS": 8},
+        dict.fromkeys(("partial", "past", "scale", "counts", "context"), FLOATS) | {"total": HALVES},
+        {},
+    ),
+    (
+        attention.total_kernel,
+        {"C": 512, "D": 32, "MASKED": True, "COLUMNS": 64, "PARTS": 8},
+        dict.fromkeys(("partial", "past", "scale", "counts", "context"), FLOATS) | {"total": HALVES},
         {},
     ),
     (

@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from streamseg import CITYSCAPES, Classes, overlay
+from streamseg import CITYSCAPES, Classes, bright_colours, overlay, show
 from streamseg.draw import add_legend, blended_classes, paint_labels, side_by_side
 from streamseg.engine import kernels
 
@@ -201,3 +201,25 @@ def test_the_colours_of_a_legend_are_those_of_grey_things_in_the_overlay(alpha):
 def test_labels_are_painted_in_the_colours_of_their_classes_and_no_class_in_black():
     painted = paint_labels(torch.tensor([[0, 1, 255]], dtype=torch.uint8), RED_BLUE)
     assert painted[:, 0].t().tolist() == [[255, 0, 0], [0, 0, 255], [0, 0, 0]]
+
+
+def test_a_notebook_shows_a_frame_as_it_is(frame):
+    picture = show(frame)
+    assert torch.equal(torch.from_numpy(numpy.array(picture)).permute(2, 0, 1), frame)
+    assert picture._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_notebook_shows_labels_in_bright_colours_with_a_legend():
+    frame = torch.full((3, 300, 400), 90, dtype=torch.uint8)
+    labels = torch.zeros(300, 400, dtype=torch.uint8)
+    labels[:, 200:] = 13
+    shown = torch.from_numpy(numpy.array(show(frame, labels, CITYSCAPES))).permute(2, 0, 1)
+    changed = (shown != overlay(frame, labels, bright_colours(CITYSCAPES), borders=True)).any(dim=0).nonzero()
+    top, left = changed.amin(dim=0).tolist()
+    bottom, right = changed.amax(dim=0).tolist()
+    assert 200 < top < bottom < 300  # the legend of two classes, in the lower left corner
+    assert 0 < left < right < 200
+    unlabelled = torch.full_like(labels, 255)
+    assert numpy.array_equal(numpy.array(show(frame, unlabelled, CITYSCAPES)), numpy.array(show(frame)))
+    with pytest.raises(ValueError, match=r"^The labels have no classes: give those of the network, show\("):
+        show(frame, labels)

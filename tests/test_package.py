@@ -29,15 +29,16 @@ __main__
 
 # the only place that imports a third-party package
 DOORS = {
-    "PIL": "io.images",
+    "PIL": "io.captions io.images",
     "av": "io.hardware io.live_process io.pyav io.video_reading io.video_writing",
     "cv2": "models.video.dis",
     "cyclopts": "cli",
     "fastapi": "serve",
     "fsspec": "io.stores",
     "h11": "serve",
+    "huggingface_hub": "io.hub",
     "matplotlib": "evaluate.plot",
-    "numpy": "data.formats io.images regions",
+    "numpy": "data.formats io.bgr io.images io.pyav regions",
     "onnx": "deploy",
     "onnxruntime": "deploy engine.runtime",  # the one writes files, the other runs them
     "openvino": "deploy engine.runtime",
@@ -47,6 +48,7 @@ DOORS = {
     "safetensors": "io.tensors",
     "scipy": "data.labels",
     "starlette": "parallel.proxy serve",
+    "supervision": "regions.detections",
     "tkinter": "io.display",
     "triton": "engine.kernels",
     "uvicorn": "serve",

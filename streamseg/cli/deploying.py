@@ -1,37 +1,27 @@
-"""The verbs export and serve: a network for other programs."""
+"""The verb export: a network for other programs."""
 
-import os
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from streamseg.checks import EXPORT_SUFFIXES, check_count, check_positive, pick_export_format
-from streamseg.cli.messages import check_figures, loading, open_messages, print_error, write_figures
+from streamseg.checks import EXPORT_SUFFIXES, pick_export_format
+from streamseg.cli.masks import check_mask_file, read_mask_option
+from streamseg.cli.messages import check_figures, loading, open_messages, write_figures
 from streamseg.cli.options import (
     Device,
     Json,
-    Palette,
-    Precision,
     Quiet,
-    Ray,
-    Weights,
-    check_exported,
     check_weights,
     option,
     parse_size,
     pick_device,
-    pick_palette,
-    set_key_interval,
-    weights_on_cluster,
 )
-from streamseg.cli.replicas import serve_replicas
 from streamseg.io.files import check_writable
 from streamseg.models.bundled import find_weights
 
 if TYPE_CHECKING:
-    from streamseg.serve import ServedModel
+    pass
 
 
 def export(
@@ -43,6 +33,7 @@ def export(
     video: bool = False,
     int8: bool = False,
     pictures: Annotated[str | None, option("DIR", "the samples")] = None,
+    mask: Annotated[str, option("FILE", "none")] = "",
     json: Json = None,
     device: Device = "",
     quiet: Quiet = False,
@@ -50,9 +41,9 @@ def export(
     """Write a network as a file for another runtime.
 
     Args:
-        names: The weights, a checkpoint or a name that streamseg weights lists; and the file to write: .onnx, .xml
-            (OpenVINO), .pt2 (torch.export, or with --to an AOTInductor package). A file that disagrees with the network
-            is deleted.
+        names: The weights, a checkpoint, hf:USER/NAME or a name that streamseg weights lists; and the file to write:
+            .onnx, .xml (OpenVINO), .pt2 (torch.export, or with --to an AOTInductor package). A file that disagrees with
+            the network is deleted.
         out: The file to write; a name is then that of the weights.
         to: The format to write.
         size: A fixed size of the frames, which makes the file faster.
@@ -61,6 +52,7 @@ def export(
         int8: Quantise most layers to int8 (ONNX), calibrated on half of the pictures and compared on the others.
         pictures: A folder, a video or the like to compare on and, with --int8, to calibrate on: use frames like those
             that the file will label.
+        mask: A picture in which what is not looked at is black, which becomes a part of the file; it needs --size.
         json: A file for the figures, how well it agrees with the network; - for standard output.
         device: The device that aotinductor compiles for: cuda or cpu.
         quiet: Print only warnings and errors.
@@ -78,6 +70,7 @@ def export(
     check_writable(target)
     check_weights(given)
     check_figures(json)
+    check_mask_file(mask, bonnet=False)
     if int8 and pictures is None:
         raise ValueError("--int8 is calibrated on pictures like those to label: give them with --pictures DIR.")
     with loading(quiet):
@@ -100,6 +93,7 @@ def export(
         pictures=pictures,
         window=description.window,
         source=description.source,
+        mask=read_mask_option(mask),
     )
     messages = open_messages(quiet, json)
     print(exporter.format_agreement(target, agreement), file=messages)
@@ -118,131 +112,3 @@ def split_export_names(names: tuple[Path, ...], out: Path | None) -> tuple[Path 
     if len(names) > 2:
         raise ValueError(f"{len(names)} names are too many: give the weights, if not the default ones, and OUT.")
     return names[0] if len(names) == 2 else None, names[-1]
-
-
-def serve(
-    weights: Weights = None,
-    /,
-    *,
-    host: Annotated[str, option("ADDRESS")] = "127.0.0.1",
-    port: int = 8000,
-    token: Annotated[str, option("TEXT", "the variable STREAMSEG_TOKEN, or none")] = "",
-    window: Annotated[int | None, option("FRAMES", "what the weights were trained with")] = None,
-    queue: int = 32,
-    batch: int = 8,
-    megabytes: float = 32.0,
-    megapixels: float = 32.0,
-    seconds: float = 30.0,
-    source: Annotated[tuple[str, ...], option("NAME=ADDRESS", "none")] = (),
-    replicas: Annotated[str, option("N or N-M", "one process, without Ray")] = "",
-    gpu_share: Annotated[float | None, option("SHARE", "the GPUs divided evenly")] = None,
-    ray: Ray = "",
-    palette: Palette = "bright",
-    device: Device = "",
-    precision: Precision = "",
-    trust: bool = False,
-    quiet: Quiet = False,
-) -> int:
-    """Serve a network over HTTP, with a web page.
-
-    Args:
-        weights: A name that streamseg weights lists, a checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
-        host: The address to listen on: 127.0.0.1 is reached only from this machine, 0.0.0.0 from everywhere.
-        port: The port to listen on; 0 for any free one.
-        token: The token that clients must send, as Authorization: Bearer TEXT.
-        window: How many frames of a stream the network attends to.
-        queue: The most requests at a time, received, waiting or running; more get 503 with Retry-After.
-        batch: The most frames of several clients in one batch.
-        megabytes: The largest picture, as a file.
-        megapixels: The largest picture, in millions of pixels.
-        seconds: Timeout for receiving a picture, and for labelling it.
-        source: A camera, stream or video that the server reads and shows at /streams/NAME.mjpeg; may be repeated.
-        replicas: Processes with a network each behind one address, on Ray: a number, or from N to M by the load.
-        gpu_share: The share of a GPU that each replica takes: 0.25 puts four on one.
-        ray: The Ray cluster of the replicas: local, auto, HOST:PORT or ray://HOST:PORT. Replicas on a cluster that runs
-            already stay when the command ends, and the same command replaces them one by one.
-        palette: Colours of overlays and of the page: bright ones, or the data set's own. Label files keep its own.
-        device: cuda or cpu.
-        precision: Precision of the network; int8 is 1.2 to 1.8 times as fast as fp32 on a CPU.
-        trust: Allow a .pt2 file, which is a program and can run any code.
-        quiet: Print only warnings and errors.
-
-    Examples:
-        streamseg serve
-        streamseg serve --host 0.0.0.0 --token mine --precision int8
-        streamseg serve --source door=rtsp://camera/1 --source drive=drive.mp4
-        streamseg serve --replicas 1-8 --gpu-share 0.25 --ray auto
-        curl localhost:8000/segment --data-binary @photo.jpg -o labels.png
-    """
-    from importlib.util import find_spec
-
-    for module in ("fastapi", "uvicorn", "websockets"):
-        if find_spec(module) is None:
-            raise ImportError(f"serve needs {module}: pip install 'streamseg[serve]'")
-    for name, number in (("queue", queue), ("batch", batch)):
-        check_count(name, number)
-    for name, amount in (("megabytes", megabytes), ("megapixels", megapixels), ("seconds", seconds)):
-        check_positive(name, amount)
-    check_weights(weights)
-    with loading(quiet):
-        from streamseg import serve as server
-        from streamseg.engine.runtime import default_device
-        from streamseg.io.images import allow_large_pictures
-
-    token = token or os.environ.get("STREAMSEG_TOKEN", "")
-    if token and not server.TOKEN.fullmatch(token):
-        raise ValueError("The token may hold only letters, digits and . _ ~ + -: choose another.")
-    sources = server.parse_sources(source)
-    limits = server.Limits(round(megabytes * 2**20), round(megapixels * 1e6), seconds, queue)
-    if replicas or ray:
-        if sources:
-            raise ValueError("--source is read by one process: leave out --source, or --replicas and --ray.")
-        return serve_replicas(
-            partial(open_served, weights_on_cluster(weights), device, precision, window, trust, palette),
-            limits,
-            host=host,
-            port=port,
-            token=token,
-            batch=batch,
-            count=replicas or "1",
-            gpu_share=gpu_share,
-            gpus=(device or default_device(weights)) != "cpu",
-            address=ray or "local",
-            quiet=quiet,
-        )
-    if gpu_share is not None:
-        raise ValueError("--gpu-share is for replicas: give --replicas too, or leave it out.")
-    with server.listen(host, port) as listening:
-        model = open_served(weights, device, precision, window, trust, palette)
-        allow_large_pictures()  # the server has limits of its own
-        gate = server.RequestGate(model, limits, token, batch)
-        server.add_sources(gate, sources)
-        shown = f"[{host}]" if ":" in host else host
-        address = f"http://{shown}:{listening.getsockname()[1]}"
-        print(f"{address} serves {model.weights.name}. Ctrl-C stops it.", file=open_messages(quiet), flush=True)
-        if not (token or server.is_private(listening)):
-            print_error("Everybody who can reach this machine can use the server: give --token to restrict it.")
-        caught = server.run_server(gate, listening)
-    return 128 + caught if caught else 0
-
-
-def open_served(
-    weights: Path | None, device: str, precision: str, window: int | None, trust: bool, palette: str
-) -> "ServedModel":
-    """Open the network to serve."""
-    from streamseg import serve as server
-    from streamseg.engine import runtime
-    from streamseg.engine.open import open_preparing_engine
-    from streamseg.stream.label_frames import check_window
-    from streamseg.stream.state import LastFrames
-
-    place = pick_device(device or runtime.default_device(weights))
-    engine, classes, trained = open_preparing_engine(weights, place, precision, trust=trust)
-    if isinstance(engine, runtime.ExportedEngine):
-        check_exported(engine, None if window is None else LastFrames(window), precision=precision)
-    frames = trained if window is None else window
-    if window is not None and set_key_interval(engine, LastFrames(window)) != LastFrames(window):
-        frames = 1  # the streams of a video method have a key interval, and no window
-    check_window(engine, LastFrames(frames))
-    drawn = pick_palette(classes, palette)
-    return server.ServedModel(engine, classes, frames, find_weights(weights), drawn)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from streamseg.checks import EXPORT_SUFFIXES, pick_export_format
-from streamseg.classes import Classes
+from streamseg.classes import IGNORE, Classes
 from streamseg.deploy.onnx_int8 import quantise_onnx
 from streamseg.engine.engine import resize_frames
 from streamseg.engine.inputs import check_model
@@ -36,10 +36,13 @@ from streamseg.engine.runtime import (
 from streamseg.evaluate import metrics
 from streamseg.io.checksums import write_checksum
 from streamseg.io.files import check_writable, written_whole
+from streamseg.io.images import Picture
+from streamseg.io.masks import GREY, Mask, to_mask
 from streamseg.io.resolve import read_frames
 from streamseg.io.tensors import short_error
 from streamseg.models.fanet import FANet
 from streamseg.models.fanet_plus import FANetPlus
+from streamseg.models.layers import resize
 from streamseg.stream.label_frames import check_size, label_frame, label_frames
 
 OPSET = 18
@@ -76,10 +79,28 @@ class Agreement:
 class ExportModule(nn.Module):
     """The network as it is exported: uint8 frames in, uint8 labels out."""
 
-    def __init__(self, network: FANet, confident: bool):
+    hidden: Tensor | None
+
+    def __init__(self, network: FANet, confident: bool, mask: Mask | None = None, size: tuple[int, int] = (0, 0)):
+        """
+        Args:
+            mask: What is not looked at, in frames of the size; it becomes a constant of the file.
+        """
         super().__init__()
         self.network = network
         self.confident = confident
+        device = network.mean.device
+        self.register_buffer("hidden", None if mask is None else ~mask.pixels(size, device)[None])
+        weights = [] if mask is None else self.weigh(mask, size)
+        self.weights = [f"weights{number}" for number in range(len(weights))]
+        for name, weight in zip(self.weights, weights, strict=True):
+            self.register_buffer(name, weight)
+
+    def weigh(self, mask: Mask, size: tuple[int, int]) -> list[Tensor]:
+        """Return the weight of each pixel in the contexts of frames of a size."""
+        device = self.network.mean.device
+        maps = self.network.encode(torch.zeros(1, 3, *size, device=device))
+        return self.network.weigh_pixels(mask.shares(size, device)[None], maps)
 
     def forward(self, frame: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """Return labels (1, H, W); then, if asked for, confidence; then, with a state, the context of each stage.
@@ -94,13 +115,29 @@ class ExportModule(nn.Module):
         image = frame.to(self.network.mean.dtype).permute(0, 3, 1, 2)
         stages = len(self.network.attentions)
         past, weight = state[:stages], state[stages:]
-        logits, context = self.network.step(image, past or None, weight[0].view(1, 1, 1) if weight else 1.0)
-        outputs = [cast_uint8(logits.argmax(dim=1))]
+        count = weight[0].view(1, 1, 1) if weight else 1.0
+        if self.hidden is None:
+            logits, context = self.network.step(image, past or None, count)
+        else:
+            logits, context = self.step_masked(image.masked_fill(self.hidden, GREY), past or None, count)
+        outputs = [self.hide(cast_uint8(logits.argmax(dim=1)), IGNORE)]
         if self.confident:
             # the softmax of the highest logit only
             others = (logits - logits.amax(dim=1, keepdim=True)).exp().sum(dim=1)
-            outputs.append(cast_uint8((255 / others).round()))
+            outputs.append(self.hide(cast_uint8((255 / others).round()), 0))
         return (*outputs, *(context if past else ()))
+
+    def step_masked(
+        self, image: Tensor, past: Sequence[Tensor] | None, weight: Tensor | float
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the logits and the context of an image whose hidden pixels are painted over."""
+        network, pixels = self.network, [self.get_buffer(name) for name in self.weights]
+        maps, context = network.attend(network.encode(image), past, weight, pixels)
+        return resize(network.score(network.merge(maps)), image), context
+
+    def hide(self, values: Tensor, value: int) -> Tensor:
+        """Return values (1, H, W) with another one where the mask hides the frame."""
+        return values if self.hidden is None else torch.where(self.hidden, value, values).to(torch.uint8)
 
 
 def cast_uint8(values: Tensor) -> Tensor:
@@ -120,6 +157,7 @@ def export_model(
     pictures: str | Path | None = None,
     window: int = 1,
     source: str = "",
+    mask: Mask | Picture | None = None,
 ) -> Agreement:
     """Write a network to a file for another runtime; a file that disagrees with the network is not kept.
 
@@ -133,13 +171,18 @@ def export_model(
         pictures: A folder, a video, … to compare on, and for int8 to calibrate with; by default the samples.
         window: The number of frames that the network was trained with.
         source: Where the weights came from, in words.
+        mask: What is not looked at, as in label_frames; it becomes a part of the file, which then needs a size.
     """
-    path = Path(path)
+    path, mask = Path(path), to_mask(mask)
     kind = pick_export_format(path, to)
     check_writable(path)
     check_exportable(model, classes, kind, video=video)
     if size is not None:
         check_size(size)
+    if mask is not None:
+        if size is None:
+            raise ValueError(f"{mask.name} is built in for frames of one size: give their size (--size) too.")
+        mask.check_fits(*size)
     if int8 and kind != "onnx":
         raise ValueError(f"int8 needs an ONNX file, but {path} is for {kind}: end its name in .onnx.")
     if int8 and pictures is None:
@@ -157,17 +200,18 @@ def export_model(
         source=source,
         device=model.mean.device.type if kind == "aotinductor" else "",
         min_side=model.min_free_side,
+        masked=mask is not None,
     )
     with quiet_exporters(), TemporaryDirectory() as folder:
         temporary = Path(folder) / f"model{EXPORT_SUFFIXES[kind]}"
-        program = export_program(model, manifest)
+        program = export_program(model, manifest, mask)
         if int8:
             # calibrated with every other picture, and compared on the rest
             write_int8(program, manifest, temporary, frames[::2])
             frames = frames[1::2] or frames
         else:
             WRITERS[kind](program, manifest, temporary)
-        agreement = compare_labels(model, open_exported(temporary, model.mean.device, trust=True), frames)
+        agreement = compare_labels(model, open_exported(temporary, model.mean.device, trust=True), frames, mask)
         for file in sorted(temporary.parent.glob("model.*")):  # OpenVINO's .bin before the .xml that needs it
             with written_whole(path if file == temporary else path.with_suffix(file.suffix)) as unfinished:
                 shutil.copyfile(file, unfinished)
@@ -198,15 +242,15 @@ def check_libraries(kind: str) -> None:
         raise ImportError("AOTInductor needs a C++ compiler, and none was found: install g++.")
 
 
-def export_program(model: FANet, manifest: Manifest) -> ExportedProgram:
+def export_program(model: FANet, manifest: Manifest, mask: Mask | None = None) -> ExportedProgram:
     """Return a network as a graph of torch operators, with the inputs and outputs of a manifest."""
     device = model.mean.device
     height, width = manifest.size or (192, 320)
     frame = torch.zeros(1, height, width, 3, dtype=torch.uint8, device=device)
     shapes = [shape for name, shape in manifest.inputs.items() if name != "frame"]
     state = [torch.zeros([side or 1 for side in shape], device=device) for shape in shapes]
-    graph = ExportModule(model, manifest.confidence).eval()
     with torch.no_grad():
+        graph = ExportModule(model, manifest.confidence, mask, (height, width)).eval()
         program = torch.export.export(
             graph,
             (frame, *state),
@@ -290,18 +334,20 @@ def write_int8(program: ExportedProgram, manifest: Manifest, path: Path, frames:
     quantise_onnx(fp32, path, manifest, frames)
 
 
-def compare_labels(model: FANet, exported: ExportedEngine, frames: Sequence[Tensor]) -> Agreement:
+def compare_labels(
+    model: FANet, exported: ExportedEngine, frames: Sequence[Tensor], mask: Mask | None = None
+) -> Agreement:
     """Compare the labels of a file with the network's; raise a ValueError if they differ more than they may."""
     confusion = torch.zeros(model.classes, model.classes, dtype=torch.int64)
     for frame in frames:
-        truth, _ = label_frame(model, frame)
+        truth, _ = label_frame(model, frame, mask=mask)
         predicted, _ = label_frame(exported, frame)
         confusion += metrics.confusion_matrix(truth, predicted, model.classes)
     agreement = Agreement(
         pictures=len(frames),
         pixels=metrics.pixel_accuracy(confusion),
         miou=metrics.miou(confusion),
-        clip=compare_clip(model, exported, frames[0]) if exported.manifest.state else None,
+        clip=compare_clip(model, exported, frames[0], mask) if exported.manifest.state else None,
     )
     if exported.manifest.precision == "int8" and agreement.miou < MIN_INT8_MIOU:
         raise ValueError(
@@ -317,10 +363,10 @@ def compare_labels(model: FANet, exported: ExportedEngine, frames: Sequence[Tens
     return agreement
 
 
-def compare_clip(model: FANet, exported: ExportedEngine, picture: Tensor) -> float:
+def compare_clip(model: FANet, exported: ExportedEngine, picture: Tensor, mask: Mask | None = None) -> float:
     """Return the share of equal labels over a clip, in which network and file each carry their own state."""
     size, window = exported.manifest.size or CLIP_SIZE, max(2, exported.manifest.window)
-    truth = label_frames(model, pan(picture, size), window)
+    truth = label_frames(model, pan(picture, size), window, mask=mask)
     predicted = label_frames(exported, pan(picture, size), window)
     same = [(a == b).double().mean().item() for (_, a), (_, b) in zip(truth, predicted, strict=True)]
     return sum(same) / len(same)

@@ -365,7 +365,7 @@ class Samples:
             queues = {"decode, network": stream.inbox, "network, draw": stream.labelled, "draw, encode": stream.drawn}
             for name, queue in queues.items():
                 if stream.threads and not queue.closed:
-                    self.queues[name].append(len(queue.waiting) / queue.room)
+                    self.queues[name].append(len(queue.waiting) / queue.capacity)
 
 
 @contextmanager

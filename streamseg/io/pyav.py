@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+import numpy
 import torch
 from torch import Tensor
 
-from streamseg.io.yuv import BT601, BT709, BT2020, Orientation, Yuv420, default_matrix, empty_yuv
+from streamseg.io.yuv import BT601, BT709, BT2020, Orientation, Yuv420, chroma_size, default_matrix, empty_yuv
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -90,17 +91,31 @@ def to_planes(frame: "VideoFrame", orientation: Orientation, *, pinned: bool) ->
     bits, full_range = YUV_BITS[kind], kind == "yuvj420p" or frame.color_range == FULL_RANGE
     pixels = empty_yuv(size, bits, pinned=pinned)
     picture = Yuv420(pixels, size, bits, matrix, full_range, orientation)
-    # numpy copies: torch would start a pool of threads in each thread that decodes
     unsigned = f"uint{8 * pixels.itemsize}"
-    luma, chroma = picture.luma.numpy().view(unsigned), picture.chroma.numpy().view(unsigned)
-    first, *others = (
-        torch.frombuffer(plane, dtype=pixels.dtype).view(-1, plane.line_size // pixels.itemsize).numpy().view(unsigned)
-        for plane in frame.planes
-    )
+    first, *others = plane_arrays(frame, unsigned)
     if len(others) == 1:  # both chroma values of a pixel side by side
         others = [others[0][:, 0::2], others[0][:, 1::2]]
-    for target, values in zip((luma, *chroma), (first, *others), strict=True):
+    for target, values in zip(picture_arrays(picture, unsigned), (first, *others), strict=True):
         height, width = target.shape
         # 10 bits may be in the upper ones of 16
         target[:] = values[:height, :width] >> 6 if kind == "p010le" else values[:height, :width]
     return picture
+
+
+# numpy, not torch, which would start a pool of threads in each thread that decodes or encodes, and which gives up
+# Python's lock in every call, however short: with many threads, getting it back takes longer than the call
+
+
+def plane_arrays(frame: "VideoFrame", kind: str = "uint8") -> list[numpy.ndarray]:
+    """Return the rows (H, line) of each plane of a frame, in its own memory; lines may be longer than the frame."""
+    return [
+        numpy.frombuffer(plane, dtype=kind).reshape(-1, plane.line_size // numpy.dtype(kind).itemsize)
+        for plane in frame.planes
+    ]
+
+
+def picture_arrays(picture: Yuv420, kind: str = "uint8") -> list[numpy.ndarray]:
+    """Return the luma (H, W) and the two chroma planes (h, w) of a picture, in its own memory."""
+    pixels, (height, width) = picture.pixels.numpy().view(kind), picture.size
+    chroma = pixels[height * width :].reshape(2, *chroma_size(picture.size))
+    return [pixels[: height * width].reshape(height, width), *chroma]

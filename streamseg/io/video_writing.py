@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
-import torch
 from torch import Tensor
 
 from streamseg.checks import check_rate, check_video_suffix
@@ -28,6 +27,8 @@ from streamseg.io.pyav import (
     colour_matrix_number,
     default_colour_matrix,
     new_reformatter,
+    picture_arrays,
+    plane_arrays,
     plane_views,
     require_av,
     time_base,
@@ -195,6 +196,10 @@ class VideoWriter:
         height, width = self.size
         context = self.stream.codec_context
         picture = av.VideoFrame(context.width, context.height, self.pixels)
+        if self.pixels == "gray" and (context.width, context.height) == (width, height):  # labels: one plane
+            (rows,) = plane_arrays(picture)
+            rows[:height, :width] = channels[0].numpy()
+            return picture
         for channel, pixels in zip(PLANE_CHANNELS[self.pixels], plane_views(picture), strict=True):
             # numpy copies: torch would start a pool of threads in each thread that encodes
             array = pixels.numpy()
@@ -243,10 +248,8 @@ def planes_to_video_frame(picture: Yuv420) -> "VideoFrame":
     """Return planes of 8 bits as a frame for the encoder."""
     height, width = picture.size
     frame = av.VideoFrame(width, height, "yuv420p")
-    # numpy copies: torch would start a pool of threads in each thread that encodes
-    for plane, values in zip(frame.planes, (picture.luma, *picture.chroma), strict=True):
-        rows = torch.frombuffer(plane, dtype=torch.uint8).view(-1, plane.line_size).numpy()
-        rows[: values.shape[0], : values.shape[1]] = values.numpy()
+    for rows, values in zip(plane_arrays(frame), picture_arrays(picture), strict=True):
+        rows[: values.shape[0], : values.shape[1]] = values
     return frame
 
 

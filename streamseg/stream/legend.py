@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from streamseg.classes import Classes
-from streamseg.io.images import render_legend
+from streamseg.io.captions import render_legend
 
 
 class LegendCache:

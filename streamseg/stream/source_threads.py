@@ -96,8 +96,8 @@ class SharedRun:
 
     def add_labels(self, job: "FrameJob", counts: list[int]) -> None:
         """Take how many pixels of a frame have each class."""
-        pixels = math.prod(job.labels.shape)
-        job.shares = [count / pixels for count in counts]
+        seen = max(1, sum(counts))  # pixels that are looked at
+        job.shares = [count / seen for count in counts]
         with self.totals_lock:
             for i, count in enumerate(counts):
                 self.class_pixels[i] += count
@@ -161,6 +161,8 @@ class SourceStream:
         self.state: State | None = None
         self.size = own.size if own else shared.settings.size
         """Height and width of the network input; None for the frame's own, up to a limit."""
+        self.mask = own.mask if own else shared.settings.mask
+        """What is not looked at; None for nothing."""
         self.shape: torch.Size | None = None
         """The shape of the last frame that was labelled."""
         self.legend = LegendCache()
@@ -275,6 +277,8 @@ class SourceStream:
         one; only raw labels cannot say that their size changed.
         """
         shape, self.read_shape = self.read_shape, capture.pixels.shape
+        if self.mask and shape != self.read_shape:
+            self.mask.check_fits(self.read_shape[1], self.read_shape[2])
         if not self.source.moving or shape in (None, self.read_shape):
             return
         assert shape is not None

@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 
 import streamseg
-from streamseg.io import images
+from streamseg.io import captions
+from streamseg.io.captions import render_legend
 from streamseg.io.images import (
     TooLargeError,
     UnknownFormatError,
@@ -18,7 +19,6 @@ from streamseg.io.images import (
     read_first,
     read_image,
     read_label_ids,
-    render_legend,
     to_frame,
     to_jpeg,
     write_grey,
@@ -341,7 +341,7 @@ def test_a_long_name_is_cut_short_in_a_legend():
 
 
 def test_a_name_that_no_font_here_can_write_is_shown_in_english_letters(monkeypatch):
-    monkeypatch.setattr(images, "FONTS", ("nowhere.ttf",))
+    monkeypatch.setattr(captions, "FONTS", ("nowhere.ttf",))
     written, plain = (streamseg.Classes((name,), ((9, 9, 9),)) for name in ("Gebäude 道", "Gebaude ?"))
     assert render_legend(written, [0], 480).equal(render_legend(plain, [0], 480))
 

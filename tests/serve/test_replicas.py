@@ -186,7 +186,7 @@ def port():
 @pytest.fixture(scope="module")
 def deploy(joined, port, checkpoints):
     """Deploys a checkpoint by name, and returns its network."""
-    from streamseg.cli.deploying import open_served
+    from streamseg.cli.serving import open_served
 
     def deploy(name, least=2, most=2):
         open_model = partial(open_served, checkpoints[name], "cpu", "", WINDOW, False, "bright")
@@ -299,7 +299,7 @@ def test_a_replica_is_added_when_many_requests_are_open(deploy, port, load, chec
 
 @pytest.mark.slow
 def test_weights_that_a_replica_cannot_open_are_named_in_one_sentence(joined, port, tmp_path):
-    from streamseg.cli.deploying import open_served
+    from streamseg.cli.serving import open_served
 
     settings = replicas.ReplicaSettings(
         partial(open_served, tmp_path / "none.safetensors", "cpu", "", None, False, "own"), Limits()
