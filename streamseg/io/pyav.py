@@ -109,7 +109,7 @@ def to_planes(frame: "VideoFrame", orientation: Orientation, *, pinned: bool) ->
 def plane_arrays(frame: "VideoFrame", kind: str = "uint8") -> list[numpy.ndarray]:
     """Return the rows (H, line) of each plane of a frame, in its own memory; lines may be longer than the frame."""
     return [
-        numpy.frombuffer(plane, dtype=kind).reshape(-1, plane.line_size // numpy.dtype(kind).itemsize)
+        numpy.frombuffer(memoryview(plane), dtype=kind).reshape(-1, plane.line_size // numpy.dtype(kind).itemsize)
         for plane in frame.planes
     ]
 
