@@ -38,7 +38,7 @@ DOORS = {
     "h11": "serve",
     "huggingface_hub": "io.hub",
     "matplotlib": "evaluate.plot",
-    "numpy": "data.formats io.bgr io.images io.pyav regions",
+    "numpy": "data.formats io.bgr io.captions io.images io.pyav regions",
     "onnx": "deploy",
     "onnxruntime": "deploy engine.runtime",  # the one writes files, the other runs them
     "openvino": "deploy engine.runtime",

@@ -148,9 +148,9 @@ def serve(
     limits.check()
     check_weights(weights)
     check_mask_file(mask, bonnet=False)
-    token = find_token(token)
     with loading(quiet):
         from streamseg.engine.runtime import default_device
+    token = find_token(token)
     # absolute, as the processes of replicas may have another folder
     options = (device, precision, window, trust, palette, str(Path(mask).absolute()) if mask else "")
     if not (processes.replicas or processes.ray):

@@ -40,7 +40,8 @@ def label_together(
     Args:
         frames: A frame of each camera, taken at the same time.
         states: The states after the frames before; None for the first frames.
-        window, times, cut, size: See label_frames; a cut drops the past of all cameras.
+        window: As times and size, see label_frames.
+        cut: See label_frames; a cut drops the past of all cameras.
         masks: The mask of each camera; empty for none.
     """
     engine, tensors = to_engine(model), [to_checked_frame(frame) for frame in frames]

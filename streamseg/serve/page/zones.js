@@ -22,6 +22,7 @@ export function rasterise(ring, width, height) {
 }
 
 const PRESENT = 0.01, ROW_SHARE = 0.5; // the defaults of a file of zones
+const IGNORE = 255; // the label of pixels without a class
 
 // Returns what a frame has in a zone: { shares: {name: share}, active: [name], free, problem }; free is of a lane, the
 // share of its rows that are free, from its lower end.
@@ -36,7 +37,7 @@ export function measure(area, points, labels, width, height, names) {
   const counts = new Uint32Array(256);
   let pixels = 0;
   for (let i = 0; i < inside.length; i++) {
-    if (inside[i]) {
+    if (inside[i] && labels[i] !== IGNORE) { // what a mask hides does not count
       counts[labels[i]]++;
       pixels++;
     }
@@ -49,17 +50,18 @@ export function measure(area, points, labels, width, height, names) {
 function freeShare(inside, labels, width, drivable, rowShare) {
   const rows = [];
   for (let start = 0; start < inside.length; start += width) {
-    let wide = 0, free = 0;
+    let wide = 0, seen = 0, free = 0;
     for (let i = start; i < start + width; i++) {
       if (inside[i]) {
         wide++;
+        if (labels[i] !== IGNORE) seen++;
         if (drivable.includes(labels[i])) free++;
       }
     }
-    rows.push([wide, free]);
+    rows.push({ wide, seen, free });
   }
-  const first = rows.findIndex(([wide]) => wide), last = rows.findLastIndex(([wide]) => wide);
+  const first = rows.findIndex(({ wide }) => wide), last = rows.findLastIndex(({ wide }) => wide);
   let row = last;
-  while (row >= first && rows[row][1] >= rowShare * rows[row][0]) row--;
+  while (row >= first && rows[row].free >= rowShare * rows[row].seen) row--;
   return (last - row) / (last - first + 1);
 }
