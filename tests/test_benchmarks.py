@@ -184,8 +184,8 @@ def test_a_benchmark_says_how_it_is_run(script):
 
 
 def test_the_emulation_runs_the_real_pipeline_both_ways(monkeypatch, tmp_path, capsys):
-    options = ["--streams", "2", "--frames", "6", "--rounds", "1", "--json", str(tmp_path / "a.json")]
-    monkeypatch.setattr(sys, "argv", ["lock_emulation.py", *options])
+    options = ["--streams", "2", "--frames", "6", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["lock_emulation.py", *options, "--json", str(tmp_path / "a.json")])
     lock_emulation.main()
     (figures,) = json.loads((tmp_path / "a.json").read_text())
     assert set(figures["of_bare"]) == {"bare", "many threads", "one thread"}
@@ -207,7 +207,7 @@ def test_the_emulation_of_cameras_counts_every_frame(monkeypatch, tmp_path):
         "--json",
         str(tmp_path / "a.json"),
     ]
-    monkeypatch.setattr(sys, "argv", ["lock_emulation.py", *options])
+    monkeypatch.setattr(sys, "argv", ["lock_emulation.py", *options, "--json", str(tmp_path / "a.json")])
     lock_emulation.main()
     (figures,) = json.loads((tmp_path / "a.json").read_text())
     assert [run["read"] for runs in figures["runs"].values() for run in runs] == [8, 8]
