@@ -410,6 +410,7 @@ def test_cameras_that_look_together_wait_for_each_other_but_not_for_a_silent_one
     settings = SimpleNamespace(size=None, tiled=False, together=True)
     shared = SimpleNamespace(
         device=torch.device("cpu"),
+        on_device=False,
         deadline=SimpleNamespace(seconds=None, scale=1.0),
         live=True,
         settings=settings,
@@ -419,6 +420,7 @@ def test_cameras_that_look_together_wait_for_each_other_but_not_for_a_silent_one
         SimpleNamespace(
             inbox=BoundedQueue(group, 1),
             labelled=BoundedQueue(group, 1),
+            output=BoundedQueue(group, 1),
             size=(32, 48),
             last_batch=-1,
             last_capture=now,
