@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from av.container import InputContainer, OutputContainer
     from torch import Tensor
 
+    from streamseg.io.codec_client import ProcessWriter
     from streamseg.io.images import Picture
     from streamseg.io.yuv import Yuv420
 
@@ -314,14 +315,17 @@ def write_frames(path: str | Path, frames: "Iterable[Picture]", rate: Fraction |
 
 
 @contextmanager
-def open_videos(files: OutputFiles, source: Source) -> Iterator[Callable[[FrameOutput], None]]:
+def open_videos(files: OutputFiles, source: Source, process: bool = False) -> Iterator[Callable[[FrameOutput], None]]:
     """Give a function that writes the frames of a source to its videos: overlay, labels, confidence and colours.
 
     The videos appear together at the end, and not at all after an error.
+
+    Args:
+        process: Whether a process of its own encodes each of them.
     """
     # the writers are closed first: all videos are finished before the first gets its name
     with ExitStack() as renames, ExitStack() as closes:
-        writers: dict[str, VideoWriter] = {}
+        writers: dict[str, VideoWriter | ProcessWriter] = {}
         start = 0.0
 
         def write_frame(frame: FrameOutput) -> None:
@@ -340,19 +344,30 @@ def open_videos(files: OutputFiles, source: Source) -> Iterator[Callable[[FrameO
                     if path is None or pixels is None:
                         continue
                     temporary, size = renames.enter_context(written_whole(path)), (*pixels.shape[-2:],)
-                    if part == "overlay":
-                        writer = open_video_writer(temporary, size, rate, audio_from=source.audio_from)
-                    elif part == "colours":
-                        writer = open_video_writer(temporary, size, rate)
-                    else:
-                        writer = open_label_writer(temporary, size, rate)
-                    writers[part] = closes.enter_context(writer)
+                    audio = source.audio_from if part == "overlay" else None
+                    opened = open_part(temporary, size, rate, part, audio, process)
+                    writers[part] = opened
+                    closes.enter_context(opened)
             for part, writer in writers.items():
                 pixels = parts[part]
                 assert pixels is not None
                 writer.write(pixels, frame.capture.seconds - start)
 
         yield write_frame
+
+
+def open_part(
+    path: Path, size: tuple[int, int], rate: Fraction, part: str, audio_from: str | None, process: bool
+) -> "VideoWriter | ProcessWriter":
+    """Start the video of a part of the output, in this process or another."""
+    is_grey = part in ("labels", "confidence")
+    if process:
+        from streamseg.io.codec_client import ProcessWriter
+
+        return ProcessWriter(path, size, rate, labels=is_grey, audio_from=audio_from)
+    if is_grey:
+        return open_label_writer(path, size, rate)
+    return open_video_writer(path, size, rate, audio_from=audio_from)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ Shapes: H height, W width.
 """
 
 import math
+import os
 import threading
 import time
 from collections.abc import Generator
@@ -23,6 +24,7 @@ from streamseg import draw
 from streamseg.checks import CutShort
 from streamseg.engine import kernels
 from streamseg.engine.labels import count_labels
+from streamseg.io import codec_client
 from streamseg.io.outputs import LiveOutput, Output
 from streamseg.io.sources import Capture, Decoding, LiveSource, PlayedVideo, Source, VideoFile
 from streamseg.io.yuv import Yuv420, default_matrix
@@ -84,15 +86,18 @@ class SharedRun:
     on_device: bool = field(init=False)
     """Whether the network thread also copies, converts and draws frames (device_work.py), as on a GPU. Videos are read
     and written as planes then."""
+    codec_processes: bool = field(init=False)
+    """Whether video files are decoded and encoded by processes of their own."""
 
     def __post_init__(self) -> None:
         self.on_device = works_on_device(self.device)
+        self.codec_processes = uses_codec_processes(self.on_device, self.several)
         self.class_pixels = [0] * len(self.settings.classes)
 
     @property
     def decoding(self) -> Decoding:
         """How videos are decoded."""
-        return Decoding(self.on_device, self.device.type == "cuda", self.hardware)
+        return Decoding(self.on_device, self.device.type == "cuda", self.hardware, self.codec_processes)
 
     def add_labels(self, job: "FrameJob", counts: list[int]) -> None:
         """Take how many pixels of a frame have each class."""
@@ -111,6 +116,15 @@ class SharedRun:
 def works_on_device(device: torch.device) -> bool:
     """Return whether one thread does all work on a device besides the codecs."""
     return device.type == "cuda"
+
+
+def uses_codec_processes(on_device: bool, several: bool) -> bool:
+    """Return whether codecs run in processes of their own: beside a GPU, whose thread they would hold up.
+
+    The environment variable STREAMSEG_CODECS, processes or threads, decides otherwise, to compare them.
+    """
+    wanted = os.environ.get("STREAMSEG_CODECS", "processes" if on_device and several else "threads")
+    return wanted == "processes" and codec_client.are_possible()
 
 
 @dataclass(eq=False)
