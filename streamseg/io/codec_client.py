@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -34,6 +34,10 @@ MAX_IDLE = 16
 """Processes that are kept for the next videos: as many as decode and encode the files that are read at once."""
 END_SECONDS = 2.0
 """How long a process has to end by itself."""
+
+
+class ProcessDied(OSError):  # noqa: N818 (told as any OSError)
+    """A process has ended in the middle of its job."""
 
 
 def are_possible() -> bool:
@@ -72,7 +76,7 @@ class CodecProcess:
             self.process.stdin.flush()
 
     def answer(self, name: str) -> dict[str, Any]:
-        """Wait for a line; raise the error that it tells of.
+        """Wait for a line; raise the error that it tells of, after which the process waits for the next job.
 
         Args:
             name: The video, for the message if the process has died.
@@ -81,7 +85,7 @@ class CodecProcess:
         line = self.process.stdout.readline()
         if not line.endswith(b"\n"):
             status = self.process.wait()
-            raise OSError(f"{name}: the process of its codec ended with status {status}: is there enough memory?")
+            raise ProcessDied(f"{name}: the process of its codec ended with status {status}: is there enough memory?")
         message = json.loads(line)
         if "error" in message:
             raise to_error(message)
@@ -101,6 +105,11 @@ class CodecProcess:
             process.wait()
         process.stdout.close()
         os.close(self.file)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.process.kill()
+        self.end()
 
 
 class Idle:
@@ -165,11 +174,7 @@ class ProcessVideo:
         self.process = IDLE.take()
         job = {"address": address, "name": name, "hardware": decoding.hardware, "planes": decoding.planes}
         self.process.send({"read": job})
-        try:
-            opened = self.process.answer(name)
-        except BaseException:
-            self.close()
-            raise
+        opened = self.answer()
         self.slots = Slots(self.process.file, opened["opened"])
         self.rate = Fraction(*opened["rate"])
         self.length: int | None = opened["length"]
@@ -184,15 +189,22 @@ class ProcessVideo:
 
     def pictures(self, decoding: Decoding) -> Iterator[tuple[Tensor | Yuv420, float]]:
         """Yield frames and their times: planes, if they were asked for and the video has them, else RGB."""
+        while "end" not in (message := self.answer()):
+            pixels = self.copy(message, decoding.pinned)
+            self.process.send({"free": message["frame"]})
+            yield pixels, message["seconds"]
+        self.end(IDLE.give_back)
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for an answer; an error ends the job."""
         try:
-            while "end" not in (message := self.process.answer(self.name)):
-                pixels = self.copy(message, decoding.pinned)
-                self.process.send({"free": message["frame"]})
-                yield pixels, message["seconds"]
-        except (OSError, ValueError):
-            self.finished = self.process.alive  # it has told of an error, and waits for the next job
+            return self.process.answer(self.name)
+        except ProcessDied:
+            self.end(CodecProcess.end)
             raise
-        self.finished = True
+        except Exception:
+            self.end(IDLE.give_back)
+            raise
 
     def copy(self, message: dict[str, Any], pinned: bool) -> Tensor | Yuv420:
         """Return a copy of the frame in a slot."""
@@ -208,12 +220,14 @@ class ProcessVideo:
         return with_format(pixels, planes)
 
     def close(self) -> None:
-        """Keep the process if it is at the end of its video, or end it."""
-        if self.finished:
-            IDLE.give_back(self.process)
-        else:
-            self.process.process.kill()
-            self.process.end()
+        """Give up what was not read."""
+        self.end(CodecProcess.kill)
+
+    def end(self, leave: Callable[[CodecProcess], None]) -> None:
+        """Part with the process, once."""
+        if not self.finished:
+            self.finished = True
+            leave(self.process)
 
 
 class ProcessWriter:
@@ -222,7 +236,7 @@ class ProcessWriter:
     def __init__(
         self, path: Path, size: tuple[int, int], rate: Fraction, *, labels: bool, audio_from: str | Path | None = None
     ) -> None:
-        self.path, self.size, self.closed, self.broken = path, size, False, False
+        self.path, self.size, self.closed = path, size, False
         self.free = list(range(SLOTS))
         self.process = IDLE.take()
         job = {"path": str(path), "size": size, "rate": [rate.numerator, rate.denominator], "labels": labels}
@@ -247,9 +261,8 @@ class ProcessWriter:
         try:
             return self.process.answer(str(self.path))
         except BaseException as error:
-            self.broken = self.closed = True
-            self.process.process.kill()
-            self.process.end()
+            self.closed = True
+            self.process.kill()
             if isinstance(error, OSError) and error.errno:
                 raise OSError(error.errno, error.strerror, str(self.path)) from error
             raise
