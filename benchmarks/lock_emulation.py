@@ -12,6 +12,7 @@ the queues and the meter are those of `segment`.
 bare          the codecs alone, a thread for each decoder and each encoder
 many threads  calls to the GPU from readers, network and drawers, as `segment` made them before
 one thread    calls to the GPU from the network thread alone, a batch at a time, as it makes them now
+processes     as one thread, with the codecs in processes of their own, which take a few calls to talk to
 
 For each: frames a second, the ratio to bare in the same round, milliseconds a frame of each stage, and how long a
 further thread waits for Python's lock. For cameras, which are neither decoded nor written: frames that were labelled,
@@ -23,6 +24,7 @@ import json
 import random
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -37,6 +39,7 @@ from torch import Tensor
 import streamseg
 from streamseg.engine.engine import Engine, FrameBatch, Prediction
 from streamseg.evaluate.lock_probe import LockProbe
+from streamseg.io.codec_process import SLOTS
 from streamseg.io.outputs import OutputFiles
 from streamseg.io.sources import Capture
 from streamseg.parallel.threads import BoundedQueue, ThreadGroup
@@ -48,9 +51,11 @@ from streamseg.stream.source_threads import QUEUE_SIZE, SourceStream
 from streamseg.stream.state import LastFrames
 
 GPU_SECONDS, COPY_SECONDS = 0.3e-3, 0.1e-3
-CODEC_CALLS, NETWORK_CALLS, UPLOAD_CALLS, DOWNLOAD_CALLS, DRAW_CALLS = 12, 40, 12, 8, 25
+CODEC_CALLS, PROCESS_CALLS = 12, 4
+NETWORK_CALLS, UPLOAD_CALLS, DOWNLOAD_CALLS, DRAW_CALLS = 40, 12, 8, 25
 PYTHON_SECONDS = 5e-6
 """What a call takes in Python, with the lock."""
+MANY_THREADS, ONE_THREAD, PROCESSES = "many threads", "one thread", "processes"
 FRAME = torch.zeros(3, 8, 8, dtype=torch.uint8)
 
 
@@ -64,6 +69,36 @@ def call(count: int) -> None:
             pass
 
 
+class EmulatedProcess:
+    """A codec in another process: it works on one frame after the other, at most SLOTS ahead or behind."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.done = 0.0
+        """When it is done with the last frame that it was given."""
+        self.taken = deque([0.0] * SLOTS, SLOTS)
+        """When the last frames were taken from a decoder, or begun by an encoder."""
+
+    def decode(self) -> None:
+        """Wait for the next frame."""
+        self.done = max(self.done, self.taken[0]) + self.seconds if self.done else time.perf_counter() + self.seconds
+        time.sleep(max(0.0, self.done - time.perf_counter()))
+        call(PROCESS_CALLS)
+        self.taken.append(time.perf_counter())
+
+    def encode(self) -> None:
+        """Hand over a frame, once there is a slot."""
+        call(PROCESS_CALLS)
+        time.sleep(max(0.0, self.taken[0] - time.perf_counter()))
+        begin = max(self.done, time.perf_counter())
+        self.taken.append(begin)
+        self.done = begin + self.seconds
+
+    def finish(self) -> None:
+        """Wait for the last frame."""
+        time.sleep(max(0.0, self.done - time.perf_counter()))
+
+
 @dataclass(eq=False)
 class EmulatedVideo:
     """A source whose frames take as long as decoding."""
@@ -72,12 +107,18 @@ class EmulatedVideo:
     count: int
     seconds: float
     """What decoding a frame takes."""
+    apart: bool = False
+    """Whether a process of its own decodes."""
     live, moving, rate, paths, audio_from = False, True, Fraction(30), (), None
 
     def captures(self) -> Generator[Capture, None, None]:
+        process = EmulatedProcess(self.seconds)
         for i in range(self.count):
-            call(CODEC_CALLS)
-            time.sleep(self.seconds)
+            if self.apart:
+                process.decode()
+            else:
+                call(CODEC_CALLS)
+                time.sleep(self.seconds)
             yield Capture(FRAME, self.name, i, i / 30, time.monotonic(), total=self.count)
 
 
@@ -111,16 +152,22 @@ class EmulatedEngine(Engine):
         return labels, torch.zeros(len(labels), 0, 0)
 
 
-def emulated_writer(seconds: float) -> Callable:
-    """Return what opens a writer that takes as long as encoding."""
+def emulated_writer(seconds: float, apart: bool = False) -> Callable:
+    """Return what opens a writer that takes as long as encoding, in a process of its own or not."""
 
     @contextmanager
     def open_emulated(*_: object) -> Iterator[Callable[[object], None]]:
+        process = EmulatedProcess(seconds)
+
         def write(_: object) -> None:
-            call(CODEC_CALLS)
-            time.sleep(seconds)
+            if apart:
+                process.encode()
+            else:
+                call(CODEC_CALLS)
+                time.sleep(seconds)
 
         yield write
+        process.finish()
 
     return open_emulated
 
@@ -184,12 +231,13 @@ def run_bare(streams: int, frames: int, decode_seconds: float, encode_seconds: f
     return {"fps": frames // streams * streams / (time.perf_counter() - begin), "lock_ms": probe.milliseconds()}
 
 
-def run_segment(sources: Sequence, overlay: bool, encode_seconds: float, one_thread: bool) -> dict:
+def run_segment(sources: Sequence, overlay: bool, encode_seconds: float, way: str) -> dict:
     """Run the pipeline of segment."""
     settings, meter = LabelSettings(EmulatedEngine(), streamseg.CAMVID, LastFrames(1), size=(32, 32)), Meter()
     pairs = [(source, OutputFiles(Path(f"{source.name}.mp4") if overlay else None)) for source in sources]
-    codec = patch.object(source_writer, "open_writer", emulated_writer(encode_seconds)) if overlay else nullcontext()
-    with codec, gpu_calls(one_thread), LockProbe() as probe:
+    writer = emulated_writer(encode_seconds, way == PROCESSES)
+    codec = patch.object(source_writer, "open_writer", writer) if overlay else nullcontext()
+    with codec, gpu_calls(way != MANY_THREADS), LockProbe() as probe:
         result = Pipeline(pairs, settings, DrawStyle(), meter).run()
     if result.signal:
         raise KeyboardInterrupt
@@ -206,15 +254,17 @@ def measure_files(streams: int, options: argparse.Namespace) -> dict:
     """Run the three ways in turn."""
     seconds = options.decode / 1000, options.encode / 1000
 
-    def segment(one_thread: bool) -> dict:
-        videos = [EmulatedVideo(f"video {i}", options.frames // streams, seconds[0]) for i in range(streams)]
-        return run_segment(videos, True, seconds[1], one_thread)
+    def segment(way: str) -> dict:
+        count, apart = options.frames // streams, way == PROCESSES
+        videos = [EmulatedVideo(f"video {i}", count, seconds[0], apart) for i in range(streams)]
+        return run_segment(videos, True, seconds[1], way)
 
-    runs: dict[str, list[dict]] = {"bare": [], "many threads": [], "one thread": []}
+    ways = (MANY_THREADS, ONE_THREAD, PROCESSES)
+    runs: dict[str, list[dict]] = {"bare": [], **{way: [] for way in ways}}
     for _ in range(options.rounds):
         runs["bare"].append(run_bare(streams, options.frames, *seconds))
-        runs["many threads"].append(segment(False))
-        runs["one thread"].append(segment(True))
+        for way in ways:
+            runs[way].append(segment(way))
     ratios = {
         way: median(one["fps"] / bare["fps"] for one, bare in zip(found, runs["bare"], strict=True))
         for way, found in runs.items()
@@ -224,7 +274,7 @@ def measure_files(streams: int, options: argparse.Namespace) -> dict:
 
 def measure_cameras(options: argparse.Namespace) -> dict:
     """Run cameras both ways in turn."""
-    runs: dict[str, list[dict]] = {"many threads": [], "one thread": []}
+    runs: dict[str, list[dict]] = {MANY_THREADS: [], ONE_THREAD: []}
     rate, dice = Fraction(options.rate).limit_denominator(1000), random.Random(0)
     for _ in range(options.rounds):
         for way, found in runs.items():
@@ -233,7 +283,7 @@ def measure_cameras(options: argparse.Namespace) -> dict:
                 EmulatedCamera(f"camera {i}", round(options.seconds * rate), rate, begin + dice.random() / float(rate))
                 for i in range(options.cameras)
             ]
-            found.append(run_segment(cameras, False, 0.0, way == "one thread"))
+            found.append(run_segment(cameras, False, 0.0, way))
     return {"cameras": options.cameras, "rate": options.rate, "seconds": options.seconds, "runs": runs}
 
 

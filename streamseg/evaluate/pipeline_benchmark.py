@@ -31,6 +31,7 @@ from streamseg.evaluate.bare_video import (
 )
 from streamseg.evaluate.lock_probe import summarise_waits
 from streamseg.evaluate.pipeline_samples import Samples, describe_queue, sampled
+from streamseg.io.codec_client import IDLE
 from streamseg.io.outputs import OutputFiles
 from streamseg.io.resolve import resolve_sources
 from streamseg.io.sources import LiveSource, VideoFile
@@ -63,7 +64,7 @@ class Run:
     frames: int
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    """Processor time of all threads of this process."""
+    """Processor time of all threads, and of the processes of codecs."""
     summary: Summary | None = None
     """What the pipeline measured; None for a bare case."""
     samples: Samples = field(default_factory=Samples)
@@ -317,11 +318,16 @@ def run_in_turn(
             yield runs
 
 
+def processor_seconds() -> float:
+    """Return the processor time so far of this process, and of those of codecs, which all wait between runs."""
+    return time.process_time() + sum(process.cpu_seconds for process in IDLE.processes if process.alive)
+
+
 def timed(work: Callable[[], Run]) -> Run:
     """Return a run with its wall time and processor time."""
-    cpu, start = time.process_time(), time.perf_counter()
+    cpu, start = processor_seconds(), time.perf_counter()
     run = work()
-    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+    seconds, cpu_seconds = time.perf_counter() - start, processor_seconds() - cpu
     return replace(run, seconds=seconds, cpu_seconds=cpu_seconds)
 
 

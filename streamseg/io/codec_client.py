@@ -106,6 +106,13 @@ class CodecProcess:
         process.stdout.close()
         os.close(self.file)
 
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of the process so far; it is alive."""
+        # after the name, which may hold anything, from the third field on
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def kill(self) -> None:
         """End the process at once."""
         self.process.kill()

@@ -214,6 +214,7 @@ class VideoFile:
         """Yield each frame; CutShort follows the last of a damaged file."""
         name = redact(self.address)
         with readable_errors(self.address), self.open(name, decoding) as video:
+            self.__dict__["rate"] = video.rate  # so that it is not opened again for it
             copied = f"{name} was downloaded first: its index comes last, and its server sends no parts."
             first_note = " ".join(note for note in (copied if self.copy else "", video.note) if note)
             for i, (pixels, seconds) in enumerate(video.pictures(decoding)):

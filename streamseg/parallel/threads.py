@@ -4,14 +4,19 @@ Each queue wakes its own two threads only: with the hundreds of threads of many 
 frame would take longer than the frames do.
 """
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
 
 Item = TypeVar("Item")
+
+TURN_SECONDS = 5e-5
+"""Python's own is 100 times as long: see benchmarks/lock_emulation.py --interval."""
 
 
 class GroupStopped(Exception):  # noqa: N818 (no error: another thread has the error)
@@ -130,6 +135,22 @@ class BoundedQueue(Generic[Item]):
                     return
                 item = self.take()
             yield item
+
+
+@contextmanager
+def short_turns(wanted: bool = True) -> Iterator[None]:
+    """A context in which a thread has Python's lock for TURN_SECONDS at most while others wait for it.
+
+    Calls to a GPU give the lock up and take it back at once, a hundred times for a batch. Threads that wait for it are
+    too slow to get it in between, so that they wait for Python's whole turn of 5 ms, and with them their codec.
+    """
+    before = sys.getswitchinterval()
+    if wanted:
+        sys.setswitchinterval(min(TURN_SECONDS, before))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def set_torch_threads(count: int) -> None:

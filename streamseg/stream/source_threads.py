@@ -24,7 +24,6 @@ from streamseg import draw
 from streamseg.checks import CutShort
 from streamseg.engine import kernels
 from streamseg.engine.labels import count_labels
-from streamseg.io import codec_client
 from streamseg.io.outputs import LiveOutput, Output
 from streamseg.io.sources import Capture, Decoding, LiveSource, PlayedVideo, Source, VideoFile
 from streamseg.io.yuv import Yuv420, default_matrix
@@ -123,8 +122,11 @@ def uses_codec_processes(on_device: bool, several: bool) -> bool:
 
     The environment variable STREAMSEG_CODECS, processes or threads, decides otherwise, to compare them.
     """
-    wanted = os.environ.get("STREAMSEG_CODECS", "processes" if on_device and several else "threads")
-    return wanted == "processes" and codec_client.are_possible()
+    if os.environ.get("STREAMSEG_CODECS", "processes" if on_device and several else "threads") != "processes":
+        return False
+    from streamseg.io import codec_client  # with PyAV, which pictures do not need
+
+    return codec_client.are_possible()
 
 
 @dataclass(eq=False)

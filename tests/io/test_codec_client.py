@@ -239,3 +239,13 @@ def test_no_more_than_some_processes_are_kept(monkeypatch):
     IDLE.give_back(second)
     assert IDLE.processes == [first]
     assert not second.alive
+
+
+def test_the_processor_time_of_a_process_grows_with_what_it_decodes(tmp_path):
+    path = make_clip(tmp_path / "a.mp4", 30, size=(480, 640))
+    read_apart(path, RGB)
+    (process,) = IDLE.processes
+    before = process.cpu_seconds
+    for _ in range(3):
+        read_apart(path, RGB)
+    assert 0 < before < process.cpu_seconds

@@ -8,10 +8,11 @@ import torch
 from clips import make_clip
 from pipelines import run
 
-from streamseg.io import codec_client
+from streamseg.io import codec_client, video_reading
 from streamseg.io.codec_client import IDLE, ProcessVideo
 from streamseg.io.outputs import plan_outputs
 from streamseg.io.resolve import find_sources
+from streamseg.io.sources import Decoding, VideoFile
 from streamseg.stream import source_threads
 from streamseg.stream.source_threads import uses_codec_processes
 
@@ -66,6 +67,25 @@ def test_a_decoder_that_dies_ends_its_own_source_with_a_sentence(model, quick, t
     assert 20 < outcome.frames < 40
 
 
+def test_processes_are_started_ahead_for_all_videos_that_are_read_and_written(
+    model, quick, tmp_path, monkeypatch, apart
+):
+    started = []
+    monkeypatch.setattr(IDLE, "start", started.append)
+    for name in "ab":
+        make_clip(tmp_path / f"{name}.mp4", 3)
+    segment(model, tmp_path, tmp_path / "out")
+    assert started == [2 + 2 * 3]  # overlay, labels and confidence of each
+
+
+def test_a_video_is_not_opened_again_for_its_rate(tmp_path, monkeypatch):
+    source = VideoFile("a", str(make_clip(tmp_path / "a.mp4", 3)))
+    for _ in source.captures():
+        monkeypatch.delattr(video_reading, "open_video")
+        assert source.rate == 25
+        monkeypatch.undo()
+
+
 @pytest.mark.parametrize(
     ("on_device", "several", "setting", "expected"),
     [(True, True, None, True), (True, False, None, False), (False, True, None, False)]
@@ -83,8 +103,6 @@ def test_several_sources_beside_a_gpu_have_processes(monkeypatch, on_device, sev
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_frames_of_a_process_go_to_a_gpu_from_pinned_memory(tmp_path):
-    from streamseg.io.sources import Decoding
-
     decoding = Decoding(planes=True, pinned=True, process=True)
     with ProcessVideo(str(make_clip(tmp_path / "a.mp4", 3)), "a", decoding) as video:
         assert all(pixels.pixels.is_pinned() for pixels, _ in video.pictures(decoding))
