@@ -68,6 +68,12 @@ class CodecProcess:
     def alive(self) -> bool:
         return self.process.poll() is None
 
+    def start_job(self, kind: str, job: dict[str, Any]) -> None:
+        """Send a job; its names of files are relative to the folder that is the current one now."""
+        with suppress(OSError):  # a folder that was deleted
+            job = job | {"folder": str(Path.cwd())}
+        self.send({kind: job})
+
     def send(self, message: dict[str, Any]) -> None:
         """Send a line; what became of a process that has gone is told by its answer."""
         assert self.process.stdin
@@ -180,7 +186,7 @@ class ProcessVideo:
         self.name, self.finished = name, False
         self.process = IDLE.take()
         job = {"address": address, "name": name, "hardware": decoding.hardware, "planes": decoding.planes}
-        self.process.send({"read": job})
+        self.process.start_job("read", job)
         opened = self.answer()
         self.slots = Slots(self.process.file, opened["opened"])
         self.rate = Fraction(*opened["rate"])
@@ -247,7 +253,7 @@ class ProcessWriter:
         self.free = list(range(SLOTS))
         self.process = IDLE.take()
         job = {"path": str(path), "size": size, "rate": [rate.numerator, rate.denominator], "labels": labels}
-        self.process.send({"write": job | {"audio_from": None if audio_from is None else str(audio_from)}})
+        self.process.start_job("write", job | {"audio_from": None if audio_from is None else str(audio_from)})
         self.slots = Slots(self.process.file, self.answer()["opened"])
 
     def __enter__(self) -> Self:

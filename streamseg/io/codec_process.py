@@ -6,9 +6,9 @@ feed a GPU, nor these for them. It imports PyAV and numpy, not torch, to start a
 The frames lie in a few slots of memory that both processes share (its file descriptor is the argument); lines of JSON
 on standard input and output say which. One job follows the other:
 
-    read   {"read": {address, name, hardware, planes}}  ──▶  opened, a line for each frame, end or error
+    read   {"read": {folder, address, name, hardware, planes}}  ──▶  opened, a line for each frame, end or error
            {"free": slot} gives a slot back
-    write  {"write": {path, size, rate, labels, audio_from}}  ──▶  opened
+    write  {"write": {folder, path, size, rate, labels, audio_from}}  ──▶  opened
            {"frame": slot, "kind", "seconds", "shape"}  ──▶  {"free": slot}, or error
            {"close": true}  ──▶  end, or error
 
@@ -80,8 +80,10 @@ def serve(file: int, lines: BinaryIO, answer: Callable[[Message], object]) -> No
         try:
             require_av()
             if "read" in job:
+                enter_folder(job["read"])
                 read_video(job["read"], file, lines, answer)
             elif "write" in job:
+                enter_folder(job["write"])
                 write_video(job["write"], file, lines, answer)
             else:  # of a job that has failed
                 continue
@@ -89,6 +91,12 @@ def serve(file: int, lines: BinaryIO, answer: Callable[[Message], object]) -> No
             answer(describe_error(error))
         else:
             answer({"end": True})
+
+
+def enter_folder(job: Message) -> None:
+    """Make the folder of a job the current one."""
+    if "folder" in job:
+        os.chdir(job["folder"])
 
 
 def describe_error(error: Exception) -> Message:

@@ -249,3 +249,13 @@ def test_the_processor_time_of_a_process_grows_with_what_it_decodes(tmp_path):
     for _ in range(3):
         read_apart(path, RGB)
     assert 0 < before < process.cpu_seconds
+
+
+def test_names_are_those_of_the_current_folder_whenever_the_process_was_started(tmp_path, monkeypatch):
+    IDLE.start(1)
+    make_clip(tmp_path / "a.mp4", 3)
+    monkeypatch.chdir(tmp_path)
+    assert len(read_apart(Path("a.mp4"), RGB)) == 3
+    with ProcessWriter(Path("b.mkv"), (48, 64), Fraction(25), labels=True) as writer:
+        writer.write(torch.ones(48, 64, dtype=torch.uint8), 0)
+    assert len(list(read_label_video(tmp_path / "b.mkv"))) == 1
