@@ -310,6 +310,15 @@ def test_what_is_no_export_is_told_so(tmp_path):
     refuse(tmp_path, "No export at", source="nowhere")
 
 
+def test_predictions_for_label_studio_are_no_export(tmp_path):
+    write_prelabels(tmp_path / "export", "labelstudio", 0)
+    edit(
+        tmp_path / "export/tasks.json",
+        lambda tasks: [task.update(predictions=task.pop("annotations")) for task in tasks],
+    )
+    refuse(tmp_path, "export has predictions for Label Studio, which nobody has corrected: import tasks.json there")
+
+
 def test_a_packed_export_is_to_be_unpacked(tmp_path):
     with zipfile.ZipFile(tmp_path / "export.zip", "w") as file:
         file.writestr("labelmap.txt", "")
