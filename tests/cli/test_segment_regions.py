@@ -90,7 +90,7 @@ def test_zones_that_fit_one_video_only_end_the_other_with_one_sentence(segment, 
         ("a.png o.png --regions-format coco", "--regions-format is about the regions of --regions"),
         (
             "a.png o.png --zones beside.toml",
-            "beside.toml: Zone 'x' has the point [1.5, 0.0], outside of the frame: frac",
+            "beside.toml: Zone 'x' has the point [1.5, 0.0], outside of the frame",
         ),
         ("a.png o.png --regions nowhere/r.json", "No folder nowhere to write r.json into: create it first."),
         ("a.png o.png --regions - --regions-format coco", "Standard output takes regions as JSON lines only"),
