@@ -58,6 +58,7 @@ class CodecProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(self.file,),
+                start_new_session=True,  # a Ctrl-C in the terminal must not end it while it starts
                 env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
             )
         except BaseException:

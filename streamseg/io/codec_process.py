@@ -66,8 +66,9 @@ def slot_size(size: tuple[int, int]) -> int:
 
 def main() -> None:
     """Do jobs until standard input ends."""
-    # a Ctrl-C is for the process that started this one, which ends this one by closing the pipe
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # signals are for the process that started this one, which finishes its files and then closes the pipe
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # nothing else may write between the answers
     serve(int(sys.argv[1]), sys.stdin.buffer, lambda message: answers.write(json.dumps(message) + "\n"))

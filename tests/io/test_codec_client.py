@@ -1,7 +1,6 @@
 """Videos that processes of their own decode and encode are those of this process."""
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from streamseg.io.video_reading import open_video, read_label_video
 from streamseg.io.video_writing import open_label_writer, open_video_writer
 from streamseg.io.yuv import BT709, Yuv420, to_yuv
 
+resource = pytest.importorskip("resource")
 pytestmark = pytest.mark.skipif(not codec_client.are_possible(), reason="needs Linux")
 PLANES, RGB = Decoding(planes=True, process=True), Decoding(process=True)
 
@@ -197,7 +197,7 @@ def is_running(pid):
         return False
 
 
-def test_a_process_ends_with_the_one_that_started_it_and_not_by_ctrl_c(tmp_path):
+def test_a_process_ends_with_the_one_that_started_it_and_not_by_a_signal(tmp_path):
     path = make_clip(tmp_path / "a.mp4", 50)
     program = (
         "import sys, time\n"
@@ -209,7 +209,8 @@ def test_a_process_ends_with_the_one_that_started_it_and_not_by_ctrl_c(tmp_path)
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
         pid = int(parent.stdout.readline())
-        os.kill(pid, signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(pid, number)
         time.sleep(0.1)
         assert is_running(pid)
         parent.kill()
