@@ -76,6 +76,8 @@ class DeviceWork:
         self.shared = shared
         self.marks = StageMarks(shared.device)
         self.times = DeviceTimes()
+        self.seconds: dict[str, float] = {}
+        """What each stage of the last finished batch took."""
         self.begin = 0.0
 
     def start(self) -> None:
@@ -129,11 +131,12 @@ class DeviceWork:
         times.frames += frames
         times.enqueue += enqueued - self.begin
         times.wait += done - enqueued
-        times.device += sum(self.marks.seconds().values())
+        self.seconds = self.marks.seconds()
+        times.device += sum(self.seconds.values())
 
     def record(self, jobs: Sequence[FrameJob]) -> None:
         """Report the stages of a finished batch. The network's includes what Python took to start everything."""
-        seconds, meter = self.marks.seconds(), self.shared.meter
+        seconds, meter = self.seconds, self.shared.meter
         whole = time.perf_counter() - self.begin
         network = max(seconds["network"], whole - sum(seconds.values()) + seconds["network"])
         frames = dict.fromkeys(STAGES, len(jobs)) | {"draw": sum(job.stream.drawn_early for job in jobs)}

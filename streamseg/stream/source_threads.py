@@ -90,7 +90,7 @@ class SharedRun:
 
     def __post_init__(self) -> None:
         self.on_device = works_on_device(self.device)
-        self.codec_processes = uses_codec_processes(self.on_device, self.several)
+        self.codec_processes = uses_codec_processes(self.on_device)
         self.class_pixels = [0] * len(self.settings.classes)
 
     @property
@@ -117,12 +117,12 @@ def works_on_device(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def uses_codec_processes(on_device: bool, several: bool) -> bool:
+def uses_codec_processes(on_device: bool) -> bool:
     """Return whether codecs run in processes of their own: beside a GPU, whose thread they would hold up.
 
     The environment variable STREAMSEG_CODECS, processes or threads, decides otherwise, to compare them.
     """
-    if os.environ.get("STREAMSEG_CODECS", "processes" if on_device and several else "threads") != "processes":
+    if os.environ.get("STREAMSEG_CODECS", "processes" if on_device else "threads") != "processes":
         return False
     from streamseg.io import codec_client  # with PyAV, which pictures do not need
 

@@ -87,17 +87,16 @@ def test_a_video_is_not_opened_again_for_its_rate(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("on_device", "several", "setting", "expected"),
-    [(True, True, None, True), (True, False, None, False), (False, True, None, False)]
-    + [(True, True, "threads", False), (True, False, "processes", True), (False, False, "processes", True)],
+    ("on_device", "setting", "expected"),
+    [(True, None, True), (False, None, False), (True, "threads", False), (False, "processes", True)],
 )
-def test_several_sources_beside_a_gpu_have_processes(monkeypatch, on_device, several, setting, expected):
+def test_beside_a_gpu_codecs_have_processes(monkeypatch, on_device, setting, expected):
     monkeypatch.delenv("STREAMSEG_CODECS", raising=False)
     if setting:
         monkeypatch.setenv("STREAMSEG_CODECS", setting)
-    assert uses_codec_processes(on_device, several) == expected
+    assert uses_codec_processes(on_device) == expected
     monkeypatch.setattr(codec_client, "are_possible", lambda: False)
-    assert not uses_codec_processes(on_device, several)
+    assert not uses_codec_processes(on_device)
 
 
 @pytest.mark.gpu
