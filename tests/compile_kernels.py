@@ -154,7 +154,9 @@ if backend.gl is not None:  # for Hopper alone
             for name, box in boxes.items():
                 types[name] = f"tensordesc<{element}{box},{patches.layout_of(len(box))!r}>"
             source = GluonASTSource(patches.patches_kernel, types, known)
-            compiled = compile_kernel(source, GPUTarget("cuda", 90, 32), {"num_warps": 8, "launch_pdl": True})
+            compiled = compile_kernel(
+                source, GPUTarget("cuda", 90, 32), {"num_warps": patches.WARPS, "launch_pdl": True}
+            )
             taken = compiled.metadata.shared / 1024
             assert taken <= SHARED[90], f"patches_kernel takes {taken} KiB"
             print(f"patches_kernel for 9.0, {element}: {taken:.0f} KiB")

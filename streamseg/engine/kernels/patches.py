@@ -15,8 +15,8 @@ from torch import Tensor
 from streamseg.engine.kernels import backend
 from streamseg.engine.kernels.backend import gl, gluon_jit, hopper, meet, release, wait
 
-CHANNELS, ROWS, COLUMNS, STAGES = 64, 8, 16, 2
-"""Channels of input and output, sides of a tile, and number of patches in shared memory, at 60 KiB each."""
+CHANNELS, ROWS, COLUMNS, STAGES, WARPS = 64, 8, 16, 2, 4
+"""Channels of input and output, sides of a tile, number of patches in shared memory (60 KiB each), warps."""
 
 MAX_CLASSES = 32
 """Number of classes whose scores fit into shared memory beside the patches."""
@@ -113,7 +113,7 @@ def launch_kernel(
         STAGES=STAGES,
         SHORTCUT=has_shortcut,
         RELU=relu,
-        num_warps=8,
+        num_warps=WARPS,
         **backend.early(x.device),
     )
 
