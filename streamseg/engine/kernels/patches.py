@@ -32,6 +32,7 @@ def has_patches(x: Tensor, weight: Tensor, stride: int, padding: int) -> bool:
         and (stride, padding) == (1, 1)
         and x.element_size() == 2
         and x[:, 0].numel() >= MIN_PIXELS
+        and can_copy(x)
         and is_supported(x.device)
     )
 
@@ -39,6 +40,11 @@ def has_patches(x: Tensor, weight: Tensor, stride: int, padding: int) -> bool:
 def is_supported(device: torch.device) -> bool:
     """Return whether a device can run the kernel: later GPUs have other tensor cores."""
     return gl is not None and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def can_copy(x: Tensor) -> bool:
+    """Return whether the hardware can copy parts of a map: it has no gaps and begins at a multiple of 16 bytes."""
+    return x.is_contiguous(memory_format=torch.channels_last) and x.data_ptr() % 16 == 0
 
 
 def convolve_patches(
