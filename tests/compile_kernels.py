@@ -6,6 +6,7 @@ from triton.compiler import ASTSource, compile as compile_kernel
 from streamseg.engine.kernels import (
     attention,
     backend,
+    boxes,
     colour,
     convolution,
     drawing,
@@ -136,8 +137,8 @@ if backend.gl is not None:  # for Hopper alone
     from triton.experimental.gluon._runtime import GluonASTSource
 
     channels, sides = patches.CHANNELS, (patches.ROWS, patches.COLUMNS)
-    boxes = {"x": [1, *sides, channels], "edge": [1, 2, sides[1], channels], "weight": [channels, channels]}
-    boxes["class_weight"] = [32, channels]
+    parts = {"x": [1, *sides, channels], "edge": [1, 2, sides[1], channels], "weight": [channels, channels]}
+    parts["class_weight"] = [32, channels]
     for element in ("fp16", "bf16"):
         for shortcut, classes in ((False, 0), (True, 0), (False, 24)):
             known = {
@@ -151,10 +152,26 @@ if backend.gl is not None:  # for Hopper alone
             known |= {"SHORTCUT": shortcut, "RELU": True, "EARLY": True}
             types = dict.fromkeys(patches.patches_kernel.arg_names, "i32") | dict.fromkeys(known, "constexpr")
             types |= dict.fromkeys(("bias", "class_bias", "shortcut", "out"), f"*{element}")
-            for name, box in boxes.items():
-                types[name] = f"tensordesc<{element}{box},{patches.layout_of(len(box))!r}>"
+            for name, part in parts.items():
+                types[name] = f"tensordesc<{element}{part},{patches.layout_of(len(part))!r}>"
             source = GluonASTSource(patches.patches_kernel, types, known)
-            compiled = compile_kernel(source, GPUTarget("cuda", 90, 32), {"num_warps": 8, "launch_pdl": True})
+            compiled = compile_kernel(
+                source, GPUTarget("cuda", 90, 32), {"num_warps": patches.WARPS, "launch_pdl": True}
+            )
             taken = compiled.metadata.shared / 1024
             assert taken <= SHARED[90], f"patches_kernel takes {taken} KiB"
             print(f"patches_kernel for 9.0, {element}: {taken:.0f} KiB")
+        for width, plan in boxes.PLANS.items():
+            for shortcut in (False, True):
+                known = {"C": width, "ROWS": plan.rows, "COLUMNS": plan.columns, "DEPTH": boxes.DEPTH}
+                known |= {"STAGES": boxes.STAGES, "SHORTCUT": shortcut, "RELU": True, "EARLY": True}
+                types = dict.fromkeys(boxes.boxes_kernel.arg_names, "i32") | dict.fromkeys(known, "constexpr")
+                types |= dict.fromkeys(("bias", "shortcut", "out"), f"*{element}")
+                for name, part in (("x", [1, plan.rows, plan.columns, boxes.DEPTH]), ("weight", [width, boxes.DEPTH])):
+                    types[name] = f"tensordesc<{element}{part},{patches.layout_of(len(part))!r}>"
+                source = GluonASTSource(boxes.boxes_kernel, types, known)
+                settings = {"num_warps": plan.warps, "launch_pdl": True}
+                compiled = compile_kernel(source, GPUTarget("cuda", 90, 32), settings)
+                taken = compiled.metadata.shared / 1024
+                assert taken <= SHARED[90], f"boxes_kernel takes {taken} KiB"
+                print(f"boxes_kernel for 9.0, {element}: {taken:.0f} KiB")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from streamseg.engine.kernels import backend, patches
+from streamseg.engine.kernels import backend, boxes, patches
 from streamseg.engine.kernels.backend import jit, release, tl, wait
 
 MAX_TILES = 1024
@@ -59,6 +59,9 @@ def convolve(
         return
     if patches.has_patches(x, weight, stride, padding):
         patches.convolve_patches(x, weight, bias, out, shortcut, relu)
+        return
+    if boxes.has_boxes(x, weight, stride, padding):
+        boxes.convolve_boxes(x, weight, bias, out, shortcut, relu)
         return
     batch, channels, height, width = x.shape
     outputs, _, side, _ = weight.shape

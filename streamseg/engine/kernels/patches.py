@@ -15,8 +15,8 @@ from torch import Tensor
 from streamseg.engine.kernels import backend
 from streamseg.engine.kernels.backend import gl, gluon_jit, hopper, meet, release, wait
 
-CHANNELS, ROWS, COLUMNS, STAGES = 64, 8, 16, 2
-"""Channels of input and output, sides of a tile, and number of patches in shared memory, at 60 KiB each."""
+CHANNELS, ROWS, COLUMNS, STAGES, WARPS = 64, 8, 16, 2, 4
+"""Channels of input and output, sides of a tile, number of patches in shared memory (60 KiB each), warps."""
 
 MAX_CLASSES = 32
 """Number of classes whose scores fit into shared memory beside the patches."""
@@ -32,6 +32,7 @@ def has_patches(x: Tensor, weight: Tensor, stride: int, padding: int) -> bool:
         and (stride, padding) == (1, 1)
         and x.element_size() == 2
         and x[:, 0].numel() >= MIN_PIXELS
+        and can_copy(x)
         and is_supported(x.device)
     )
 
@@ -39,6 +40,11 @@ def has_patches(x: Tensor, weight: Tensor, stride: int, padding: int) -> bool:
 def is_supported(device: torch.device) -> bool:
     """Return whether a device can run the kernel: later GPUs have other tensor cores."""
     return gl is not None and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def can_copy(x: Tensor) -> bool:
+    """Return whether the hardware can copy parts of a map: it has no gaps and begins at a multiple of 16 bytes."""
+    return x.is_contiguous(memory_format=torch.channels_last) and x.data_ptr() % 16 == 0
 
 
 def convolve_patches(
@@ -113,7 +119,7 @@ def launch_kernel(
         STAGES=STAGES,
         SHORTCUT=has_shortcut,
         RELU=relu,
-        num_warps=8,
+        num_warps=WARPS,
         **backend.early(x.device),
     )
 
