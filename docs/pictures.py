@@ -245,10 +245,17 @@ def draw_speed_accuracy(path: Path, measured: Path = MEASURED / "baselines.json"
 
 
 def draw_baselines(
-    path: Path, speeds: Path = MEASURED / "camvid.json", mious: Path = MEASURED / "ablations.json"
+    path: Path,
+    speeds: Path = MEASURED / "camvid.json",
+    mious: Path = MEASURED / "ablations.json",
+    fast_forms: Path = MEASURED / "fanetplus-speed.json",
 ) -> None:
     """Plot speed against accuracy of the networks that were trained alike, on the training streets and on another."""
     trained = json.loads(mious.read_text(encoding="utf-8"))
+    fast = {
+        each["network"]: next(timing["fps"] for timing in each["timings"] if timing["way"] == "fast, fp16")
+        for each in json.loads(fast_forms.read_text(encoding="utf-8"))["networks"]
+    }
     rows = {
         row["name"]: row["here"]
         for row in json.loads(speeds.read_text(encoding="utf-8"))["rows"]
@@ -271,8 +278,18 @@ def draw_baselines(
             gap = 4 + math.sqrt(3 * found["gflops"])  # a little more than the radius of the dot
             style = {"ha": "right" if left else "left", "va": "center", "textcoords": "offset points"}
             axes.annotate(name, (x, y), (-gap if left else gap, 0), fontsize=12, color=colour, **style)
-            if "fast_fps" in found:
-                axes.plot(found["fast_fps"], y, "*", color=colour, markersize=16)
+        for depth in ("18", "34"):
+            before, after = (
+                (fast[name], fmean(trained[name][part]["miou"])) for name in (f"fanet{depth}", f"fanetplus{depth}")
+            )
+            arrow = {"arrowstyle": "-|>", "color": BLUE, "linewidth": 1.5, "shrinkA": 8, "shrinkB": 8}
+            axes.annotate("", after, before, arrowprops=arrow)
+            for point, colour in ((before, VERMILION), (after, BLUE)):
+                axes.plot(*point, "*", color=colour, markersize=16)
+                axes.annotate(depth, point, (9, 0), fontsize=12, color=colour, va="center", textcoords="offset points")
+        for name, colour in (("FANet, fast form", VERMILION), ("FANet+, fast form", BLUE)):
+            axes.plot([], [], "*", color=colour, markersize=14, label=name)
+        axes.legend(fontsize=12, loc="lower right")
         axes.set_xscale("log")
         axes.set_xticks([300, 500, 1000, 2000, 4000])
         axes.minorticks_off()
@@ -283,7 +300,7 @@ def draw_baselines(
         axes.set_ylabel("mIoU, %", fontsize=15)
     figure.supxlabel(
         "frames a second on one H200, frame to labels, 720 x 960\n"
-        "(dots: the same engine for all, their area the GMACs; stars: FANet's fast form)",
+        "(dots: the same engine for all, their area the GMACs; stars: fast forms)",
         fontsize=14,
     )
     plot.save_figure(figure, path)

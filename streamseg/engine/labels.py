@@ -44,7 +44,7 @@ def count_batch(labels: Sequence[Tensor], classes: int) -> Tensor:
     if len({x.shape for x in labels}) > 1 or labels[0].device.type == "cpu":
         return torch.stack([count_labels(x, classes) for x in labels])
     batch = len(labels)
-    numbers = torch.stack([*labels]).flatten(1).to(torch.int32)
+    numbers = (torch.stack([*labels]) if batch > 1 else labels[0]).reshape(batch, -1).to(torch.int32)
     if batch > 1:  # other numbers for each frame
         numbers += torch.arange(0, 256 * batch, 256, dtype=torch.int32, device=numbers.device)[:, None]
     return torch.histc(numbers, 256 * batch, 0, 256 * batch).view(batch, 256)[:, :classes]

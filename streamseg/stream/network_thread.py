@@ -229,9 +229,10 @@ class NetworkThread:
         if settled:
             self.passes[len(jobs), size] += 1
         masks = [job.stream.mask for job in jobs]
+        images = [resize_frames(paint_over(job.frame[None], job.stream.mask), size) for job in jobs]
         predictions, states = step_batch(
             self.engine,
-            torch.cat([resize_frames(paint_over(job.frame[None], job.stream.mask), size) for job in jobs]),
+            torch.cat(images) if len(images) > 1 else images[0],
             [job.stream.state for job in jobs],
             settings.policy,
             sizes=[(job.shape[1], job.shape[2]) for job in jobs],
