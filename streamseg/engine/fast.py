@@ -28,6 +28,7 @@ from streamseg.engine.engine import (
     apply_hysteresis,
     make_frame_batch,
     predict_from_scores,
+    predict_steadily,
     to_engine,
     to_frames,
     to_uint8,
@@ -37,6 +38,7 @@ from streamseg.engine.graphs import CAPTURE_LOCK, capture_graph, new_stream, rec
 from streamseg.engine.inputs import check_model, to_checked_frame
 from streamseg.engine.scratch import DeviceLock
 from streamseg.engine.sizes import SizeCounter
+from streamseg.engine.steadying import Steadiness
 from streamseg.io.images import Picture
 from streamseg.models.attention import FastAttention
 from streamseg.models.checkpoint import Network
@@ -235,6 +237,9 @@ class FastEngine(Engine):
     def read_predictions(self, buffers: GraphBuffers, batch: FrameBatch) -> list[Prediction]:
         """Return the predictions in the buffers; with hysteresis or another label size, they are made from scores."""
         assert buffers.scores is not None
+        if isinstance(batch.steady, Steadiness):
+            label = partial(label_on_gpu, with_confidence=batch.with_confidence)
+            return predict_steadily(buffers.scores, batch, batch.steady, label)
         scores, low_res = apply_hysteresis(buffers.scores, batch)
         predictions: list[Prediction] = []
         for i, size in enumerate(batch.sizes):
@@ -242,10 +247,7 @@ class FastEngine(Engine):
                 confidence = None if buffers.confidence is None else buffers.confidence[i].clone()
                 predictions.append(Prediction(buffers.labels[i].clone(), confidence))
                 continue
-            labels = torch.empty(1, *size, dtype=torch.uint8, device=self.device)
-            confidence = torch.empty_like(labels) if batch.with_confidence else None
-            kernels.label(scores[i : i + 1], size, labels, confidence)
-            predictions.append(Prediction(labels[0], None if confidence is None else confidence[0], low_res[i]))
+            predictions.append(Prediction(*label_on_gpu(scores[i], size, batch.with_confidence), low_res[i]))
         return predictions
 
     def run_batch(self, batch: FrameBatch, shape: torch.Size, capture_first: bool = False) -> GraphBuffers:
@@ -329,6 +331,14 @@ class FastEngine(Engine):
             buffers.frame, buffers.past, buffers.scale, buffers.context, buffers.unfolded
         )
         kernels.label(buffers.scores, size, buffers.labels, buffers.confidence)
+
+
+def label_on_gpu(scores: Tensor, size: tuple[int, int], with_confidence: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the labels of scores (K, h, w) in a height and width, and their confidence if it is wanted."""
+    labels = torch.empty(1, *size, dtype=torch.uint8, device=scores.device)
+    confidence = torch.empty_like(labels) if with_confidence else None
+    kernels.label(scores[None], size, labels, confidence)
+    return labels[0], None if confidence is None else confidence[0]
 
 
 def accelerate(

@@ -177,4 +177,4 @@ def without_images(batch: FrameBatch) -> FrameBatch:
     """Return a batch of the same shape that holds no frames and no past."""
     count = len(batch.images)
     images = torch.empty(batch.images.shape, dtype=torch.uint8, device="meta")
-    return batch._replace(images=images, past=None, weights=[0.0] * count, previous_labels=[None] * count)
+    return batch._replace(images=images, past=None, weights=[0.0] * count, previous_labels=[None] * count, evidence=())

@@ -173,8 +173,11 @@ def step_batch(
             check_past(past, engine.context_shape)
         previous = [state.low_res_labels if state else None for state in known]
         methods = [state.method_state if state else None for state in known]
+        evidence = [state.evidence if state else None for state in known]
+        gaps = [seconds - state.seconds if state else 0.0 for state, seconds in zip(known, now, strict=True)]
+        asked = (sizes, with_confidence, policy.steady)
         predictions, contexts = engine.predict(
-            FrameBatch(images, stack_pasts(pasts), weights, sizes, with_confidence, policy.steady, previous, methods)
+            FrameBatch(images, stack_pasts(pasts), weights, *asked, previous, methods, evidence, gaps)
         )
         if cut is not None:
             for i, distance in enumerate(context_distances(known, contexts, engine.widths)):
@@ -185,7 +188,12 @@ def step_batch(
                     predictions[one], _ = engine.predict(alone)
         after = [advance(*entry, policy) for entry in zip(decayed, contexts.split(1), now, strict=True)]
         return predictions, [
-            replace(state, low_res_labels=prediction.low_res_labels, method_state=prediction.method_state)
+            replace(
+                state,
+                low_res_labels=prediction.low_res_labels,
+                method_state=prediction.method_state,
+                evidence=prediction.evidence,
+            )
             for state, prediction in zip(after, predictions, strict=True)
         ]
 

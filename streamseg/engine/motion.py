@@ -1,0 +1,89 @@
+"""The motion between two pictures of a video, estimated on their brightness, and maps that are moved by it.
+
+All functions have fixed shapes and never wait for the device.
+
+Shapes: B pictures in a batch, C channels, h height, w width.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+LEVELS, ITERATIONS = 4, 2
+"""Sizes at which the motion is estimated, each half the next, and corrections at each of them."""
+SMALLEST_SIDE = 8
+"""No size has a shorter side."""
+NEIGHBOURS = 5
+"""Side of the square of pixels that are assumed to move alike."""
+NOISE = 20.0
+"""Added to the squared gradients: where the picture is flat, the motion is that of its surroundings."""
+
+
+def estimate_motion(luma: Tensor, before: Tensor) -> Tensor:
+    """Return where (B, 2, h, w) each pixel was in the frame before: x and y, relative to its place, in pixels.
+
+    B. Lucas, T. Kanade, "An Iterative Image Registration Technique", 1981, at several sizes. A motion of up to about 2
+    pixels at the smallest size is found.
+    """
+    sizes = [(luma, before)]
+    while len(sizes) < LEVELS and min(sizes[-1][0].shape[2:]) >= 2 * SMALLEST_SIDE:
+        now, earlier = sizes[-1]
+        sizes.append((halve(now), halve(earlier)))
+    motion = torch.zeros_like(sizes[-1][0]).expand(-1, 2, -1, -1)
+    for now, earlier in reversed(sizes):
+        if motion.shape[2:] != now.shape[2:]:
+            motion = 2 * F.interpolate(motion, now.shape[2:], mode="bilinear", align_corners=False)
+        motion = correct_motion(motion, now, earlier)
+    return motion
+
+
+def correct_motion(motion: Tensor, now: Tensor, before: Tensor) -> Tensor:
+    """Return a better motion (B, 2, h, w): that of least squared differences in the neighbourhood of each pixel."""
+    padded = F.pad(now, (1, 1, 1, 1), mode="replicate")
+    across = (padded[:, :, 1:-1, 2:] - padded[:, :, 1:-1, :-2]) / 2
+    down = (padded[:, :, 2:, 1:-1] - padded[:, :, :-2, 1:-1]) / 2
+    gradient = torch.cat([across, down], dim=1)
+    squares = blur(torch.cat([gradient.square(), across * down], dim=1), NEIGHBOURS)
+    xx, yy, xy = squares[:, :1] + NOISE, squares[:, 1:2] + NOISE, squares[:, 2:]
+    swapped = torch.cat([yy, xx], dim=1)
+    inverse = 1 / (xx * yy - xy.square())
+    for _ in range(ITERATIONS):
+        error = blur(gradient * (now - move(before, motion)), NEIGHBOURS)
+        motion = motion + ((swapped * error - xy * error.flip(1)) * inverse).clamp(-1, 1)
+    return blur(motion, 3)
+
+
+def halve(values: Tensor) -> Tensor:
+    """Return a map at half its height and width, rounded up."""
+    return F.avg_pool2d(values, 2, ceil_mode=True, count_include_pad=False)
+
+
+def blur(values: Tensor, side: int) -> Tensor:
+    """Return the mean over a square around each pixel, of those inside the map."""
+    half = side // 2
+    rows = F.avg_pool2d(values, (1, side), 1, (0, half), count_include_pad=False)
+    return F.avg_pool2d(rows, (side, 1), 1, (half, 0), count_include_pad=False)
+
+
+def move(values: Tensor, motion: Tensor, mode: str = "bilinear") -> Tensor:
+    """Return the values (B, C, h, w) at the places that a motion (B, 2, h, w) points to; the nearest if outside."""
+    places = to_places(motion)
+    height, width = motion.shape[2:]
+    sides = torch.tensor([width, height], dtype=motion.dtype, device=motion.device)
+    grid = (2 * places.permute(0, 2, 3, 1) + 1) / sides - 1
+    return F.grid_sample(values, grid, mode=mode, padding_mode="border", align_corners=False)
+
+
+def to_places(motion: Tensor) -> Tensor:
+    """Return the places (B, 2, h, w) that a motion points to, x and y in pixels."""
+    height, width = motion.shape[2:]
+    x = torch.arange(width, dtype=motion.dtype, device=motion.device).expand(height, width)
+    y = torch.arange(height, dtype=motion.dtype, device=motion.device)[:, None].expand(height, width)
+    return motion + torch.stack([x, y])
+
+
+def stays_inside(motion: Tensor) -> Tensor:
+    """Return 1 where (B, 1, h, w) a motion points into the frame, give or take half a pixel, and 0 elsewhere."""
+    height, width = motion.shape[2:]
+    x, y = to_places(motion).split(1, dim=1)
+    return ((x >= -0.5) & (x <= width - 0.5) & (y >= -0.5) & (y <= height - 0.5)).float()

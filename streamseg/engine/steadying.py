@@ -1,0 +1,214 @@
+"""Steady labels of a video: the scores of earlier frames, carried along with the picture, are evidence for the next.
+
+The motion between two frames is estimated on their brightness at the size of the scores, by Lucas and Kanade's method
+from coarse to fine. The earlier scores are moved by it and averaged with the new ones where the moved picture looks
+like the new one: not where something was uncovered, and nowhere after a cut. At full size a pixel then changes its
+class only if the new one scores higher by a margin, which is smaller where the picture changes.
+
+All functions have fixed shapes and never wait for the device, except where they say so.
+
+Shapes: B streams in a batch, K classes, h x w the map of scores, H x W the labels.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from streamseg.engine.motion import blur, estimate_motion, move, stays_inside
+
+LUMA = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in brightness."""
+
+MIN_SEEN_AGAIN = 0.3
+"""After a cut, less of the picture than this is found again in the one before, and all evidence is dropped."""
+USUAL_GAP = 0.1
+"""Seconds between frames up to which the margin counts in full; it falls as frames are further apart."""
+
+
+@dataclass(frozen=True)
+class Steadiness:
+    """How much the frames of a video have to do with each other's labels."""
+
+    share: float
+    """Share of the earlier frames in the averaged scores where the moved picture is the same as the new one."""
+    tolerance: float
+    """Difference of brightness, 0 to 255, at which that share has fallen to 0.37 of its value."""
+    margin: float
+    """How much higher a new class must score to replace the class of a pixel, where the picture does not change."""
+    still: float
+    """Difference of brightness between two frames, at the same place, at which the margin has fallen to 0.37."""
+
+    def __post_init__(self) -> None:
+        for name, limit in (("share", 1.0), ("tolerance", math.inf), ("margin", math.inf), ("still", math.inf)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < limit:
+                expected = "a number from 0 up" if limit == math.inf else f"0 or more, and less than {limit:g}"
+                raise ValueError(f"{name} is {value!r:.80}; expected {expected}.")
+
+
+LOW = Steadiness(share=0.5, tolerance=12.0, margin=0.5, still=25.0)
+"""The default of videos: more accurate than frame by frame, and steadier."""
+HIGH = Steadiness(share=0.6, tolerance=12.0, margin=1.0, still=25.0)
+"""As steady as possible at the accuracy of frame by frame."""
+
+
+class Evidence(NamedTuple):
+    """What a frame leaves to the next one of its stream, so that labels stay steady. Its tensors are never modified."""
+
+    luma: Tensor
+    """Brightness at the size of the scores, (h, w), fp32, 0 to 255."""
+    scores: Tensor
+    """Averaged scores, (K, h, w), fp32."""
+    labels: Tensor
+    """(H, W), uint8."""
+
+
+class Fused(NamedTuple):
+    """The averaged scores of a batch, and what else the labels and the next frames need."""
+
+    scores: Tensor
+    """(B, K, h, w), fp32."""
+    luma: Tensor
+    """(B, 1, h, w)."""
+    margin: Tensor
+    """By how much a new class must win, (B, 1, h, w)."""
+
+
+def fuse_scores(
+    scores: Tensor,
+    images: Tensor,
+    evidence: Sequence[Evidence | None],
+    gaps: Sequence[float],
+    steadiness: Steadiness,
+) -> Fused:
+    """Average the scores (B, K, h, w) of frames with those of earlier frames, moved along.
+
+    Args:
+        images: The frames (B, 3, H', W') in any size, 0 to 255.
+        gaps: Seconds between each frame and the one before.
+    """
+    size = (scores.shape[2], scores.shape[3])
+    scores, luma = scores.float(), shrink_to_luma(images, size)
+    known = [fit_evidence(entry, scores[0]) for entry in evidence]
+    if not any(known):
+        return Fused(scores, luma, torch.zeros_like(luma))
+    before = torch.stack([now if entry is None else entry.luma[None] for entry, now in zip(known, luma, strict=True)])
+    earlier = torch.stack([now if entry is None else entry.scores for entry, now in zip(known, scores, strict=True)])
+    weights = [
+        0.0 if entry is None else min(1.0, USUAL_GAP / max(gap, 1e-6)) for entry, gap in zip(known, gaps, strict=True)
+    ]
+    return Fused(*average(scores, luma, earlier, before, scores.new_tensor(weights), steadiness))
+
+
+def average(
+    scores: Tensor, luma: Tensor, earlier: Tensor, before: Tensor, weight: Tensor, steadiness: Steadiness
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the averaged scores (B, K, h, w), the brightness (B, 1, h, w), and the margin for new classes.
+
+    Args:
+        earlier: Averaged scores of the frame before, (B, K, h, w).
+        before: Its brightness (B, 1, h, w).
+        weight: For each stream, how far the frame before counts, 0 to 1, (B,): 0 if there is none.
+    """
+    weight = weight.view(-1, 1, 1, 1)
+    motion = estimate_motion(luma, before)
+    alike = likeness(luma, move(before, motion), steadiness.tolerance) * stays_inside(motion)
+    # a mean instead of an if: the host would have to wait for the device
+    seen_again = (alike.mean(dim=(1, 2, 3), keepdim=True) > MIN_SEEN_AGAIN).float()
+    trust = steadiness.share * alike * seen_again * (weight > 0).float()
+    fused = scores + trust * (move(earlier, motion, "bicubic") - scores)
+    margin = steadiness.margin * likeness(luma, before, steadiness.still) * seen_again * weight
+    return fused, luma, margin
+
+
+def fit_evidence(evidence: Evidence | None, scores: Tensor) -> Evidence | None:
+    """Return evidence at the size and on the device of scores (K, h, w); None if it has other classes."""
+    if evidence is None or len(evidence.scores) != len(scores):
+        return None
+    luma, earlier, labels = (tensor.to(scores.device) for tensor in evidence)
+    size = (scores.shape[1], scores.shape[2])
+    if earlier.shape[1:] != size:  # the network input's size has changed, such as under a deadline
+        luma, earlier = (resize_map(tensor, size) for tensor in (luma[None], earlier))
+        luma = luma[0]
+    return Evidence(luma, earlier, labels)
+
+
+def resize_map(values: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize a map (C, h, w) bilinearly."""
+    return F.interpolate(values[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
+
+
+def shrink_to_luma(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return the brightness (B, 1, h, w), fp32, of images (B, 3, H, W) in a smaller size."""
+    # on the CPU bytes are resized four times as fast as floats; other devices support only floats
+    images = images if images.device.type == "cpu" else images.float()
+    small = F.interpolate(images, size, mode="bilinear", antialias=True).float()
+    red, green, blue = LUMA
+    return red * small[:, :1] + green * small[:, 1:2] + blue * small[:, 2:]
+
+
+def likeness(luma: Tensor, other: Tensor, tolerance: float) -> Tensor:
+    """Return how alike (B, 1, h, w) two pictures are around each pixel: 1 for equal, 0.37 at the tolerance."""
+    return torch.exp(-(blur((luma - other).abs(), 3) / max(tolerance, 1e-3)).square())
+
+
+def keep_labels(labels: Tensor, previous: Tensor, scores: Tensor, margin: Tensor) -> tuple[Tensor, Tensor]:
+    """Return labels (H, W), the previous ones where new ones do not win by the margin; and by how much they lose.
+
+    Args:
+        labels: The best classes of the scores, resized bilinearly, uint8.
+        previous: Labels of the frame before, of the same size.
+        scores: (K, h, w).
+        margin: (1, h, w).
+
+    Returns:
+        The labels, and the highest score less that of the label, (H, W), which is 0 where the label is the best.
+    """
+    known = previous.clamp(max=len(scores) - 1)
+    if labels.device.type == "cpu":
+        # few labels change; only here the host looks at values
+        pixels = (labels != known).flatten().nonzero().flatten()
+    else:
+        pixels = torch.arange(labels.numel(), device=labels.device)
+    kept, behind = labels.flatten().clone(), scores.new_zeros(labels.numel())
+    kept[pixels], behind[pixels] = choose_labels(labels, known, torch.cat([scores, margin]), pixels)
+    return kept.view_as(labels), behind.view(labels.shape)
+
+
+def choose_labels(labels: Tensor, previous: Tensor, maps: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the labels of some pixels (n,), and by how much they lose, as keep_labels does.
+
+    Args:
+        maps: Scores and margin (K + 1, h, w).
+        pixels: Numbers of pixels of the labels (H, W), row by row.
+    """
+    new, old = (tensor.flatten()[pixels] for tensor in (labels, previous))
+    levels = torch.stack([new.long(), old.long(), torch.full_like(pixels, len(maps) - 1)])  # (3, n)
+    best, rest, needed = interpolate_at(maps, levels, pixels, (labels.shape[0], labels.shape[1]))
+    loss = best - rest
+    keep = loss < needed
+    return torch.where(keep, old, new), torch.where(keep, loss.clamp(min=0), 0.0)
+
+
+def interpolate_at(maps: Tensor, levels: Tensor, pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return values (L, n) of maps (C, h, w), resized bilinearly to a height and width, at some pixels of it.
+
+    Args:
+        levels: Which map to read for each pixel, (L, n).
+        pixels: Numbers of the pixels (n,), row by row.
+    """
+    (height, width), (h, w) = size, maps.shape[1:]
+    y = ((pixels // width + 0.5) * (h / height) - 0.5).clamp(min=0)
+    x = ((pixels % width + 0.5) * (w / width) - 0.5).clamp(min=0)
+    top, left = y.long().clamp(max=h - 1), x.long().clamp(max=w - 1)
+    bottom, right = (top + 1).clamp(max=h - 1), (left + 1).clamp(max=w - 1)
+    flat, start = maps.flatten(), levels * (h * w)
+    upper, lower = (
+        torch.lerp(flat[start + row * w + left], flat[start + row * w + right], x - left) for row in (top, bottom)
+    )
+    return torch.lerp(upper, lower, y - top)
