@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional as F
 
-from streamseg.engine.steadying import HIGH
+from streamseg.engine.steadying import STEADY_HIGH
 from streamseg.stream.label_frames import (
     label_frame,
 )
@@ -23,7 +23,7 @@ POLICIES = [
     FadingInTime(2.0, limit=1),
     LastFrames(2, steady=0.1),
     FadingInTime(0.5, steady=0.1),
-    LastFrames(2, steady=HIGH),
+    LastFrames(2, steady=STEADY_HIGH),
 ]
 
 

@@ -19,9 +19,11 @@ from streamseg.cli.options import (
     check_weights,
     option,
     parse_size,
+    parse_steady,
     pick_device,
     pick_palette,
     set_key_interval,
+    steady_by_default,
 )
 from streamseg.io.files import check_writable
 from streamseg.models.bundled import find_weights
@@ -124,6 +126,7 @@ def serve(
     port: int = 8000,
     token: Annotated[str, option("TEXT", "the variable STREAMSEG_TOKEN, or none")] = "",
     window: Annotated[int | None, option("FRAMES", "what the weights were trained with")] = None,
+    steady: Annotated[str, option("HOW", "low for streams")] = "",
     queue: int = 32,
     batch: int = 8,
     megabytes: float = 32.0,
@@ -144,6 +147,7 @@ def serve(
         port: The port to listen on; 0 for any free one.
         token: The token that clients must send, as Authorization: Bearer TEXT.
         window: How many frames of a stream the network attends to.
+        steady: How steady the labels of a stream are kept: off, low, high, or a margin; see streamseg segment.
         queue: The most requests at a time, received, waiting or running; more get 503 with Retry-After.
         batch: The most frames of several clients in one batch.
         megabytes: The largest picture, as a file.
@@ -181,7 +185,7 @@ def serve(
         raise ValueError("The token may hold only letters, digits and . _ ~ + -: choose another.")
     sources = server.parse_sources(source)
     with server.listen(host, port) as listening:
-        model = open_served(weights, device, precision, window, trust, palette)
+        model = open_served(weights, device, precision, window, trust, palette, steady)
         allow_large_pictures()  # the server has limits of its own
         limits = server.Limits(round(megabytes * 2**20), round(megapixels * 1e6), seconds, queue)
         gate = server.RequestGate(model, limits, token, batch)
@@ -196,7 +200,7 @@ def serve(
 
 
 def open_served(
-    weights: Path | None, device: str, precision: str, window: int | None, trust: bool, palette: str
+    weights: Path | None, device: str, precision: str, window: int | None, trust: bool, palette: str, steady: str = ""
 ) -> "ServedModel":
     """Open the network to serve."""
     from streamseg import serve as server
@@ -208,10 +212,13 @@ def open_served(
     place = pick_device(device or runtime.default_device(weights))
     engine, classes, trained = open_preparing_engine(weights, place, precision, trust=trust)
     if isinstance(engine, runtime.ExportedEngine):
-        check_exported(engine, None if window is None else LastFrames(window), precision=precision)
+        given = None if window is None else LastFrames(window)
+        check_exported(engine, given, precision=precision, steady=parse_steady(steady))
     frames = trained if window is None else window
     if window is not None and set_key_interval(engine, LastFrames(window)) != LastFrames(window):
         frames = 1  # the streams of a video method have a key interval, and no window
-    check_window(engine, LastFrames(frames))
+    policy = LastFrames(frames, steady=parse_steady(steady))
+    check_window(engine, policy)
+    steadied = policy if steady else steady_by_default(policy, engine)
     drawn = pick_palette(classes, palette)
-    return server.ServedModel(engine, classes, frames, find_weights(weights), drawn)
+    return server.ServedModel(engine, classes, frames, find_weights(weights), drawn, steadied.steady)

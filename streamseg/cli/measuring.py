@@ -30,6 +30,7 @@ from streamseg.cli.options import (
     check_folder,
     check_weights,
     option,
+    parse_steady,
     pick_device,
     pick_policy,
     set_key_interval,
@@ -70,8 +71,8 @@ class EvaluateOptions:
     images."""
     half_life: Annotated[float | None, option("SECONDS", "the exact window")] = None
     """Instead of a window, let the past decay by half in this time."""
-    steady: Annotated[float, option("MARGIN", "0, off")] = 0.0
-    """With one of the two, change the class of a pixel only if the new score is higher by this much."""
+    steady: Annotated[str, option("HOW", "off")] = ""
+    """With one of the two, keep labels steady: low, high, or a margin by which a new class must score higher."""
     class_table: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
     """How the network's classes count as labels of the data set: street, or a file of "class, colour, DATA SET, ..."
     lines; FILE:COLUMN names the column of the data set."""
@@ -120,7 +121,7 @@ def evaluate(
         from streamseg.evaluate.engines import open_evaluation_engine
         from streamseg.evaluate.translate import describe_translation, translate_dataset
 
-    policy = pick_policy(options.window, options.half_life, options.steady)
+    policy = pick_policy(options.window, options.half_life, parse_steady(options.steady))
     check_combination(options, policy)
     if options.plots:
         plot.new_figure(1, 1)  # fails here rather than after the work, if the library is missing
@@ -139,7 +140,7 @@ def evaluate(
     translation, frames = translate_dataset(classes, frames, table)
     policy = set_key_interval(engine, policy) or method_policy(engine, options)
     if isinstance(engine, runtime.ExportedEngine):
-        check_exported(engine, policy, precision=options.precision, steady=options.steady)
+        check_exported(engine, policy, precision=options.precision, steady=parse_steady(options.steady))
     if not options.quiet and (sentence := describe_translation(translation, options.dataset)):
         print_error(f"{sentence}.")
     if policy:
@@ -151,7 +152,7 @@ def evaluate(
 
 def check_combination(options: EvaluateOptions, policy: "Policy | None") -> None:
     """Raise an error if options of evaluate do not go together."""
-    if options.steady and not policy:
+    if parse_steady(options.steady) and not policy:
         raise ValueError("--steady is for frames in order: give --window or --half-life too.")
     if policy and options.ray:
         raise ValueError("--window and --half-life time each frame, so nothing else may run: leave out --ray.")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from streamseg.engine.engine import Engine
     from streamseg.engine.runtime import ExportedEngine
+    from streamseg.engine.steadying import Steadiness
     from streamseg.stream.state import Policy
 
 
@@ -87,7 +88,34 @@ def parse_size(name: str, text: str) -> tuple[int, int] | None:
     return int(sides[0]), int(sides[1])
 
 
-def pick_policy(window: int | None, half_life: float | None, steady: float = 0.0) -> "Policy | None":
+def parse_steady(text: str) -> "float | Steadiness":
+    """Return how steady labels are to be, of off, low, high or a margin; 0 for an empty text."""
+    from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW
+
+    named: dict[str, float | Steadiness] = {"": 0.0, "off": 0.0, "low": STEADY_LOW, "high": STEADY_HIGH}
+    if text.lower() in named:
+        return named[text.lower()]
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--steady is {text!r:.80}; expected off, low, high, or a number such as 1.") from None
+
+
+def steady_by_default(policy: "Policy", engine: "Engine") -> "Policy":
+    """Return a policy that keeps the labels of videos steady, if an engine can do that at little cost.
+
+    An exported file gives no scores; a video method is run as its authors describe it.
+    """
+    from dataclasses import replace
+
+    from streamseg.engine.engine import VideoEngine
+    from streamseg.engine.runtime import ExportedEngine
+    from streamseg.engine.steadying import STEADY_LOW
+
+    return policy if isinstance(engine, ExportedEngine | VideoEngine) else replace(policy, steady=STEADY_LOW)
+
+
+def pick_policy(window: int | None, half_life: float | None, steady: "float | Steadiness" = 0.0) -> "Policy | None":
     """Return the window policy that the options ask for: the last frames, or a decaying past; None for neither."""
     from streamseg.stream.state import FadingInTime, LastFrames
 
@@ -146,7 +174,7 @@ def check_exported(
     deadline: float | None = None,
     precision: str = "",
     confidence: bool = False,
-    steady: float = 0.0,
+    steady: "float | Steadiness" = 0.0,
 ) -> None:
     """Raise a ValueError if an option asks for something that an exported file cannot do."""
     from streamseg.stream.state import LastFrames

@@ -51,9 +51,9 @@ class Steadiness:
                 raise ValueError(f"{name} is {value!r:.80}; expected {expected}.")
 
 
-LOW = Steadiness(share=0.5, tolerance=12.0, margin=0.5, still=25.0)
+STEADY_LOW = Steadiness(share=0.5, tolerance=12.0, margin=0.5, still=25.0)
 """The default of videos: more accurate than frame by frame, and steadier."""
-HIGH = Steadiness(share=0.6, tolerance=12.0, margin=1.0, still=25.0)
+STEADY_HIGH = Steadiness(share=0.6, tolerance=12.0, margin=1.0, still=25.0)
 """As steady as possible at the accuracy of frame by frame."""
 
 

@@ -27,10 +27,11 @@ from torch import Tensor
 
 from streamseg.classes import Classes
 from streamseg.engine.engine import Engine
+from streamseg.engine.steadying import Steadiness
 from streamseg.io.images import TooLargeError, UnknownFormatError, decode_upload
 from streamseg.serve.batches import Batcher, Labelled
 from streamseg.serve.counters import Counter, Gauge, PrometheusHistogram
-from streamseg.stream.state import State
+from streamseg.stream.state import LastFrames, State
 
 if TYPE_CHECKING:
     from streamseg.serve.sources import ServedSource
@@ -70,6 +71,8 @@ class ServedModel:
     """The file that it was loaded from."""
     drawn: Classes | None = None
     """The classes in the colours of overlays and of the page; None for the colours that they have."""
+    steady: float | Steadiness = 0.0
+    """How steady the labels of a stream are kept."""
 
 
 class RequestError(Exception):
@@ -115,7 +118,7 @@ class RequestGate:
             (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
         )
         batches = PrometheusHistogram("streamseg_batch_frames", "Frames in a batch.", (1, 2, 4, 8, 16, 32))
-        self.batcher = Batcher(served.engine, served.window, batch, batches.add)
+        self.batcher = Batcher(served.engine, LastFrames(served.window, steady=served.steady), batch, batches.add)
         self.metrics: list[Counter | PrometheusHistogram | Gauge] = [
             self.answered,
             self.frames,

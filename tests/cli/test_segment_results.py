@@ -46,12 +46,14 @@ def test_the_window_is_that_of_the_weights_unless_told_otherwise(here, segment, 
     streamseg.save(model, streamseg.CAMVID, "video.safetensors", window=3)
     make_clip(Path("a.mp4"), 6)
     trained = ("--weights", "video.safetensors")
-    steady = streamseg.LastFrames(3, steady=0.1), (*trained, "--steady", "0.1")
+    low, high = streamseg.STEADY_LOW, streamseg.STEADY_HIGH
     for name, window, options in (
-        ("a", 3, trained),
-        ("b", 2, (*trained, "--window", "2")),
-        ("c", 1, ()),
-        ("s", *steady),
+        ("a", 3, (*trained, "--steady", "off")),
+        ("b", 2, (*trained, "--window", "2", "--steady", "0")),
+        ("c", 1, ("--steady", "off")),
+        ("s", streamseg.LastFrames(3, steady=0.1), (*trained, "--steady", "0.1")),
+        ("t", streamseg.LastFrames(3, steady=low), trained),
+        ("u", streamseg.LastFrames(2, steady=high), (*trained, "--window", "2", "--steady", "high")),
     ):
         assert segment("a.mp4", f"{name}.mp4", "--no-overlay", "--labels", *options) == 0
         expected = [labels for _, labels in streamseg.label_frames(model, streamseg.read_frames("a.mp4"), window)]

@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from streamseg.engine.labels import labels_from_scores
 from streamseg.engine.steadying import (
-    HIGH,
-    LOW,
+    STEADY_HIGH,
+    STEADY_LOW,
     Evidence,
     Steadiness,
     fuse_scores,
@@ -41,7 +41,7 @@ def run(frames, scores, steadiness, gap=0.04):
     return results
 
 
-@pytest.mark.parametrize("steadiness", [LOW, HIGH])
+@pytest.mark.parametrize("steadiness", [STEADY_LOW, STEADY_HIGH])
 def test_a_first_frame_is_a_picture(steadiness):
     scores = random_scores()
     ((fused, labels),) = run([picture()], [scores], steadiness)
@@ -50,7 +50,7 @@ def test_a_first_frame_is_a_picture(steadiness):
     assert labels.equal(labels_from_scores(scores[0], SIZE))
 
 
-@pytest.mark.parametrize("steadiness", [LOW, HIGH])
+@pytest.mark.parametrize("steadiness", [STEADY_LOW, STEADY_HIGH])
 def test_a_still_camera_with_constant_scores_keeps_them(steadiness):
     scores = random_scores()
     for fused, labels in run([picture()] * 6, [scores] * 6, steadiness):
@@ -82,7 +82,7 @@ def test_scores_move_with_the_picture():
 def test_a_cut_leaves_no_trace():
     scores = [random_scores(seed) for seed in range(3)]
     frames = [picture(0), 255 - picture(0), 255 - picture(0)]
-    results = run(frames, scores, HIGH)
+    results = run(frames, scores, STEADY_HIGH)
     assert results[1][0].scores.equal(scores[1])
     assert results[1][0].margin.eq(0).all()
     assert results[1][1].equal(labels_from_scores(scores[1][0], SIZE))
@@ -100,11 +100,11 @@ def test_what_was_uncovered_has_no_past():
 
 def test_streams_of_a_batch_do_not_mix():
     frames, scores = [picture(seed) for seed in range(3)], [random_scores(seed) for seed in range(3)]
-    alone = run(frames[:2], scores[:2], HIGH)
-    first = fuse_scores(scores[0], frames[0], [None], [0.0], HIGH)
+    alone = run(frames[:2], scores[:2], STEADY_HIGH)
+    first = fuse_scores(scores[0], frames[0], [None], [0.0], STEADY_HIGH)
     evidence = Evidence(first.luma[0, 0], first.scores[0], labels_from_scores(first.scores[0], SIZE))
     together = fuse_scores(
-        torch.cat([scores[1], scores[2]]), torch.cat([frames[1], frames[2]]), [evidence, None], [0.04, 0.0], HIGH
+        torch.cat([scores[1], scores[2]]), torch.cat([frames[1], frames[2]]), [evidence, None], [0.04, 0.0], STEADY_HIGH
     )
     torch.testing.assert_close(together.scores[:1], alone[1][0].scores)
     assert together.scores[1:].equal(scores[2])
@@ -113,9 +113,10 @@ def test_streams_of_a_batch_do_not_mix():
 
 def test_the_margin_falls_as_frames_are_further_apart():
     margins = [
-        run([picture()] * 2, [random_scores()] * 2, HIGH, gap)[1][0].margin.max().item() for gap in (0.02, 0.1, 0.4)
+        run([picture()] * 2, [random_scores()] * 2, STEADY_HIGH, gap)[1][0].margin.max().item()
+        for gap in (0.02, 0.1, 0.4)
     ]
-    assert margins == pytest.approx([HIGH.margin, HIGH.margin, HIGH.margin / 4])
+    assert margins == pytest.approx([STEADY_HIGH.margin, STEADY_HIGH.margin, STEADY_HIGH.margin / 4])
 
 
 def test_another_network_size_keeps_the_evidence_and_other_classes_drop_it():
