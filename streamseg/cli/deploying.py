@@ -19,6 +19,7 @@ from streamseg.cli.options import (
     check_weights,
     option,
     parse_size,
+    parse_steadiness,
     parse_steady,
     pick_device,
     pick_palette,
@@ -40,6 +41,7 @@ def export(
     confidence: bool = False,
     video: bool = False,
     int8: bool = False,
+    steady: Annotated[str, option("HOW", "off", choices=("off", "low", "high"))] = "",
     pictures: Annotated[str | None, option("DIR", "the samples")] = None,
     json: Json = None,
     device: Device = "",
@@ -57,6 +59,7 @@ def export(
         confidence: Also give the confidence of each label.
         video: Carry the state of a stream: a matrix for each stage with attention in, and one out.
         int8: Quantise most layers to int8 (ONNX), calibrated on half of the pictures and compared on the others.
+        steady: With --video and --size, keep the labels of a stream steady: low or high; see streamseg segment.
         pictures: A folder, a video or the like to compare on and, with --int8, to calibrate on: use frames like those
             that the file will label.
         json: A file for the figures, how well it agrees with the network; - for standard output.
@@ -95,6 +98,7 @@ def export(
         confidence=confidence,
         video=video,
         int8=int8,
+        steady=parse_steadiness(steady),
         pictures=pictures,
         window=description.window,
         source=description.source,

@@ -101,10 +101,19 @@ def parse_steady(text: str) -> "float | Steadiness":
         raise ValueError(f"--steady is {text!r:.80}; expected off, low, high, or a number such as 1.") from None
 
 
+def parse_steadiness(text: str) -> "Steadiness | None":
+    """Return the steadiness of low or high; None for off or an empty text."""
+    from streamseg.checks import check_choice
+
+    check_choice("--steady", text.lower(), ("", "off", "low", "high"))
+    steady = parse_steady(text)
+    return None if isinstance(steady, float) else steady
+
+
 def steady_by_default(policy: "Policy", engine: "Engine") -> "Policy":
     """Return a policy that keeps the labels of videos steady, if an engine can do that at little cost.
 
-    An exported file gives no scores; a video method is run as its authors describe it.
+    An exported file is as steady as it was made; a video method is run as its authors describe it.
     """
     from dataclasses import replace
 
@@ -112,7 +121,9 @@ def steady_by_default(policy: "Policy", engine: "Engine") -> "Policy":
     from streamseg.engine.runtime import ExportedEngine
     from streamseg.engine.steadying import STEADY_LOW
 
-    return policy if isinstance(engine, ExportedEngine | VideoEngine) else replace(policy, steady=STEADY_LOW)
+    if isinstance(engine, ExportedEngine):
+        return replace(policy, steady=engine.manifest.steady or 0.0)
+    return policy if isinstance(engine, VideoEngine) else replace(policy, steady=STEADY_LOW)
 
 
 def pick_policy(window: int | None, half_life: float | None, steady: "float | Steadiness" = 0.0) -> "Policy | None":
@@ -186,7 +197,7 @@ def check_exported(
         raise ValueError(f"The precision of {path} was fixed when it was exported: leave out --precision.")
     if confidence and not file.manifest.confidence:
         raise ValueError(f"{path} gives no confidence: leave out --confidence, or export it with --confidence.")
-    if steady:
+    if steady and steady != file.manifest.steady:
         raise ValueError(f"{path} gives labels without scores: leave out --steady, or give a checkpoint.")
     if fixed and size not in (None, fixed):
         raise ValueError(f"{path} takes only frames of {fixed[0]} x {fixed[1]}: leave out --size.")

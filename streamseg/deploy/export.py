@@ -33,6 +33,7 @@ from streamseg.engine.runtime import (
     open_exported,
     require_packages,
 )
+from streamseg.engine.steadying import Steadiness, average, shrink_to_luma
 from streamseg.evaluate import metrics
 from streamseg.io.checksums import write_checksum
 from streamseg.io.files import check_writable, written_whole
@@ -40,7 +41,9 @@ from streamseg.io.resolve import read_frames
 from streamseg.io.tensors import short_error
 from streamseg.models.fanet import FANet
 from streamseg.models.fanet_plus import FANetPlus
+from streamseg.models.layers import resize
 from streamseg.stream.label_frames import check_size, label_frame, label_frames
+from streamseg.stream.state import LastFrames
 
 OPSET = 18
 """The oldest ONNX opset that torch exports to, for as many runtimes as possible."""
@@ -76,10 +79,11 @@ class Agreement:
 class ExportModule(nn.Module):
     """The network as it is exported: uint8 frames in, uint8 labels out."""
 
-    def __init__(self, network: FANet, confident: bool):
+    def __init__(self, network: FANet, confident: bool, steady: Steadiness | None = None):
         super().__init__()
         self.network = network
         self.confident = confident
+        self.steady = steady
 
     def forward(self, frame: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """Return labels (1, H, W); then, if asked for, confidence; then, with a state, the context of each stage.
@@ -88,19 +92,52 @@ class ExportModule(nn.Module):
             frame: RGB (1, H, W, 3), uint8, the layout of cameras and canvases.
             state: For each stage with attention, the sum of the contexts of the earlier frames in the window,
                 (1, D, C); zeros for the first frame. Then, for a network that averages, the number of frames in that
-                sum, (1,).
+                sum, (1,). Then, for steady labels, brightness, scores and labels of the frame before, and how far they
+                count, (1,): 0 for the first frame.
         """
         # float from the first operator to the last: TensorRT takes uint8 only as an input or output
         image = frame.to(self.network.mean.dtype).permute(0, 3, 1, 2)
         stages = len(self.network.attentions)
-        past, weight = state[:stages], state[stages:]
-        logits, context = self.network.step(image, past or None, weight[0].view(1, 1, 1) if weight else 1.0)
+        before = state[-4:] if self.steady else ()
+        past, weight = state[:stages], state[stages : len(state) - len(before)]
+        scale = weight[0].view(1, 1, 1) if weight else 1.0
+        if self.steady:
+            return self.label_steadily(image, past, scale, *before)
+        logits, context = self.network.step(image, past or None, scale)
         outputs = [cast_uint8(logits.argmax(dim=1))]
         if self.confident:
             # the softmax of the highest logit only
             others = (logits - logits.amax(dim=1, keepdim=True)).exp().sum(dim=1)
             outputs.append(cast_uint8((255 / others).round()))
         return (*outputs, *(context if past else ()))
+
+    def label_steadily(
+        self,
+        image: Tensor,
+        past: tuple[Tensor, ...],
+        weight: Tensor | float,
+        luma: Tensor,
+        earlier: Tensor,
+        labels: Tensor,
+        share: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Return the outputs of a frame and, for the next one, its brightness and averaged scores."""
+        assert self.steady is not None
+        maps, context = self.network.features(image, past, weight)
+        scores = self.network.score(maps)
+        now = shrink_to_luma(image, (scores.shape[2], scores.shape[3]))
+        fused, now, margin = average(scores, now, earlier, luma, share, self.steady)
+        logits = resize(fused, image)
+        highest = logits.amax(dim=1, keepdim=True)
+        # as keep_labels, for all pixels
+        lead = highest - logits.gather(1, labels.to(torch.int64).clamp(max=logits.shape[1] - 1)[:, None])
+        keep = (lead < resize(margin, image))[:, 0]
+        chosen = torch.where(keep, labels.float(), logits.argmax(dim=1).float())
+        outputs = [cast_uint8(chosen)]
+        if self.confident:
+            others = (logits - highest).exp().sum(dim=1)
+            outputs.append(cast_uint8((255 / others * torch.where(keep, (-lead[:, 0]).exp(), 1.0)).round()))
+        return (*outputs, *context, now, fused)
 
 
 def cast_uint8(values: Tensor) -> Tensor:
@@ -117,6 +154,7 @@ def export_model(
     confidence: bool = False,
     video: bool = False,
     int8: bool = False,
+    steady: Steadiness | None = None,
     pictures: str | Path | None = None,
     window: int = 1,
     source: str = "",
@@ -130,6 +168,7 @@ def export_model(
         confidence: Whether the file also outputs the probability of each label.
         video: Whether the file takes and returns the state of a stream.
         int8: Whether most of it computes in int8, calibrated with the pictures.
+        steady: How steady it keeps the labels of a stream, such as STEADY_LOW; this needs video and a size.
         pictures: A folder, a video, … to compare on, and for int8 to calibrate with; by default the samples.
         window: The number of frames that the network was trained with.
         source: Where the weights came from, in words.
@@ -142,6 +181,12 @@ def export_model(
         check_size(size)
     if int8 and kind != "onnx":
         raise ValueError(f"int8 needs an ONNX file, but {path} is for {kind}: end its name in .onnx.")
+    if steady and (size is None or not video or int8):
+        raise ValueError(
+            "Steady labels need a file for video, of one size, in fp32: give --video and --size, no --int8."
+        )
+    if steady and kind == "openvino":  # which agrees on 99.4 % of the labels: it resizes and moves maps differently
+        raise ValueError(f"Steady labels need an ONNX or .pt2 file, but {path} is for OpenVINO: end its name in .onnx.")
     if int8 and pictures is None:
         raise ValueError("int8 is calibrated with pictures like those that you will label: give some (--pictures).")
     check_libraries(kind)
@@ -157,6 +202,8 @@ def export_model(
         source=source,
         device=model.mean.device.type if kind == "aotinductor" else "",
         min_side=model.min_free_side,
+        steady=steady,
+        score_size=None if steady is None or size is None else score_size(model, size),
     )
     with quiet_exporters(), TemporaryDirectory() as folder:
         temporary = Path(folder) / f"model{EXPORT_SUFFIXES[kind]}"
@@ -205,7 +252,9 @@ def export_program(model: FANet, manifest: Manifest) -> ExportedProgram:
     frame = torch.zeros(1, height, width, 3, dtype=torch.uint8, device=device)
     shapes = [shape for name, shape in manifest.inputs.items() if name != "frame"]
     state = [torch.zeros([side or 1 for side in shape], device=device) for shape in shapes]
-    graph = ExportModule(model, manifest.confidence).eval()
+    if manifest.steady:
+        state[-2] = state[-2].to(torch.uint8)  # the labels of the frame before
+    graph = ExportModule(model, manifest.confidence, manifest.steady).eval()
     with torch.no_grad():
         program = torch.export.export(
             graph,
@@ -218,6 +267,13 @@ def export_program(model: FANet, manifest: Manifest) -> ExportedProgram:
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # contains paths of this machine
     return program
+
+
+@torch.no_grad()
+def score_size(model: FANet, size: tuple[int, int]) -> tuple[int, int]:
+    """Return the height and width of a network's scores for frames of a size."""
+    scores, _ = model.outputs(torch.zeros(1, 3, *size, device=model.mean.device))
+    return scores.shape[2], scores.shape[3]
 
 
 def free_sides(manifest: Manifest) -> dict[int, Dim]:
@@ -319,7 +375,8 @@ def compare_labels(model: FANet, exported: ExportedEngine, frames: Sequence[Tens
 
 def compare_clip(model: FANet, exported: ExportedEngine, picture: Tensor) -> float:
     """Return the share of equal labels over a clip, in which network and file each carry their own state."""
-    size, window = exported.manifest.size or CLIP_SIZE, max(2, exported.manifest.window)
+    manifest = exported.manifest
+    size, window = manifest.size or CLIP_SIZE, LastFrames(max(2, manifest.window), steady=manifest.steady or 0.0)
     truth = label_frames(model, pan(picture, size), window)
     predicted = label_frames(exported, pan(picture, size), window)
     same = [(a == b).double().mean().item() for (_, a), (_, b) in zip(truth, predicted, strict=True)]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-LEVELS, ITERATIONS = 4, 2
+LEVELS, ITERATIONS = 4, 1
 """Sizes at which the motion is estimated, each half the next, and corrections at each of them."""
 SMALLEST_SIDE = 8
 """No size has a shorter side."""
-NEIGHBOURS = 5
+NEIGHBOURS = 7
 """Side of the square of pixels that are assumed to move alike."""
 NOISE = 20.0
 """Added to the squared gradients: where the picture is flat, the motion is that of its surroundings."""
