@@ -182,9 +182,7 @@ def export_model(
     if int8 and kind != "onnx":
         raise ValueError(f"int8 needs an ONNX file, but {path} is for {kind}: end its name in .onnx.")
     if steady and (size is None or not video or int8):
-        raise ValueError(
-            "Steady labels need a file for video, of one size, in fp32: give --video and --size, no --int8."
-        )
+        raise ValueError("Steady labels need a file for video, of one size, in fp32: give --video and --size.")
     if steady and kind == "openvino":  # which agrees on 99.4 % of the labels: it resizes and moves maps differently
         raise ValueError(f"Steady labels need an ONNX or .pt2 file, but {path} is for OpenVINO: end its name in .onnx.")
     if int8 and pictures is None:
