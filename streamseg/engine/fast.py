@@ -38,6 +38,7 @@ from streamseg.engine.graphs import CAPTURE_LOCK, capture_graph, new_stream, rec
 from streamseg.engine.inputs import check_model, to_checked_frame
 from streamseg.engine.scratch import DeviceLock
 from streamseg.engine.sizes import SizeCounter
+from streamseg.engine.steady_graph import SteadyGraph
 from streamseg.engine.steadying import Steadiness
 from streamseg.io.images import Picture
 from streamseg.models.attention import FastAttention
@@ -84,6 +85,8 @@ class GraphBuffers:
     scores: Tensor | None = None
     graph: "torch.cuda.CUDAGraph | None" = None
     has_past: bool = False
+    steady: SteadyGraph | None = None
+    """What keeps labels steady, for the size of labels and the steadiness that were last asked for."""
 
 
 class FastEngine(Engine):
@@ -238,8 +241,7 @@ class FastEngine(Engine):
         """Return the predictions in the buffers; with hysteresis or another label size, they are made from scores."""
         assert buffers.scores is not None
         if isinstance(batch.steady, Steadiness):
-            label = partial(label_on_gpu, with_confidence=batch.with_confidence)
-            return predict_steadily(buffers.scores, batch, batch.steady, label)
+            return self.predict_steadily(buffers, batch, batch.steady)
         scores, low_res = apply_hysteresis(buffers.scores, batch)
         predictions: list[Prediction] = []
         for i, size in enumerate(batch.sizes):
@@ -249,6 +251,18 @@ class FastEngine(Engine):
                 continue
             predictions.append(Prediction(*label_on_gpu(scores[i], size, batch.with_confidence), low_res[i]))
         return predictions
+
+    def predict_steadily(self, buffers: GraphBuffers, batch: FrameBatch, steadiness: Steadiness) -> list[Prediction]:
+        """Return the predictions from the scores in the buffers and the evidence of earlier frames."""
+        assert buffers.scores is not None
+        size = batch.sizes[0]
+        if buffers.graph is None or any(size != other for other in batch.sizes):
+            label = partial(label_on_gpu, with_confidence=batch.with_confidence)
+            return predict_steadily(buffers.scores, batch, steadiness, label)
+        known = buffers.steady
+        if known is None or known.steadiness != steadiness or tuple(known.labels.shape[1:]) != size:
+            buffers.steady = known = SteadyGraph(buffers.frame, buffers.scores, size, steadiness, batch.with_confidence)
+        return known.predict(batch)
 
     def run_batch(self, batch: FrameBatch, shape: torch.Size, capture_first: bool = False) -> GraphBuffers:
         """Run a batch, by its graph if there is one, and return its buffers.

@@ -67,10 +67,10 @@ def blur(values: Tensor, side: int) -> Tensor:
 
 def move(values: Tensor, motion: Tensor, mode: str = "bilinear") -> Tensor:
     """Return the values (B, C, h, w) at the places that a motion (B, 2, h, w) points to; the nearest if outside."""
-    places = to_places(motion)
     height, width = motion.shape[2:]
-    sides = torch.tensor([width, height], dtype=motion.dtype, device=motion.device)
-    grid = (2 * places.permute(0, 2, 3, 1) + 1) / sides - 1
+    x, y = to_places(motion).unbind(dim=1)
+    # numbers instead of a tensor of the sides, which would be copied to the device
+    grid = torch.stack([(2 * x + 1) / width - 1, (2 * y + 1) / height - 1], dim=-1)
     return F.grid_sample(values, grid, mode=mode, padding_mode="border", align_corners=False)
 
 

@@ -174,14 +174,14 @@ def keep_labels(labels: Tensor, previous: Tensor, scores: Tensor, margin: Tensor
     Returns:
         The labels, and the highest score less that of the label, (H, W), which is 0 where the label is the best.
     """
-    known = previous.clamp(max=len(scores) - 1)
-    if labels.device.type == "cpu":
-        # few labels change; only here the host looks at values
-        pixels = (labels != known).flatten().nonzero().flatten()
-    else:
-        pixels = torch.arange(labels.numel(), device=labels.device)
+    known, maps = previous.clamp(max=len(scores) - 1), torch.cat([scores, margin])
+    if labels.device.type != "cpu":
+        kept, behind = choose_labels(labels, known, maps, torch.arange(labels.numel(), device=labels.device))
+        return kept.view_as(labels), behind.view(labels.shape)
+    # few labels change; only here the host looks at values
+    pixels = (labels != known).flatten().nonzero().flatten()
     kept, behind = labels.flatten().clone(), scores.new_zeros(labels.numel())
-    kept[pixels], behind[pixels] = choose_labels(labels, known, torch.cat([scores, margin]), pixels)
+    kept[pixels], behind[pixels] = choose_labels(labels, known, maps, pixels)
     return kept.view_as(labels), behind.view(labels.shape)
 
 
