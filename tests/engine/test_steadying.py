@@ -1,15 +1,10 @@
 """Laws of steady labels: what is averaged, what is not, and when a pixel keeps its class."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch.nn import functional as F
 
-from streamseg.engine.engine import FrameBatch, predict_steadily
-from streamseg.engine.fast import label_on_gpu
 from streamseg.engine.labels import labels_from_scores
-from streamseg.engine.steady_graph import SteadyGraph
 from streamseg.engine.steadying import (
     STEADY_HIGH,
     STEADY_LOW,
@@ -166,26 +161,3 @@ def test_a_steadiness_takes_only_numbers_that_mean_something(wrong):
     (name,) = wrong
     with pytest.raises(ValueError, match=f"^{name} is .*; expected "):
         Steadiness(**{"share": 0.5, "tolerance": 12.0, "margin": 0.5, "still": 25.0, **wrong})
-
-
-@pytest.mark.parametrize("with_confidence", [False, True])
-def test_the_graph_of_a_gpu_computes_what_the_other_engines_do(with_confidence):
-    label = partial(label_on_gpu, with_confidence=with_confidence)
-    images, scores = torch.cat([picture(0), picture(1)]), torch.cat([random_scores(0), random_scores(1)])
-    graph = SteadyGraph(images, scores, SIZE, STEADY_HIGH, with_confidence)
-    batch = FrameBatch(images, None, [0.0] * 2, [SIZE] * 2, with_confidence, STEADY_HIGH)
-    evidence = [None, None]
-    for step in range(4):
-        images.copy_(torch.cat([picture(0).roll(2 * step, 3), picture(1).roll(step, 2)]))  # as the network's graph does
-        scores.copy_(torch.cat([random_scores(step), random_scores(step + 9)]))
-        if step == 2:
-            evidence[1] = None  # another stream begins
-        now = batch._replace(evidence=evidence, gaps=[0.04, 0.2])
-        ours, theirs = graph.predict(now), predict_steadily(scores, now, STEADY_HIGH, label)
-        for a, b in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(a.evidence.scores, b.evidence.scores)
-            assert (a.labels != b.labels).float().mean() < 0.001
-            assert with_confidence is (a.confidence is not None)
-            if with_confidence:
-                assert (a.confidence.int() - b.confidence.int()).abs().float().mean() < 0.1
-        evidence = [prediction.evidence for prediction in theirs]
