@@ -37,7 +37,7 @@ RATE = 15
 """Frames a second of CamVid's val."""
 LAG_FRAMES = 6
 """A true label must stay this long after it has changed to count for the lag."""
-ROUNDS = 12
+ROUNDS = 30
 
 
 def streams(frames: int) -> dict[str, tuple[list[int], list[float]]]:
