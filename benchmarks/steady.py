@@ -1,27 +1,39 @@
 """Measure what keeps the labels of a video steady, for docs/video.md.
 
     python benchmarks/steady.py accuracy CAMVID WEIGHTS
+    python benchmarks/steady.py moved COMMA10K WEIGHTS
+    python benchmarks/steady.py tried CAMVID WEIGHTS
     python benchmarks/steady.py time [WEIGHTS [HEIGHT WIDTH]]
 
 accuracy  the network's scores of CamVid's val, computed once, labelled in several ways and as several streams
+moved     pictures of comma10k's val, over which a camera moves and zooms, with noise; no number was chosen on them
+tried     high with one of its parts replaced, on CamVid's val
 time      a frame in milliseconds, one way after the other on the same frame, so that a busy machine disturbs all alike
 """
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import streamseg
+from streamseg.data.datasets import Dataset
+from streamseg.engine import steadying
 from streamseg.engine.engine import ImageEngine
+from streamseg.engine.motion import estimate_motion, move
 from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW, Steadiness
 from streamseg.evaluate import metrics
 from streamseg.evaluate.translate import to_lookup, translate_dataset, translate_predicted
+from streamseg.models.fanet import FANet
+from streamseg.models.video.dis import DISFlow
 from streamseg.stream.label_frames import label_frame, step_batch
 from streamseg.stream.state import LastFrames, State
 
@@ -38,6 +50,8 @@ RATE = 15
 LAG_FRAMES = 6
 """A true label must stay this long after it has changed to count for the lag."""
 ROUNDS = 30
+PICTURES, MOVED_FRAMES, NOISE = 40, 10, 3.0
+"""Pictures of comma10k over which a camera moves, frames of each, and the standard deviation of its noise."""
 
 
 def streams(frames: int) -> dict[str, tuple[list[int], list[float]]]:
@@ -71,44 +85,165 @@ def lag(labels: Tensor, predicted: Tensor) -> tuple[float, float]:
     return frames.median().item(), frames.mean().item()
 
 
-def accuracy(data: str, weights: str) -> None:
+@dataclass(frozen=True)
+class Clip:
+    """Frames (3, H, W) of a video with true labels (H, W), and their scores (1, K, h, w), computed once."""
+
+    frames: list[Tensor]
+    labels: list[Tensor]
+    scores: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Labeller:
+    """A network whose scores are known, and how its classes count as labels of a data set."""
+
+    model: FANet
+    lookup: Tensor
+    labels: int
+
+    @torch.no_grad()
+    def make_clip(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Clip:
+        frames, labels = map(list, zip(*pairs, strict=True))
+        return Clip(frames, labels, [self.model.outputs(frame[None])[0] for frame in frames])
+
+    def label(
+        self, clip: Clip, order: Sequence[int], times: Sequence[float], steady: float | Steadiness
+    ) -> list[Tensor]:
+        """Return the labels of some frames of a clip, as a stream."""
+        current: list[Tensor] = []
+        engine = ImageEngine(self.model, lambda _: current[0])
+        state: State | None = None
+        predicted = []
+        for i, seconds in zip(order, times, strict=True):
+            current[:] = [clip.scores[i]]
+            images, policy = clip.frames[i][None], LastFrames(1, steady=steady)
+            sizes = [(images.shape[2], images.shape[3])]
+            (one,), (state,) = step_batch(engine, images, [state], policy, sizes=sizes, times=[seconds])
+            predicted.append(translate_predicted(one.labels, self.lookup))
+        return predicted
+
+
+def open_network(weights: str, dataset: Dataset) -> tuple[Labeller, Dataset]:
+    """Return the network of a checkpoint, and a data set with the labels that it has."""
     model, classes = streamseg.load(weights)
-    translation, dataset = translate_dataset(classes, streamseg.camvid(Path(data), "val"))
+    translation, dataset = translate_dataset(classes, dataset)
     count = len(dataset.classes)
-    lookup = to_lookup(translation.label_of, count, torch.device("cpu"))
-    images, labels, scores = [], [], []
-    with torch.no_grad():
-        for image, truth in (dataset[i] for i in range(len(dataset))):
-            images.append(image)
-            labels.append(truth)
-            scores.append(model.outputs(image[None])[0])
-    current: list[Tensor] = []
-    engine = ImageEngine(model, lambda _: current[0])
+    return Labeller(model, to_lookup(translation.label_of, count, torch.device("cpu")), count), dataset
+
+
+def accuracy(data: str, weights: str) -> None:
+    labeller, dataset = open_network(weights, streamseg.camvid(Path(data), "val"))
+    clip = labeller.make_clip(dataset[i] for i in range(len(dataset)))
     print("| stream | --steady | mIoU | flips, % | mVC8 | lag, median and mean |\n|" + "---|" * 6)
     for stream, (order, times) in streams(len(dataset)).items():
         for name, steady in WAYS.items():
-            state: State | None = None
-            predicted = []
-            for i, seconds in zip(order, times, strict=True):
-                current[:] = [scores[i]]
-                size = (images[i].shape[1], images[i].shape[2])
-                policy = LastFrames(1, steady=steady)
-                (one,), (state,) = step_batch(engine, images[i][None], [state], policy, sizes=[size], times=[seconds])
-                predicted.append(translate_predicted(one.labels, lookup))
-            figures = measure([labels[i] for i in order], predicted, count)
-            late = "{:.0f}, {:.2f}".format(*lag(torch.stack([labels[i] for i in order]), torch.stack(predicted)))
+            predicted = labeller.label(clip, order, times, steady)
+            truth = [clip.labels[i] for i in order]
+            figures = measure([(truth, predicted)], labeller.labels)
+            late = "{:.0f}, {:.2f}".format(*lag(torch.stack(truth), torch.stack(predicted)))
             print(f"| {stream} | {name} | " + " | ".join(f"{x:.2f}" for x in figures) + f" | {late} |", flush=True)
 
 
-def measure(labels: Sequence[Tensor], predicted: Sequence[Tensor], classes: int) -> tuple[float, float, float]:
-    """Return mIoU, flips while the truth stays, and mVC8, in percent."""
-    runs, confusion, flips, windows = None, 0, torch.zeros(4, dtype=torch.int64), []
-    for truth, ours in zip(labels, predicted, strict=True):
-        runs = metrics.extend_runs(runs, truth, ours)
-        confusion = confusion + metrics.confusion_matrix(truth, ours, classes, classes + 1)
-        flips += metrics.flip_counts(runs)
-        windows.append(metrics.consistency(runs, 8))
-    mvc8, _ = metrics.mvc([windows]).tolist()
+def moved(data: str, weights: str) -> None:
+    labeller, dataset = open_network(weights, streamseg.comma10k(Path(data), "val"))
+    step = len(dataset) // PICTURES
+    results: dict[str, list[tuple[list[Tensor], list[Tensor]]]] = {name: [] for name in WAYS}
+    for i in range(PICTURES):
+        clip = labeller.make_clip(move_camera(*dataset[i * step], seed=i))
+        times = [t / RATE for t in range(MOVED_FRAMES)]
+        for name, steady in WAYS.items():
+            results[name].append((clip.labels, labeller.label(clip, range(MOVED_FRAMES), times, steady)))
+    print("| --steady | mIoU | flips, % | mVC8 |\n|" + "---|" * 4)
+    for name, clips in results.items():
+        print(f"| {name} | " + " | ".join(f"{x:.2f}" for x in measure(clips, labeller.labels)) + " |", flush=True)
+
+
+def move_camera(picture: Tensor, labels: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the frames of a camera that zooms into a picture and shifts, with noise, and their labels."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y, zoom = (2 * torch.rand(3, generator=generator) - 1).tolist()
+    for t in range(MOVED_FRAMES):
+        scale = 0.85 - 0.008 * t * (1.5 + zoom) / 2
+        matrix = torch.tensor([[[scale, 0, 0.008 * x * t], [0, scale, 0.004 * y * t]]])
+        grid = F.affine_grid(matrix, [1, 1, *labels.shape], align_corners=False)
+        frame = F.grid_sample(picture[None].float(), grid, padding_mode="border", align_corners=False)[0]
+        frame += NOISE * torch.randn(frame.shape, generator=generator)
+        truth = F.grid_sample(labels[None, None].float(), grid, mode="nearest", align_corners=False)[0, 0]
+        yield frame.round().clamp(0, 255).byte(), truth.to(labels.dtype)
+
+
+def tried(data: str, weights: str) -> None:
+    labeller, dataset = open_network(weights, streamseg.camvid(Path(data), "val"))
+    clip = labeller.make_clip(dataset[i] for i in range(len(dataset)))
+    order, times = streams(len(dataset))["15 a second"]
+    plain: tuple[float, ...] = ()
+
+    def show(name: str, steady: float | Steadiness, **parts: object) -> None:
+        nonlocal plain
+        usual = {part: getattr(steadying, part) for part in parts}
+        vars(steadying).update(parts)
+        found = measure([(clip.labels, labeller.label(clip, order, times, steady))], labeller.labels)
+        vars(steadying).update(usual)
+        plain = plain or found
+        print(f"| {name} | {found[0] - plain[0]:+.2f} | {100 * (found[1] / plain[1] - 1):+.0f} % |", flush=True)
+
+    def no_motion(luma: Tensor, before: Tensor) -> Tensor:
+        return torch.zeros_like(luma).expand(-1, 2, -1, -1)
+
+    def always(luma: Tensor, other: Tensor, tolerance: float) -> Tensor:
+        return torch.ones_like(luma)
+
+    print("| what | mIoU | flips |\n|---|---|---|")
+    show("off", 0.0)
+    for share in (0.3, 0.5):
+        average = replace(STEADY_HIGH, share=share, margin=0.0)
+        show(f"exponential average, share {share}", average, estimate_motion=no_motion, likeness=always)
+    show("low", STEADY_LOW)
+    show("high", STEADY_HIGH)
+    show("no motion", STEADY_HIGH, estimate_motion=no_motion)
+    show("one affine motion", STEADY_HIGH, estimate_motion=fit_affine)
+    if find_spec("cv2"):
+        dis = DISFlow()
+
+        def flow(luma: Tensor, before: Tensor) -> Tensor:
+            return dis(luma.expand(-1, 3, -1, -1), before.expand(-1, 3, -1, -1))
+
+        show("DIS flow", STEADY_HIGH, estimate_motion=flow)
+    show("no likeness", STEADY_HIGH, likeness=always)
+    show("no margin", replace(STEADY_HIGH, margin=0.0))
+    show("no averaging", replace(STEADY_HIGH, share=0.0))
+    show("moved bilinearly", STEADY_HIGH, move=lambda values, motion, mode="": move(values, motion))
+    show("margin 1.1, still 40", replace(STEADY_HIGH, margin=1.1, still=40.0))
+
+
+def fit_affine(luma: Tensor, before: Tensor) -> Tensor:
+    """Return the affine motion of a whole frame that is closest to the estimated one, with outliers weighed less."""
+    motion = estimate_motion(luma, before)
+    height, width = luma.shape[2:]
+    y, x = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
+    places = torch.stack([torch.ones(height * width), x.flatten(), y.flatten()], dim=1)
+    values, weights = motion[0].flatten(1).T, torch.ones(height * width, 1)
+    fitted = values
+    for _ in range(3):
+        fitted = places @ torch.linalg.lstsq(places * weights, values * weights).solution
+        weights = 1 / (1 + (values - fitted).norm(dim=1, keepdim=True))
+    return fitted.T.reshape(motion.shape)
+
+
+def measure(clips: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]], classes: int) -> tuple[float, float, float]:
+    """Return mIoU, flips while the truth stays, and mVC8, in percent, of true and predicted labels of clips."""
+    confusion = torch.zeros(classes, classes + 1, dtype=torch.int64)
+    flips, videos = torch.zeros(4, dtype=torch.int64), []
+    for labels, predicted in clips:
+        runs, windows = None, []
+        for truth, ours in zip(labels, predicted, strict=True):
+            runs = metrics.extend_runs(runs, truth, ours)
+            confusion += metrics.confusion_matrix(truth, ours, classes, classes + 1)
+            flips += metrics.flip_counts(runs)
+            windows.append(metrics.consistency(runs, 8))
+        videos.append(windows)
+    mvc8, _ = metrics.mvc(videos).tolist()
     return 100 * metrics.miou(confusion), 100 * metrics.flip_rates(flips)[1].item(), 100 * mvc8
 
 
@@ -135,7 +270,7 @@ def time(weights: str = "", height: str = "720", width: str = "960") -> None:
 
 if __name__ == "__main__":
     part, *arguments = sys.argv[1:] or [""]
-    parts = {"accuracy": accuracy, "time": time}
+    parts = {"accuracy": accuracy, "moved": moved, "tried": tried, "time": time}
     if part not in parts:
         sys.exit(__doc__)
     parts[part](*arguments)
