@@ -19,14 +19,14 @@ RUN if [ "$TORCH" != cpu ]; then \
 
 WORKDIR /build
 COPY . .
-RUN pip install --no-cache-dir --extra-index-url "https://download.pytorch.org/whl/$TORCH" -c constraints.txt '.[serve]' \
+RUN pip install --no-cache-dir --extra-index-url "https://download.pytorch.org/whl/$TORCH" -c constraints.txt '.[serve,hub]' \
     && rm -rf /build/*
 
 RUN useradd --create-home --uid 1000 streamseg
 USER 1000
 WORKDIR /home/streamseg
 # a new volume gets the owner of the folder that it is mounted over
-RUN mkdir .triton
+RUN mkdir .triton .cache
 
 EXPOSE 8000
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s \

@@ -1,4 +1,4 @@
-"""Entry points of torch.hub: `torch.hub.load(REPOSITORY, "fanetplus18", pretrained=True)`.
+"""Entry points of torch.hub: `torch.hub.load(REPOSITORY, "street")`.
 
 A network takes images (B, 3, H, W), RGB, 0 to 255, and returns logits (B, K, H, W).
 """
@@ -7,6 +7,16 @@ import streamseg
 from streamseg.models.bundled import BUNDLED_WEIGHTS, DEFAULT
 
 dependencies = ["torch", "numpy", "PIL", "safetensors"]
+
+
+def street() -> streamseg.FANet:
+    """The bundled network for streets and roads: CamVid's 11 classes, lane marking and own car; for research."""
+    return fanetplus18(pretrained="street")
+
+
+def road() -> streamseg.FANet:
+    """The bundled network for roads: road, lane marking, undrivable, movable, own car; commercial use is allowed."""
+    return fanetplus18(pretrained="road")
 
 
 def fanet18(pretrained: bool = False, classes: int = 19) -> streamseg.FANet:

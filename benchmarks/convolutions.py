@@ -17,6 +17,7 @@ from streamseg.engine import convolutions
 from streamseg.engine.convolutions import GpuConv
 from streamseg.engine.graphs import capture_graph
 from streamseg.engine.kernels import convolution
+from streamseg.engine.kernels.backend import is_hopper
 from streamseg.engine.kernels.convolution import MAX_TILES, Plan, plan_blocks
 from streamseg.evaluate.benchmark import open_network
 
@@ -28,6 +29,7 @@ PLANS = [
     Plan(128, 64, 64, 1),
     Plan(64, 128, 64, 1),
     Plan(64, 64, 64, 1),
+    Plan(64, 256, 64, 1, warps=8),
     Plan(64, 64, 128, 1),
     Plan(64, 64, 128, 3),
     Plan(64, 64, 128, 4),
@@ -76,7 +78,11 @@ def time_ways(conv: GpuConv, x: Tensor) -> str:
     """Return the microseconds of a convolution by cuDNN and under each plan, the shortest first."""
     outputs, inputs, side, _ = conv.weight.shape
     out = conv.allocate_output(x)
-    chosen = plan_blocks(out[:, 0].numel(), inputs, outputs, side * side) if conv.uses_triton(x) else None
+    chosen = (
+        plan_blocks(out[:, 0].numel(), inputs, outputs, side * side, is_hopper(x.device))
+        if conv.uses_triton(x)
+        else None
+    )
     times: dict[Plan | None, float] = {}
     for plan in dict.fromkeys((chosen, None, *PLANS)):
         if plan and (plan.channels > outputs or plan.depth > inputs or inputs % plan.depth):

@@ -34,7 +34,8 @@ from streamseg.engine.engine import Engine
 from streamseg.engine.open import open_engine
 from streamseg.evaluate import metrics
 from streamseg.evaluate.translate import to_lookup, translate_dataset, translate_predicted
-from streamseg.io.images import render_legend, write_image
+from streamseg.io.captions import render_legend
+from streamseg.io.images import write_image
 from streamseg.models.bundled import find_weights
 from streamseg.stream.label_frames import label_frame
 

@@ -31,13 +31,14 @@ def moving_scene(size: tuple[int, int], frames: int) -> Iterator[Tensor]:
     height, width = size
     picture = resize(streamseg.read_image(PICTURE), (round(MARGIN * height), round(MARGIN * width))).to(torch.int16)
     dice = torch.Generator().manual_seed(0)
-    # rolled by another amount for each frame: new noise would take longer than to encode it
+    # another part of it for each frame: new noise would take longer than to encode it
     noise = (NOISE * torch.randn(picture.shape, generator=dice)).round().to(torch.int16)
     box = picture[:, : height // 4, : width // 6].flip(2)
     room = picture.shape[1] - height, picture.shape[2] - width
     for i in range(frames):
         top, left = (bounce(3 * i + k, space) for k, space in zip((0, 7), room, strict=True))
-        view = (picture + noise.roll((31 * i, 57 * i), (1, 2)))[:, top : top + height, left : left + width].clone()
+        y, x = (step * i % (space + 1) for step, space in zip((31, 57), room, strict=True))
+        view = picture[:, top : top + height, left : left + width] + noise[:, y : y + height, x : x + width]
         column = (9 * i) % (width - box.shape[2])
         view[:, height // 2 : height // 2 + box.shape[1], column : column + box.shape[2]] = box
         yield view.clamp(0, 255).to(torch.uint8)

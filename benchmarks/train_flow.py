@@ -3,16 +3,21 @@
     python benchmarks/train_flow.py DATA CLIPS --out flow.safetensors [--minutes 5] [--dataset camvid]
 
 DATA is the folder of a data set, whose train pictures are moved in known ways; CLIPS a folder of videos, whose
-neighbouring frames it learns without labels, as it does those of the data set's sequences. Synthetic pairs of the data
-set's val pictures and real pairs of the last video are held out: it prints the end-point error on the first and the
-photometric error on the second, beside those of zero flow. load_flow of streamseg.models.video.flownet reads the
-weights.
+neighbouring frames it learns without labels, as it does those of the data set's sequences that are less than a quarter
+of a second apart. Synthetic pairs of the data set's val pictures and real pairs of the last video are held out: it
+prints the end-point error on the first and the photometric error on the second, beside those of zero flow, and writes
+them beside the weights as .json. If it is stopped, the same command goes on where it was, from OUT.state.pt. load_flow
+of streamseg.models.video.flownet reads the weights.
 """
 
 import argparse
+import json
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,10 +26,26 @@ import streamseg
 from streamseg.data.datasets import Dataset
 from streamseg.models.layers import resize_to
 from streamseg.models.video.flownet import FlowNetS, flownet, flownet_slim, save_flow
-from streamseg.train.flow import elapsed_shares, end_point_error, photometric_error, train_flow
+from streamseg.train.flow import (
+    FlowProgress,
+    elapsed_shares,
+    end_point_error,
+    make_optimiser,
+    photometric_error,
+    train_flow,
+)
 
 NETWORKS = {"slim": flownet_slim, "flownet": flownet}
 DATASETS = {"camvid": streamseg.camvid, "cityscapes": streamseg.cityscapes, "comma10k": streamseg.comma10k}
+
+HELD_OUT = 64
+"""Pictures and pairs, at most, that it is measured on."""
+
+FARTHEST = 0.25
+"""Seconds from a frame to the next, at most, in a sequence of the data set that real pairs are taken from."""
+
+SAVE_SECONDS = 15
+"""Time between saves of the state."""
 
 
 def main() -> None:
@@ -38,6 +59,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, nargs=2, default=(720, 960), help="height and width of all frames")
     parser.add_argument("--crop", type=int, nargs=2, default=(448, 640), help="height and width of the training crops")
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--rate", type=float, default=5e-4, help="highest learning rate")
     parser.add_argument("--pictures", type=int, default=400, help="pictures to train on, at most")
     parser.add_argument("--every", type=int, default=2, help="take every so many frames of a video")
     parser.add_argument("--gap", type=int, default=3, help="frames from the earlier to the later of a pair, at most")
@@ -46,38 +68,87 @@ def main() -> None:
     size = tuple(arguments.size)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    splits = [DATASETS[arguments.dataset](arguments.data, split) for split in ("train", "val")]
-    pictures, held_pictures = (read_pictures(split, arguments.pictures, size).to(device) for split in splits)
+    if arguments.out.exists():
+        print(f"{arguments.out} is there already: nothing to do.")
+        return
+    train_split, val = (DATASETS[arguments.dataset](arguments.data, split) for split in ("train", "val"))
+    pictures = read_pictures(train_split, arguments.pictures, size).to(device)
+    held_pictures = read_pictures(val, HELD_OUT, size).to(device)
     *videos, held_video = list_videos(arguments.clips)
     sequences = [read_video(video, arguments.every, size) for video in videos]
-    sequences += [read_files(splits[0], paths, size) for paths in splits[0].sequences]
+    sequences += [read_files(train_split, paths, size) for paths in dense_sequences(train_split)]
     pairs = make_pairs(sequences, arguments.gap).to(device)
-    held_pairs = make_pairs([read_video(held_video, arguments.every, size)], arguments.gap).to(device)
+    held_pairs = make_pairs([read_video(held_video, arguments.every, size)], arguments.gap)[:HELD_OUT].to(device)
     print(f"{len(pictures)} pictures, {len(pairs)} real pairs; held out: {len(held_pictures)} and {len(held_pairs)}")
 
     torch.manual_seed(arguments.seed)
     network = NETWORKS[arguments.network]().to(device)
+    steps = train(network, pictures, pairs, arguments)
+    errors = report(network, held_pictures, held_pairs)
+    arguments.out.with_suffix(".json").write_text(json.dumps({"steps": steps, **errors}, indent=2), encoding="utf-8")
+    save_flow(network, arguments.out)
+    state_file(arguments.out).unlink(missing_ok=True)
+    print(f"{steps} steps; weights in {arguments.out}")
+    print(format_errors(errors))
+
+
+def train(network: FlowNetS, pictures: Tensor, pairs: Tensor, arguments: argparse.Namespace) -> int:
+    """Train a network until its time is over, from the last state that was saved; return the number of steps."""
+    optimiser = make_optimiser(network, arguments.rate)
+    done, before = load_training(state_file(arguments.out), network, optimiser)
     progress = train_flow(
         network,
         pictures,
         pairs,
-        elapsed_shares(arguments.minutes),
+        elapsed_shares(arguments.minutes, done),
         crop=tuple(arguments.crop),
         batch=arguments.batch,
-        seed=arguments.seed,
+        rate=arguments.rate,
+        seed=arguments.seed + before,
+        optimiser=optimiser,
     )
-    steps = 0
-    for steps, now in enumerate(progress, 1):
-        if sys.stderr.isatty() or steps % 100 == 0:
-            print(
-                f"\r{now.share:4.0%}  step {steps}  synthetic {now.synthetic_loss:.3f}  "
-                f"photometric {now.photometric_loss:.4f}",
-                end="" if sys.stderr.isatty() else "\n",
-                file=sys.stderr,
-            )
-    save_flow(network, arguments.out)
-    print(f"\n{steps} steps; weights in {arguments.out}")
-    print(report(network, held_pictures[:64], held_pairs[:64]))
+    last, steps = time.monotonic(), before
+    for steps, now in enumerate(progress, before + 1):
+        if steps % 100 == 0:
+            print(format_progress(now, steps), file=sys.stderr, flush=True)
+        if time.monotonic() - last > SAVE_SECONDS:
+            save_training(state_file(arguments.out), network, optimiser, now.share, steps)
+            last = time.monotonic()
+    return steps
+
+
+def format_progress(now: FlowProgress, steps: int) -> str:
+    return f"{now.share:4.0%}  step {steps}  synthetic {now.synthetic_loss:.3f}  photometric {now.photometric_loss:.4f}"
+
+
+def state_file(out: Path) -> Path:
+    return out.with_name(out.name + ".state.pt")
+
+
+def save_training(file: Path, network: FlowNetS, optimiser: torch.optim.Optimizer, share: float, steps: int) -> None:
+    """Save a run; the file is replaced whole."""
+    part = file.with_name(file.name + ".part")
+    torch.save([network.state_dict(), optimiser.state_dict(), share, steps], part)
+    part.replace(file)
+
+
+def load_training(file: Path, network: FlowNetS, optimiser: torch.optim.Optimizer) -> tuple[float, int]:
+    """Load a run that was stopped, in place; return the share of its time that was over, and its steps."""
+    if not file.exists():
+        return 0.0, 0
+    weights, moments, share, steps = torch.load(file, weights_only=True, map_location=next(network.parameters()).device)
+    network.load_state_dict(weights)
+    optimiser.load_state_dict(moments)
+    print(f"It goes on after {steps} steps.")
+    return share, steps
+
+
+def dense_sequences(dataset: Dataset) -> Iterator[Sequence[Path]]:
+    """Yield the sequences of a data set whose frames are close enough in time for a flow between them."""
+    for sequence in dataset.labelled_sequences():
+        gaps = [later.seconds - earlier.seconds for earlier, later in pairwise(sequence)]
+        if gaps and max(gaps) <= FARTHEST:
+            yield [frame.image for frame in sequence]
 
 
 def read_pictures(dataset: Dataset, most: int, size: tuple[int, int]) -> Tensor:
@@ -119,16 +190,22 @@ def make_pairs(sequences: Sequence[Tensor], gap: int) -> Tensor:
                 before = max(0, i - 1 - i % gap)
                 yield torch.stack([frames[before], frames[i]])
 
-    return torch.stack([*pairs()])
+    found = [*pairs()]
+    return torch.stack(found) if found else torch.empty(0, 2, 3, 1, 1, dtype=torch.uint8)
 
 
-def report(network: FlowNetS, pictures: Tensor, pairs: Tensor) -> str:
+def report(network: FlowNetS, pictures: Tensor, pairs: Tensor) -> dict[str, Any]:
     """Return the errors on held-out pairs beside those of zero flow."""
     moved, real = end_point_error(network, pictures), photometric_error(network, pairs)
+    return {"end_point_error": vars(moved), "photometric_error": vars(real)}
+
+
+def format_errors(errors: dict[str, Any]) -> str:
+    moved, real = errors["end_point_error"], errors["photometric_error"]
     return (
         "| held out | flow | zero flow |\n|---|---|---|\n"
-        f"| end-point error, synthetic pairs, pixels | {moved.ours:.2f} | {moved.zero:.2f} |\n"
-        f"| photometric error, real pairs, of 255 | {real.ours:.2f} | {real.zero:.2f} |"
+        f"| end-point error, synthetic pairs, pixels | {moved['ours']:.2f} | {moved['zero']:.2f} |\n"
+        f"| photometric error, real pairs, of 255 | {real['ours']:.2f} | {real['zero']:.2f} |"
     )
 
 

@@ -3,30 +3,39 @@
     python benchmarks/video.py measure CAMVID ROWS.json WEIGHTS...
     python benchmarks/video.py steady CAMVID WEIGHTS...
     python benchmarks/video.py cuts CAMVID WEIGHTS...
+    python benchmarks/video.py motion CAMVID
     python benchmarks/video.py draw FOLDER ROWS.json...
 
 measure  every checkpoint on CamVid's val, in order, with every window policy, and frames 1/15 s and 1 s apart
 steady   every checkpoint with hysteresis (--steady), and frames 1/15 s and 1/5 s apart
 cuts     accuracy in the four frames after a scene cut, with the past kept, dropped at the cut, and without any past
+motion   how far the true labels of val follow the estimated motion: the most that a network can reach
 draw     a table of all rows, and two plots; runs NAME-s0, NAME-s1, ... are seeds of the same training
 """
 
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 from math import isnan
 from pathlib import Path
 from statistics import mean, stdev
+from time import process_time
 
 import torch
 
 import streamseg
+from streamseg.classes import IGNORE
 from streamseg.data.datasets import Dataset
 from streamseg.evaluate import metrics, plot
+from streamseg.evaluate.motion import block_flow, carry_labels, estimate_motion
+from streamseg.evaluate.steadiness import SteadinessTally
 from streamseg.evaluate.video import evaluate_video
 from streamseg.models.fanet import FANet
+from streamseg.models.video.dis import DISFlow
+from streamseg.models.video.flownet import FlowEstimator
 from streamseg.stream.label_frames import label_frame
 from streamseg.stream.state import Fading, FadingInTime, LastFrames, Policy, State
 
@@ -128,6 +137,30 @@ def cuts(data: Path, *weights: Path) -> None:
                 print(f"{name}, {remembers}: " + " / ".join(f"{miou:.2f}" for miou in found), flush=True)
 
 
+def motion(data: Path) -> None:
+    dataset = streamseg.camvid(data, "val")
+    flows: dict[str, FlowEstimator] = {"none": lambda now, _: torch.zeros(len(now), 2, *now.shape[2:])}
+    flows["block matching"] = block_flow
+    with suppress(ImportError):  # an optional extra
+        flows["DIS"] = DISFlow()
+    print("flow: consistency of the true labels, boundary shift in pixels, pixels compared, processor seconds a pair")
+    for name, flow in flows.items():
+        tally, visible, start = SteadinessTally(len(dataset.classes), torch.device("cpu")), 0.0, process_time()
+        pairs = list(pairwise(dataset.labelled_sequences(0)[0]))
+        for before, now in pairs:
+            (past, old), (frame, labels) = map(dataset.read_sequence_frame, (before, now))
+            found = estimate_motion(frame, past, flow)
+            known = (carry_labels(old, found) != IGNORE) & (labels != IGNORE)
+            tally.add(old, labels.where(known, 0), found._replace(visible=known))
+            visible += known.float().mean().item()
+        result = tally.result()
+        print(
+            f"{name}: {result.consistency:.2f}, {result.boundary_shift:.2f}, {100 * visible / len(pairs):.1f} %, "
+            f"{(process_time() - start) / len(pairs):.2f}",
+            flush=True,
+        )
+
+
 def draw(folder: Path, *files: Path) -> None:
     rows = list(chain.from_iterable(json.loads(file.read_text(encoding="utf-8")) for file in files))
     groups: dict[tuple[str, str, str], list[dict]] = {}
@@ -170,7 +203,7 @@ def spread(values: list[float]) -> str:
 
 if __name__ == "__main__":
     part, *paths = sys.argv[1:] or [""]
-    parts = {"measure": measure, "steady": steady, "cuts": cuts, "draw": draw}
+    parts = {"measure": measure, "steady": steady, "cuts": cuts, "motion": motion, "draw": draw}
     if part not in parts:
         sys.exit(__doc__)
     parts[part](*map(Path, paths))

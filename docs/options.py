@@ -19,6 +19,7 @@ MORE = {
     "reproduce": "[reproduce](reproduce.md)",
     "benchmark": "[performance](performance.md)",
     "export": "[deploy](deploy.md)",
+    "push": "[share weights](hub.md#publish)",
     "serve": "[serve](serve.md)",
     "warm": "[performance](performance.md#first-labels-at-once)",
     "weights": "[segment](segment.md#which-weights)",

@@ -2,6 +2,7 @@
 
     python docs/pictures.py [NAME...]          all pictures, or those named, such as drive.gif
     python docs/pictures.py drive.gif VIDEO    the same with a video at the beginning, such as a drive on a motorway
+    python docs/pictures.py video-slice.png VIDEO    one row of a video over time, instead of one of a still picture
     python docs/pictures.py measure MACHINE    first measure docs/measured/latency.json; MACHINE describes the hardware
 
 docs/measured/README.md has the command behind each file of docs/measured/. benchmarks/video.py plots the effect of the
@@ -29,6 +30,7 @@ import streamseg
 from streamseg.classes import Colour
 from streamseg.draw import blended_classes
 from streamseg.evaluate import paper, plot
+from streamseg.evaluate.slice import SliceRecorder, write_slice
 from streamseg.io.files import written_whole
 from streamseg.io.images import to_frame
 
@@ -90,6 +92,38 @@ def draw_drive(
     write_gif(path, shown, blended_classes(drawn, ALPHA).colours, seconds=0.1)
 
 
+def draw_slice(
+    path: Path, clip: Path | None = None, frames: int = 150, size: tuple[int, int] = (360, 640), height: float = 0.6
+) -> None:
+    """Draw one row of a video over time, with its labels frame by frame and with --steady 0.5.
+
+    Args:
+        clip: A video; by default the demo's virtual camera films a sample.
+        frames: How many frames, at most.
+        height: The place of the row, from 0 at the top to 1.
+    """
+    model, classes = streamseg.load()
+    fast = streamseg.accelerate(model)
+    scene = streamseg.read_frames(clip) if clip else demo.drive(DRIVE[:1], frames, size)
+    shown = [fit(frame, size) for frame in islice(scene, frames)]
+    recorder = SliceRecorder(round(height * size[0]))
+    alone, steady = (streamseg.label_frames(fast, shown, streamseg.LastFrames(1, steady=margin)) for margin in (0, 0.5))
+    for (frame, labels), (_, steadier) in zip(alone, steady, strict=True):
+        recorder.add(frame, steadier, labels)
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder, "slice.png")
+        write_slice(plain, recorder.result(), classes, "--steady 0.5")
+        rows = Image.open(plain).convert("RGB")
+    bright = streamseg.bright_colours(classes)
+    legend = class_legend(bright, rows.width, 6, rows.width // 46, alpha=1.0)
+    drawn = Image.new("RGB", (rows.width, rows.height + legend.height), "white")
+    drawn.paste(rows)
+    drawn.paste(legend, (0, rows.height))
+    with written_whole(path) as temporary:
+        palette = palette_with(bright.colours, rows)
+        drawn.quantize(palette=palette, dither=Image.Dither.NONE).save(temporary, format="PNG", optimize=True)
+
+
 def fit(frame: Tensor, size: tuple[int, int]) -> Tensor:
     """Return a frame (3, H, W) at another size."""
     return F.interpolate(frame[None].float(), size, mode="bilinear", antialias=True)[0].round().byte()
@@ -110,13 +144,19 @@ def write_gif(path: Path, pictures: Sequence[Image.Image], kept: Sequence[Colour
     together = Image.new("RGB", (width, height * len(some)))
     for i, picture in enumerate(some):
         together.paste(picture, (0, i * height))
-    found = together.quantize(64 - len(kept), kmeans=1).getpalette() or []
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([*chain.from_iterable(kept), *found][: 3 * 64])
+    palette = palette_with(kept, together)
     first, *rest = (picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures)
     with written_whole(path) as temporary:
         # optimize=True makes unchanged pixels transparent, which breaks runs up: a fifth larger
         first.save(temporary, save_all=True, append_images=rest, duration=round(1000 * seconds), loop=0, optimize=False)
+
+
+def palette_with(kept: Sequence[Colour], picture: Image.Image) -> Image.Image:
+    """Return a palette of 64 colours for a picture, among them the colours in `kept`, as quantize takes it."""
+    found = picture.quantize(64 - len(kept), kmeans=1).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*chain.from_iterable(kept), *found][: 3 * 64])
+    return palette
 
 
 def draw_overlays(path: Path, pictures: Sequence[Path] = SHOWN, width: int = 640) -> None:
@@ -143,16 +183,17 @@ def draw_overlays(path: Path, pictures: Sequence[Path] = SHOWN, width: int = 640
         sheet.save(temporary, quality=78, optimize=True, progressive=True)
 
 
-def class_legend(classes: streamseg.Classes, width: int, columns: int, size: int) -> Image.Image:
+def class_legend(classes: streamseg.Classes, width: int, columns: int, size: int, alpha: float = ALPHA) -> Image.Image:
     """Return a legend of the classes as they look in the pictures, in columns, dark on white; size: of the font."""
-    rows, colours = -(-len(classes) // columns), blended_classes(classes, ALPHA).colours
+    rows, colours = -(-len(classes) // columns), blended_classes(classes, alpha).colours
     line = round(1.6 * size)
     # drawn large and then reduced: small text would be placed on whole pixels
     panel = Image.new("RGB", (4 * width, 4 * (rows * line + size)), "white")
     pen, font = ImageDraw.Draw(panel), ImageFont.load_default(4 * size)
     for i, (name, colour) in enumerate(zip(classes.names, colours, strict=True)):
         x, y = 4 * (size // 2 + i // rows * width // columns), 4 * (size // 2 + i % rows * line + line // 2)
-        pen.rectangle((x, y - 2 * size, x + 4 * size, y + 2 * size), colour)
+        # with an outline, for white classes
+        pen.rectangle((x, y - 2 * size, x + 4 * size, y + 2 * size), colour, outline="#a0a4aa", width=4)
         pen.text((x + 6 * size, y), name, "black", font, anchor="lm")
     return panel.reduce(4)
 
@@ -329,16 +370,19 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "baselines.png": draw_baselines,
     "latency.png": draw_latency,
     "training.png": draw_training,
+    "video-slice.png": draw_slice,
 }
+WITH_CLIP: dict[str, Callable[..., None]] = {"drive.gif": draw_drive, "video-slice.png": draw_slice}
+"""Pictures that may be made of a video."""
 
 if __name__ == "__main__":
     names = sys.argv[1:]
     if names[:1] == ["measure"] and len(names) == 2:
         measure_latency(names[1])
         names = ["latency.png"]
-    clip = Path(names.pop()) if len(names) == 2 and names[0] == "drive.gif" and names[1] not in PICTURES else None
+    clip = Path(names.pop()) if len(names) == 2 and names[0] in WITH_CLIP and names[1] not in PICTURES else None
     if not {*names} <= {*PICTURES} or (clip and not clip.is_file()):
         sys.exit(f"{__doc__}\nThe pictures: {', '.join(PICTURES)}")
     for name in names or PICTURES:
-        draw_drive(DOCS / name, clip=clip) if clip else PICTURES[name](DOCS / name)
+        WITH_CLIP[name](DOCS / name, clip=clip) if clip else PICTURES[name](DOCS / name)
         print(f"docs/{name}: {(DOCS / name).stat().st_size // 1000} kB", flush=True)

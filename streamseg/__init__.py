@@ -27,7 +27,8 @@ if TYPE_CHECKING:
         folder as folder,
     )
     from streamseg.deploy.export import export_model as export_model
-    from streamseg.draw import overlay as overlay
+    from streamseg.deploy.hub import push_to_hub as push_to_hub
+    from streamseg.draw import overlay as overlay, show as show
     from streamseg.engine.fast import accelerate as accelerate
     from streamseg.engine.runtime import open_exported as open_exported
     from streamseg.engine.steadying import (
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
     )
     from streamseg.engine.tiles import label_tiled as label_tiled
     from streamseg.evaluate.benchmark import count_macs as count_macs
+    from streamseg.io.bgr import from_bgr as from_bgr, to_bgr as to_bgr
     from streamseg.io.images import read_image as read_image
+    from streamseg.io.masks import Mask as Mask, read_mask as read_mask
     from streamseg.io.resolve import read_frames as read_frames
     from streamseg.io.video_writing import write_frames as write_frames
     from streamseg.models.attention import (
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     )
     from streamseg.palette import bright_colours as bright_colours
     from streamseg.regions.coco import decode_rle as decode_rle, encode_rle as encode_rle
+    from streamseg.regions.detections import to_detections as to_detections
     from streamseg.regions.events import Event as Event, Reading as Reading, ZoneMonitor as ZoneMonitor
     from streamseg.regions.polygons import region_polygon as region_polygon
     from streamseg.regions.regions import Region as Region, find_regions as find_regions
@@ -76,19 +80,23 @@ if TYPE_CHECKING:
         load_state as load_state,
         save_state as save_state,
     )
+    from streamseg.stream.together import label_together as label_together
 
 # the same for the running program; a test keeps the two alike
 MODULES = {
     "classes": "ADE20K CAMVID CITYSCAPES COCO_STUFF COCO_STUFF_182 COMMA10K Classes",
     "data.datasets": "ade20k camvid cityscapes coco_stuff comma10k folder",
     "deploy.export": "export_model",
-    "draw": "overlay",
+    "deploy.hub": "push_to_hub",
+    "draw": "overlay show",
     "engine.fast": "accelerate",
     "engine.runtime": "open_exported",
     "engine.steadying": "STEADY_HIGH STEADY_LOW Steadiness",
     "engine.tiles": "label_tiled",
     "evaluate.benchmark": "count_macs",
+    "io.bgr": "from_bgr to_bgr",
     "io.images": "read_image",
+    "io.masks": "Mask read_mask",
     "io.resolve": "read_frames",
     "io.video_writing": "write_frames",
     "models.attention": "ChannelAttention DotAttention FastAttention NoAttention SelfAttention fast_attention",
@@ -98,6 +106,7 @@ MODULES = {
     "models.fanet_plus": "FANetPlus fanetplus18 fanetplus34",
     "palette": "bright_colours",
     "regions.coco": "decode_rle encode_rle",
+    "regions.detections": "to_detections",
     "regions.events": "Event Reading ZoneMonitor",
     "regions.polygons": "region_polygon",
     "regions.regions": "Region find_regions",
@@ -105,6 +114,7 @@ MODULES = {
     "regions.zones": "Lane Zone read_zones",
     "stream.label_frames": "label_frame label_frames segment",
     "stream.state": "Fading FadingInTime LastFrames State load_state save_state",
+    "stream.together": "label_together",
 }
 MODULE_OF = {name: module for module, names in MODULES.items() for name in names.split()}
 

@@ -3,6 +3,7 @@
 They run before heavy imports, so that a typing error is reported at once.
 """
 
+import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -59,10 +60,17 @@ def check_rate(rate: Fraction | float) -> None:
         raise ValueError(f"A rate of {rate!r:.80} frames a second; expected 0.001 to 1000.")
 
 
+def is_repository(name: str) -> bool:
+    """Return whether a name could be that of a repository, USER/NAME."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w-]+", name, re.ASCII) is not None
+
+
 def check_readable(path: Path) -> None:
     """Raise an error if a file of weights does not exist or cannot be read."""
     if not path.exists():
-        raise FileNotFoundError(f"No weights at {path}: check the path.")
+        name = path.as_posix().partition("huggingface.co/")[2] or path.as_posix()
+        hub = f", or give hf:{name} for a repository of the Hugging Face Hub" if is_repository(name) else ""
+        raise FileNotFoundError(f"No weights at {path}: check the path{hub}.")
     if not path.is_file():
         raise ValueError(f"{path} is a folder or a device: give a file of weights.")
     try:

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from streamseg.classes import IGNORE, Classes
 from streamseg.engine import kernels
-from streamseg.io.images import Picture, to_frame
+from streamseg.io.captions import render_legend
+from streamseg.io.images import Picture, PilPicture, to_frame, to_pil
+from streamseg.palette import bright_colours
 
 MID_GREY = 128
 """What the colours of a legend are blended with."""
@@ -50,6 +52,31 @@ def overlay(
     table = blend_table(classes, alpha, frame.device)
     hidden = hidden_labels(tuple(only), frame.device) if only else None
     return kernels.blend_labels(frame, labels, table, hidden, borders and alpha > 0)
+
+
+def show(
+    frame: Picture, labels: Tensor | None = None, classes: Classes | None = None, alpha: float = 0.5
+) -> PilPicture:
+    """Return a frame as a PIL picture, which notebooks display: alone, or as an overlay with borders and a legend.
+
+    Args:
+        frame: A frame, or anything that segment takes, such as an array (H, W, 3).
+        labels: Its labels (H, W), to draw over it.
+        classes: The classes of the labels; they are drawn in bright colours, if these are known for all of them.
+        alpha: The opacity of the colours, from 0 (frame only) to 1 (colours only).
+    """
+    frame = to_frame(frame)
+    if labels is None:
+        return to_pil(frame)
+    if classes is None:
+        raise ValueError("The labels have no classes: give those of the network, show(frame, labels, classes).")
+    labels = check_labels(labels, frame)
+    drawn = bright_colours(classes)
+    picture = overlay(frame, labels, drawn, alpha, borders=True)
+    numbers = [number for number in labels.unique().tolist() if number < len(classes)]
+    if numbers:
+        picture = add_legend(picture, render_legend(blended_classes(drawn, alpha), numbers, *frame.shape[1:]))
+    return to_pil(picture)
 
 
 def check_labels(labels: Tensor, frame: Tensor) -> Tensor:

@@ -26,15 +26,34 @@ KERNELS = [
         {"num_stages": 3},
     ),
     (
+        convolution.convolve_kernel,
+        {"C": 128, "N": 256, "SIDE": 3, "STRIDE": 1, "PADDING": 1, "PIXELS": 64, "CHANNELS": 128, "DEPTH": 64}
+        | {"SPLITS": 1, "SHORTCUT": True, "RELU": True},
+        dict.fromkeys(("x", "weight", "bias", "shortcut", "out"), HALVES) | {"sums": FLOATS, "counters": NUMBERS},
+        {"num_stages": 3},
+    ),
+    (
         attention.context_kernel,
-        {"C": 512, "D": 32, "TILES": 2, "TILE": 64, "COLUMNS": 64, "DEPTH": 64},
-        dict.fromkeys(("x", "weight", "bias"), HALVES) | {"partial": FLOATS},
+        {"C": 512, "D": 32, "MASKED": False, "TILES": 2, "TILE": 64, "COLUMNS": 64, "DEPTH": 64},
+        dict.fromkeys(("x", "weight", "bias"), HALVES) | {"shares": FLOATS, "partial": FLOATS},
+        {},
+    ),
+    (
+        attention.context_kernel,
+        {"C": 512, "D": 32, "MASKED": True, "TILES": 2, "TILE": 64, "COLUMNS": 64, "DEPTH": 64},
+        dict.fromkeys(("x", "weight", "bias"), HALVES) | {"shares": FLOATS, "partial": FLOATS},
         {},
     ),
     (
         attention.total_kernel,
-        {"C": 512, "D": 32, "COLUMNS": 64, "PARTS": 8},
-        dict.fromkeys(("partial", "past", "scale", "context"), FLOATS) | {"total": HALVES},
+        {"C": 512, "D": 32, "MASKED": False, "COLUMNS": 64, "PARTS": 8},
+        dict.fromkeys(("partial", "past", "scale", "counts", "context"), FLOATS) | {"total": HALVES},
+        {},
+    ),
+    (
+        attention.total_kernel,
+        {"C": 512, "D": 32, "MASKED": True, "COLUMNS": 64, "PARTS": 8},
+        dict.fromkeys(("partial", "past", "scale", "counts", "context"), FLOATS) | {"total": HALVES},
         {},
     ),
     (

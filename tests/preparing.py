@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from streamseg.engine.fast import FastEngine
+from streamseg.engine.fast import FastEngine, key_of
 
 
 class SlowEngine(FastEngine):
@@ -19,7 +19,7 @@ class SlowEngine(FastEngine):
         return key in self.ready
 
     def prepare(self, batch):
-        key = (batch.images.shape, batch.with_confidence)
+        key = key_of(batch)
         self.asked.append(key)
         self.started.release()
         while not self.may_go_on.wait(0.01):

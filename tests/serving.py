@@ -5,6 +5,7 @@ import json
 import re
 import socket
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,12 +22,22 @@ from waiting import PATIENCE
 
 import streamseg
 from streamseg.engine.engine import EagerEngine, Engine
+from streamseg.io.masks import Mask
 
 # test modules that import this one are skipped where a library is missing
 for library in ("fastapi", "uvicorn", "websockets"):
     pytest.importorskip(library, reason=f"{library} is not installed: pip install 'streamseg[serve]'")
 
-from streamseg.serve import Limits, RequestGate, ServedModel, Server, add_sources, listen  # noqa: E402 (needs these libraries)
+from streamseg.serve import (  # noqa: E402 (needs these libraries)
+    DataFolder,
+    Limits,
+    RequestGate,
+    ServedModel,
+    ServedZones,
+    Server,
+    add_sources,
+    listen,
+)
 
 WINDOW = 3
 
@@ -120,10 +131,15 @@ def run_server(
     token: str = "",
     weights: Path = Path("small.onnx"),
     sources: dict[str, str] | None = None,
+    zones: ServedZones | None = None,
+    folder: Path | None = None,
+    mask: Mask | None = None,
 ) -> Iterator[RunningServer]:
     """Run a server in a thread; weights is the file that it says it serves, sources are those that it reads itself."""
     engine = PausableEngine(small_engine())
-    gate = RequestGate(ServedModel(engine, streamseg.CAMVID, WINDOW, weights), limits, token)
+    served = ServedModel(engine, streamseg.CAMVID, WINDOW, weights, mask=mask)
+    saves = DataFolder(folder, streamseg.CAMVID) if folder else None
+    gate = RequestGate(served, limits, token, zones=zones, folder=saves)
     add_sources(gate, sources or {})
     listening = listen("127.0.0.1", 0)
     server = Server(gate)
@@ -156,7 +172,48 @@ def read_labels(body: bytes):
     return torch.from_numpy(numpy.array(Image.open(io.BytesIO(body))))
 
 
+def label_next(client, frame):
+    """Send a frame to a stream, and return its labels."""
+    client.send(to_png(frame))
+    answer = json.loads(client.recv(PATIENCE))
+    data = zlib.decompress(client.recv(PATIENCE))
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(answer["height"], answer["width"])
+
+
 FRAME = moving(1)[0]
 PICTURE = to_png(FRAME)
 REQUEST = b"POST /segment HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(PICTURE)
 REQUEST += PICTURE
+
+
+def open_view(server, name="road", query=""):
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+    connection.request("GET", f"/streams/{name}.mjpeg{query}")
+    return connection, connection.getresponse()
+
+
+def next_picture(response):
+    """Read a part of an MJPEG stream."""
+    assert response.readline() == b"--frame\r\n"
+    head = {}
+    while (line := response.readline().strip()) != b"":
+        name, _, value = line.decode().partition(": ")
+        head[name] = value
+    assert head["Content-Type"] == "image/jpeg"
+    data = response.read(int(head["Content-Length"]))
+    assert response.readline() == b"\r\n"
+    return Image.open(io.BytesIO(data))
+
+
+def leave(connection, response):
+    response.close()
+    connection.close()
+
+
+ZONE = {"name": "a", "points": [[0.1, 0.1], [0.9, 0.1], [0.5, 0.9]], "classes": ["car"]}
+
+
+def send_zones(server: RunningServer, content: object, path: str = "/zones", method: str = "POST") -> Answer:
+    """Send a file of zones."""
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return server.ask(path, body, method)

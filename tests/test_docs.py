@@ -23,6 +23,7 @@ from streamseg.evaluate.method_cost import count_method_macs
 from streamseg.evaluate.paper import TABLES
 from streamseg.io.fleet import SETTINGS, read_fleet
 from streamseg.models.baselines import swiftnet18
+from streamseg.models.bundled import find_weights
 from streamseg.models.video import METHODS
 from streamseg.models.video.accel import accel
 from streamseg.models.video.dff import dff
@@ -87,6 +88,48 @@ def test_the_python_of_the_page_on_regions_runs(folder):
     assert names["readings"][0].zone == "lane"
 
 
+def test_the_python_of_the_page_on_the_hub_runs(folder, monkeypatch):
+    pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed: pip install 'streamseg[hub]'")
+    from hub_server import local_hub
+
+    (folder / "hubconf.py").symlink_to(ROOT / "hubconf.py")
+    names: dict = {}
+    with local_hub(folder, monkeypatch) as hub:
+        hub.add("me/streets", {"model.safetensors": find_weights("street").read_bytes()})
+        for block in blocks("docs/hub.md", "python"):
+            exec(block, names)
+    assert names["labels"].max() < len(names["classes"])
+    assert names["address"] == f"{hub.address}/me/road"
+    assert (names["street"].classes, names["fanet"].classes) == (13, 5)
+
+
+def test_the_answers_on_the_page_on_the_hub_are_the_real_ones(folder, monkeypatch, capsys):
+    pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed: pip install 'streamseg[hub]'")
+    from hub_server import local_hub
+
+    page = (ROOT / "docs/hub.md").read_text()
+    with local_hub(folder, monkeypatch) as hub:
+        monkeypatch.setattr("sys.argv", ["streamseg", "push", "road", "hf:me/streets"])
+        cli.main()
+        said = capsys.readouterr().out.replace(hub.address, "https://huggingface.co")
+        assert f"```\n{said}```\n" in page
+        hub.add("me/old", {"pytorch_model.bin": b""})
+        monkeypatch.setattr("sys.argv", ["streamseg", "segment", "in.mp4", "--weights", "hf:me/old"])
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert f"```\n{capsys.readouterr().err}```\n" in page
+
+
+def test_the_python_of_the_page_on_python_for_opencv_and_supervision_runs(folder):
+    pytest.importorskip("cv2", reason="OpenCV is not installed: pip install 'streamseg[flow]'")
+    pytest.importorskip("supervision", reason="supervision is not installed: pip install 'streamseg[supervision]'")
+    names: dict = {}
+    for block in blocks("docs/python.md", "python")[:4]:
+        exec(block, names)
+    assert (folder / "last.png").exists()
+    assert names["annotated"].shape == names["drawn"].shape == (48, 64, 3)
+
+
 def test_the_options_on_the_page_on_segmenting_exist(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["streamseg", "segment", "--help"])
     with pytest.raises(SystemExit):
@@ -142,7 +185,7 @@ def test_the_options_on_the_page_on_deploying_exist(capsys, monkeypatch):
             cli.main()
     known = capsys.readouterr().out + "--averages"  # of train
     lines = (ROOT / "docs/deploy.md").read_text().splitlines()
-    ours = [line for line in lines if not line.startswith(("cmake", "trtexec"))]
+    ours = [line for line in lines if not line.startswith(("cmake", "docker", "trtexec"))]
     for option in re.findall(r"--[a-z][a-z-]*", "\n".join(ours)):
         assert option in known, option
 

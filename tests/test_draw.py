@@ -3,8 +3,9 @@ import pytest
 import torch
 from PIL import Image
 
-from streamseg import CITYSCAPES, Classes, overlay
+from streamseg import CITYSCAPES, Classes, bright_colours, overlay, show
 from streamseg.draw import add_legend, blended_classes, paint_labels, side_by_side
+from streamseg.engine import kernels
 
 RED_BLUE = Classes(("red", "blue"), ((255, 0, 0), (0, 0, 255)))
 
@@ -56,9 +57,11 @@ def test_an_overlay_is_the_rounded_mixture_to_the_last_bit(frame, labels, alpha,
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_gpu_draws_what_a_cpu_draws(frame, labels):
-    for only in ((), (3, 5)):
-        drawn = overlay(frame.cuda(), labels.cuda(), CITYSCAPES, 0.37, only)
-        assert drawn.cpu().equal(overlay(frame, labels, CITYSCAPES, 0.37, only))
+    for only in ((), (3, 5), ()):  # by PyTorch, and by the kernel once it is compiled
+        for kind in (torch.uint8, torch.int64):
+            drawn = overlay(frame.cuda(), labels.to("cuda", kind), CITYSCAPES, 0.37, only)
+            assert drawn.cpu().equal(overlay(frame, labels, CITYSCAPES, 0.37, only))
+            kernels.wait_until_compiled()
     assert add_legend(frame.cuda(), frame[:, :9, :9]).cpu().equal(add_legend(frame, frame[:, :9, :9]))
 
 
@@ -198,3 +201,25 @@ def test_the_colours_of_a_legend_are_those_of_grey_things_in_the_overlay(alpha):
 def test_labels_are_painted_in_the_colours_of_their_classes_and_no_class_in_black():
     painted = paint_labels(torch.tensor([[0, 1, 255]], dtype=torch.uint8), RED_BLUE)
     assert painted[:, 0].t().tolist() == [[255, 0, 0], [0, 0, 255], [0, 0, 0]]
+
+
+def test_a_notebook_shows_a_frame_as_it_is(frame):
+    picture = show(frame)
+    assert torch.equal(torch.from_numpy(numpy.array(picture)).permute(2, 0, 1), frame)
+    assert picture._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_notebook_shows_labels_in_bright_colours_with_a_legend():
+    frame = torch.full((3, 300, 400), 90, dtype=torch.uint8)
+    labels = torch.zeros(300, 400, dtype=torch.uint8)
+    labels[:, 200:] = 13
+    shown = torch.from_numpy(numpy.array(show(frame, labels, CITYSCAPES))).permute(2, 0, 1)
+    changed = (shown != overlay(frame, labels, bright_colours(CITYSCAPES), borders=True)).any(dim=0).nonzero()
+    top, left = changed.amin(dim=0).tolist()
+    bottom, right = changed.amax(dim=0).tolist()
+    assert 200 < top < bottom < 300  # the legend of two classes, in the lower left corner
+    assert 0 < left < right < 200
+    unlabelled = torch.full_like(labels, 255)
+    assert numpy.array_equal(numpy.array(show(frame, unlabelled, CITYSCAPES)), numpy.array(show(frame)))
+    with pytest.raises(ValueError, match=r"^The labels have no classes: give those of the network, show\("):
+        show(frame, labels)

@@ -29,24 +29,26 @@ __main__
 
 # the only place that imports a third-party package
 DOORS = {
-    "PIL": "io.images",
+    "PIL": "io.captions io.images",
     "av": "io.hardware io.live_process io.pyav io.video_reading io.video_writing",
     "cv2": "models.video.dis",
     "cyclopts": "cli",
     "fastapi": "serve",
     "fsspec": "io.stores",
     "h11": "serve",
+    "huggingface_hub": "io.hub",
     "matplotlib": "evaluate.plot",
-    "numpy": "data.formats io.images regions",
+    "numpy": "data.formats io.bgr io.captions io.images regions",
     "onnx": "deploy",
     "onnxruntime": "deploy engine.runtime",  # the one writes files, the other runs them
     "openvino": "deploy engine.runtime",
     "paho": "io.live_lines",
     "pyarrow": "deploy.archive",
-    "ray": "parallel.cluster",
+    "ray": "parallel.cluster serve.replicas",  # Ray Data, Ray Serve
     "safetensors": "io.tensors",
     "scipy": "data.labels",
-    "starlette": "serve",
+    "starlette": "parallel.proxy serve",
+    "supervision": "regions.detections",
     "tkinter": "io.display",
     "triton": "engine.kernels",
     "uvicorn": "serve",

@@ -49,6 +49,14 @@ def test_the_drive_is_an_endless_gif_with_every_frame_of_the_camera(tmp_path, st
     assert drawn.height > 54  # the names of the colours are below
 
 
+def test_a_slice_has_its_three_parts_and_the_names_of_the_colours(tmp_path, street, monkeypatch):
+    monkeypatch.setattr(pictures, "DRIVE", [street])
+    pictures.draw_slice(tmp_path / "slice.png", frames=3, size=(64, 128))
+    drawn = Image.open(tmp_path / "slice.png")
+    assert drawn.width == 128
+    assert drawn.height > 3 * 200
+
+
 def test_overlays_stand_in_two_columns_with_the_names_in_the_end(tmp_path, street):
     pictures.draw_overlays(tmp_path / "overlays.jpg", [street] * 3, width=128)
     drawn = Image.open(tmp_path / "overlays.jpg")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import streamseg
-from streamseg.models.bundled import DEFAULT
+from streamseg.models.bundled import BUNDLED_WEIGHTS, DEFAULT
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install 'streamseg[docs]'")
 
@@ -115,6 +115,14 @@ def test_the_hub_loads_the_bundled_weights():
             assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("name", BUNDLED_WEIGHTS)
+def test_the_hub_has_an_entry_for_each_bundled_network(name):
+    network, (bundled, _) = from_hub(name), streamseg.load(name)
+    assert not network.training
+    for found, expected in zip(network.state_dict().values(), bundled.state_dict().values(), strict=True):
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("name", ["fanet18", "fanet34", "fanetplus18", "fanetplus34"])
 def test_the_hub_builds_networks_with_random_weights(name):
     assert from_hub(name, classes=5).eval()(torch.zeros(1, 3, 64, 96)).shape == (1, 5, 64, 96)
@@ -135,7 +143,7 @@ def test_the_hub_lists_networks_only():
     import hubconf
 
     listed = [name for name, thing in vars(hubconf).items() if callable(thing) and not name.startswith("_")]
-    assert listed == ["fanet18", "fanet34", "fanetplus18", "fanetplus34"]
+    assert listed == [*BUNDLED_WEIGHTS, "fanet18", "fanet34", "fanetplus18", "fanetplus34"]
 
 
 def test_the_hub_finds_every_package_that_it_needs():

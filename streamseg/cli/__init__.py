@@ -18,7 +18,7 @@ import streamseg
 from streamseg.cli.benchmarking import benchmark
 from streamseg.cli.completion import completion
 from streamseg.cli.converting import convert
-from streamseg.cli.deploying import export, serve
+from streamseg.cli.deploying import export
 from streamseg.cli.listing import weights
 from streamseg.cli.measuring import evaluate, reproduce
 from streamseg.cli.messages import ErrorHandler, debugging, has_colours, out_of_memory, print_error
@@ -26,6 +26,7 @@ from streamseg.cli.pages import find_page, wants_help
 from streamseg.cli.parser import VERBS, UsageError, complete_ray, parse
 from streamseg.cli.prelabelling import prelabel
 from streamseg.cli.segmenting import segment
+from streamseg.cli.serving import serve
 from streamseg.cli.training import check, pack, train
 from streamseg.cli.warming import warm
 
@@ -65,6 +66,8 @@ def main() -> None:
     logger.addHandler(ErrorHandler())
     logger.setLevel(logging.INFO)
     arguments = sys.argv[1:]
+    if "--quiet" in arguments or not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # huggingface_hub would draw them into logs
     status = run(arguments)
     if status or wants_help(arguments):
         sys.exit(status)

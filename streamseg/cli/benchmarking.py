@@ -13,6 +13,7 @@ from streamseg.cli.messages import check_figures, clear_line, loading, open_mess
 from streamseg.cli.options import NETWORKS, Device, Json, Quiet, check_weights, option, parse_size, pick_device
 from streamseg.cli.segmenting import SegmentOptions, open_model
 from streamseg.io.files import check_writable
+from streamseg.io.hub import check_hub_address, is_hub_address
 from streamseg.models.bundled import BUNDLED_WEIGHTS, DEFAULT
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class PipelineOptions:
     """Measure segment from file to file on a video, stage by stage, beside bare decoding and encoding by the same
     codecs."""
     weights: Annotated[Path | None, option("WEIGHTS", DEFAULT)] = None
-    """With --pipeline: a name that streamseg weights lists, a checkpoint, or a file that export wrote."""
+    """With --pipeline: a name that streamseg weights lists, hf:USER/NAME, a checkpoint, or a file of export."""
     frames: Annotated[int | None, option("N", "600 on a GPU, 100 on the CPU")] = None
     """With --pipeline: how many frames each way takes, from the start of the video."""
     streams: Annotated[int | None, option("N", "4")] = None
@@ -221,9 +222,11 @@ def benchmark_pipeline(
 
 
 def check_models(models: Sequence[str]) -> None:
-    """Raise an error if a name is neither a network nor bundled weights nor a file."""
+    """Raise an error if a name is neither a network nor bundled weights nor a file nor of the Hugging Face Hub."""
     for name in models:
-        if name not in (*NETWORKS, *BUNDLED_WEIGHTS) and not Path(name).is_file():
+        if is_hub_address(name):
+            check_hub_address(name)
+        elif name not in (*NETWORKS, *BUNDLED_WEIGHTS) and not Path(name).is_file():
             raise ValueError(
                 f"{name!r:.80} is neither a file nor one of the networks {', '.join(NETWORKS)} "
                 f"or the bundled weights {', '.join(BUNDLED_WEIGHTS)}."

@@ -1,11 +1,12 @@
 """The cameras of a fleet file as a plan of segment."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from streamseg.cli.masks import BONNET, check_mask_file, find_masks
 from streamseg.cli.options import parse_size
 from streamseg.cli.regions import RegionOptions
 from streamseg.cli.segmenting import SegmentOptions, SegmentPlan, check_text_outputs
@@ -37,6 +38,10 @@ def plan_fleet(path: Path, options: SegmentOptions, region_options: RegionOption
     for camera in cameras:
         place = f"{path}, camera {camera.name!r}"
         parse_size(f"{place}: size", camera.size)
+        try:
+            check_mask_file(camera.mask)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{place}: {error}") from None
         if camera.out == "-":
             raise ValueError(f"{place}: out is '-', which takes one source only; expected a file or a folder.")
         wanted = {name: camera.outputs.get(name, getattr(options, name)) for name in OUTPUTS}
@@ -76,9 +81,30 @@ def check_apart(path: Path, cameras: Sequence[Camera], outputs: Sequence[Output]
 
 
 def own_settings(
+    plan: SegmentPlan, mask: str, settings: "LabelSettings", style: "DrawStyle", say: Callable[[str], None]
+) -> "dict[str, SourceSettings]":
+    """Return the settings of each camera of a fleet, and of each source if it has a mask of its own, by name.
+
+    Args:
+        mask: The option --mask.
+        say: Receives a sentence about each mask that is found.
+    """
+    from streamseg.stream.settings import SourceSettings
+
+    given = {source.name: mask for source in plan.sources} | {
+        camera.name: camera.mask for camera in plan.cameras if camera.mask
+    }
+    own = fleet_settings(plan.cameras, settings, style)
+    if {*given.values()} - {mask} or mask == BONNET:
+        for name, found in find_masks(given, plan.sources, settings, say).items():
+            own[name] = replace(own.get(name) or SourceSettings(settings.size, style), mask=found)
+    return own
+
+
+def fleet_settings(
     cameras: Sequence[Camera], settings: "LabelSettings", style: "DrawStyle"
 ) -> "dict[str, SourceSettings]":
-    """Return the settings of each camera of a fleet, by name."""
+    """Return the settings of each camera of a fleet, by name, with the mask of all."""
     from streamseg.engine.runtime import ExportedEngine
     from streamseg.stream.settings import SourceSettings
 
@@ -94,5 +120,6 @@ def own_settings(
             only = tuple(settings.classes.find(name) for name in camera.classes)
         except ValueError as error:
             raise ValueError(f"Camera {camera.name!r}: {error}") from None
-        own[camera.name] = SourceSettings(size or settings.size, replace(style, only=only) if only else style)
+        drawn = replace(style, only=only) if only else style
+        own[camera.name] = SourceSettings(size or settings.size, drawn, settings.mask)
     return own

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 from cyclopts import Parameter
 
 from streamseg.class_table import Translation, open_table_of
+from streamseg.cli.masks import check_mask_file, read_mask_option
 from streamseg.cli.messages import (
     check_figures,
     loading,
@@ -17,8 +18,8 @@ from streamseg.cli.messages import (
     write_figures,
 )
 from streamseg.cli.options import (
+    DATASET_NAMES,
     PRECISION_NAMES,
-    DataFolder,
     Dataset,
     Device,
     Json,
@@ -36,6 +37,7 @@ from streamseg.cli.options import (
     set_key_interval,
     weights_on_cluster,
 )
+from streamseg.cli.video_measuring import check_video_options, evaluate_unlabelled
 from streamseg.evaluate.paper import DOWNLOADS, TABLES
 
 if TYPE_CHECKING:
@@ -51,10 +53,17 @@ if TYPE_CHECKING:
 class EvaluateOptions:
     """The options of evaluate."""
 
-    data: DataFolder
+    data: Annotated[Path | None, option("DIR", "required, unless there is a --video")] = None
     """The folder of the data set."""
-    dataset: Dataset
+    dataset: Annotated[str, option("NAME", "required, unless there is a --video", DATASET_NAMES)] = ""
     """cityscapes, camvid, comma10k, coco-stuff, ade20k, or folder for your own data."""
+    video: Annotated[str, option("FILE", "none")] = ""
+    """Instead of a data set, a video without labels, also as numbered pictures (frame_%04d.png) or a folder of frames:
+    measure how steady its labels are along the motion, as segment would write them."""
+    slice: Annotated[Path | None, option("FILE", "none")] = None
+    """A picture for one row of the video over time, with its labels."""
+    row: Annotated[int | None, option("ROW", "the middle")] = None
+    """The row of the slice, from 0 at the top."""
     split: str = "val"
     """The split to measure on."""
     only: Annotated[str, option("NAME", "all frames")] = ""
@@ -72,7 +81,9 @@ class EvaluateOptions:
     half_life: Annotated[float | None, option("SECONDS", "the exact window")] = None
     """Instead of a window, let the past decay by half in this time."""
     steady: Annotated[str, option("HOW", "off")] = ""
-    """With one of the two, keep labels steady: low, high, or a margin by which a new class must score higher."""
+    """With one of the two, or a --video, keep labels steady: low, high, or a margin by which a new class must win."""
+    mask: Annotated[str, option("FILE", "none")] = ""
+    """A picture in which what is not looked at is black: the network leaves it out, and so do all figures."""
     class_table: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
     """How the network's classes count as labels of the data set: street, or a file of "class, colour, DATA SET, ..."
     lines; FILE:COLUMN names the column of the data set."""
@@ -92,27 +103,49 @@ class EvaluateOptions:
     """Print only warnings and errors."""
 
 
+EVALUATE_DEFAULTS = EvaluateOptions()
+
+
 def evaluate(
     weights: Weights = None,
     /,
     *,
-    options: Annotated[EvaluateOptions, Parameter(name="*")],
+    options: Annotated[EvaluateOptions, Parameter(name="*")] = EVALUATE_DEFAULTS,
 ) -> int:
-    """Measure a network on a data set: mIoU and more.
+    """Measure a network on a data set: mIoU and more; or how steady it is on a video.
 
     Args:
-        weights: A name that streamseg weights lists, a checkpoint, or a file that export wrote (.onnx, .xml, .pt2).
+        weights: A name that streamseg weights lists, hf:USER/NAME, a checkpoint, or a file of export: .onnx, .xml or
+            .pt2.
 
     Examples:
         streamseg evaluate --dataset camvid --data CamVid --split val
         streamseg evaluate run/weights.safetensors --dataset folder --data mine
-        streamseg evaluate --dataset camvid --data CamVid --precision int8 --json -
         streamseg evaluate --dataset camvid --data CamVid --window 1 --plots plots
+        streamseg evaluate --video drive.mp4 --steady 0.5 --slice drive.png
     """
-    check_data(options.dataset, options.data)
+    check_video_options(options, EVALUATE_DEFAULTS)
     check_weights(weights)
     check_figures(options.json)
+    if options.video:
+        return evaluate_unlabelled(weights, options)
+    return evaluate_labelled(weights, options, require_data(options))
+
+
+def require_data(options: EvaluateOptions) -> Path:
+    """Return the folder of the data set; raise an error if it is not given, or missing."""
+    if not (options.data and options.dataset):
+        needed = {"--data DIR": options.data, "--dataset NAME": options.dataset}
+        missing = " and ".join(name for name, given in needed.items() if not given)
+        raise ValueError(f"streamseg evaluate needs {missing}, or --video FILE: see streamseg evaluate --help.")
+    check_data(options.dataset, options.data)
+    return options.data
+
+
+def evaluate_labelled(weights: Path | None, options: EvaluateOptions, folder: Path) -> int:
+    """Measure a network on a data set."""
     check_folder(options.plots, "plots")
+    check_mask_file(options.mask, bonnet=False)
     table = open_table_of(options.class_table, options.dataset) if options.class_table else None
     with loading(options.quiet):
         from streamseg.data.shards import open_dataset
@@ -126,7 +159,7 @@ def evaluate(
     if options.plots:
         plot.new_figure(1, 1)  # fails here rather than after the work, if the library is missing
     device = pick_device(options.device or runtime.default_device(weights))
-    data = options.data.absolute() if options.ray and options.data.exists() else options.data
+    data = folder.absolute() if options.ray and folder.exists() else folder
     frames = keep_frames(open_dataset(options.dataset, data, options.split), options.only)
     engine, classes = open_evaluation_engine(
         weights,
@@ -140,7 +173,8 @@ def evaluate(
     translation, frames = translate_dataset(classes, frames, table)
     policy = set_key_interval(engine, policy) or method_policy(engine, options)
     if isinstance(engine, runtime.ExportedEngine):
-        check_exported(engine, policy, precision=options.precision, steady=parse_steady(options.steady))
+        steady = parse_steady(options.steady)
+        check_exported(engine, policy, precision=options.precision, steady=steady, mask=bool(options.mask))
     if not options.quiet and (sentence := describe_translation(translation, options.dataset)):
         print_error(f"{sentence}.")
     if policy:
@@ -154,6 +188,8 @@ def check_combination(options: EvaluateOptions, policy: "Policy | None") -> None
     """Raise an error if options of evaluate do not go together."""
     if parse_steady(options.steady) and not policy:
         raise ValueError("--steady is for frames in order: give --window or --half-life too.")
+    if options.mask and (options.ray or options.flip or options.scales != (1.0,)):
+        raise ValueError("--mask is for one run of each frame on this machine: leave out --ray, --scales and --flip.")
     if policy and options.ray:
         raise ValueError("--window and --half-life time each frame, so nothing else may run: leave out --ray.")
     if policy and (options.flip or options.scales != (1.0,)):
@@ -203,11 +239,12 @@ def evaluate_sequences(
 
     messages, progress = open_messages(options.quiet, options.json), pick_progress(options.quiet)
     label_of = translation.label_of
+    mask = read_mask_option(options.mask)
     found = video.evaluate_video(
-        engine, frames, policy, threads=torch.get_num_threads(), progress=progress, label_of=label_of
+        engine, frames, policy, threads=torch.get_num_threads(), progress=progress, label_of=label_of, mask=mask
     )
     print(video.format_video_evaluation(found), file=messages)
-    figures = video.video_evaluation_to_json(found) | translation_to_json(translation)
+    figures = video.video_evaluation_to_json(found) | translation_to_json(translation) | data_to_json(options)
     if isinstance(engine, VideoEngine) and engine.model.interval is not None:
         scores = video_methods.evaluate_distances(
             engine.model, frames, engine.model.interval, threads=torch.get_num_threads(), label_of=label_of
@@ -216,7 +253,7 @@ def evaluate_sequences(
         figures["miou_by_distance"] = [None if math.isnan(miou) else miou for miou in scores.mious]
     write_figures(options.json, figures, messages)
     if options.plots:
-        video.write_video_plots(options.plots, found, engine, frames, policy, label_of)
+        video.write_video_plots(options.plots, found, engine, frames, policy, label_of, mask)
         print_plots(options.plots, messages)
 
 
@@ -234,7 +271,7 @@ def evaluate_frames(
     from streamseg.evaluate import images
 
     messages, progress = open_messages(options.quiet, options.json), pick_progress(options.quiet)
-    label_of = translation.label_of
+    label_of, mask = translation.label_of, read_mask_option(options.mask)
     if options.ray:
         found = images.evaluate_on_cluster(
             frames,
@@ -250,11 +287,12 @@ def evaluate_frames(
         )
     else:
         threads = torch.get_num_threads()
-        found = images.evaluate(engine, frames, threads=threads, progress=progress, label_of=label_of)
+        found = images.evaluate(engine, frames, threads=threads, progress=progress, label_of=label_of, mask=mask)
     print(images.format_evaluation(found), file=messages)
-    write_figures(options.json, images.evaluation_to_json(found) | translation_to_json(translation), messages)
+    figures = images.evaluation_to_json(found) | translation_to_json(translation) | data_to_json(options)
+    write_figures(options.json, figures, messages)
     if options.plots:
-        images.write_plots(options.plots, found, engine, frames, label_of)
+        images.write_plots(options.plots, found, engine, frames, label_of, mask)
         print_plots(options.plots, messages)
 
 
@@ -262,6 +300,11 @@ def translation_to_json(translation: Translation) -> dict:
     """Return the classes that count as another label as JSON values; null for a class without a label."""
     renamed = translation.renamed()
     return {"translated": renamed} if renamed else {}
+
+
+def data_to_json(options: EvaluateOptions) -> dict:
+    """Return what was measured on as JSON values."""
+    return {"dataset": options.dataset, "split": options.split, **({"only": options.only} if options.only else {})}
 
 
 def print_plots(folder: Path, messages: TextIO) -> None:

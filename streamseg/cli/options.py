@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from streamseg.checks import check_readable, missing_data_error
 from streamseg.classes import Classes
 from streamseg.evaluate.paper import DOWNLOADS
+from streamseg.io.hub import check_hub_address, is_hub_address, parse_hub_address
 from streamseg.machine import available_cores
 from streamseg.models.bundled import DEFAULT, find_weights, is_bundled
 from streamseg.palette import bright_colours
@@ -48,13 +49,24 @@ Weights = Annotated[Path | None, option("[WEIGHTS]", DEFAULT)]
 
 
 def check_weights(given: Path | None) -> None:
-    """Raise an error if weights were given that are neither bundled nor a file that can be read."""
-    if given is not None:
+    """Raise an error if weights were given that are neither bundled nor a file that can be read.
+
+    Those of the Hugging Face Hub are requested later, when they are opened.
+    """
+    if is_hub_address(given):
+        check_hub_address(str(given))
+    elif given is not None:
         check_readable(find_weights(given))
 
 
 def weights_on_cluster(given: Path | None) -> Path | None:
-    """Return weights as the machines of a cluster find them: each has the bundled ones, and a file at the same path."""
+    """Return weights as the machines of a cluster find them: each has the bundled ones, and a file at the same path.
+
+    Those of the Hugging Face Hub are named by the commit, so that all machines download the same.
+    """
+    if is_hub_address(given):
+        file = find_weights(given)
+        return Path(str(replace(parse_hub_address(str(given)), file=file.name, revision=file.parent.name)))
     return given if given is None or is_bundled(given) else given.absolute()
 
 
@@ -186,6 +198,7 @@ def check_exported(
     precision: str = "",
     confidence: bool = False,
     steady: "float | Steadiness" = 0.0,
+    mask: bool = False,
 ) -> None:
     """Raise a ValueError if an option asks for something that an exported file cannot do."""
     from streamseg.stream.state import LastFrames
@@ -199,6 +212,9 @@ def check_exported(
         raise ValueError(f"{path} gives no confidence: leave out --confidence, or export it with --confidence.")
     if steady and steady != file.manifest.steady:
         raise ValueError(f"{path} gives labels without scores: leave out --steady, or give a checkpoint.")
+    if mask:
+        does = "has a mask built in" if file.manifest.masked else "looks at all pixels"
+        raise ValueError(f"{path} {does}: leave out --mask, or export it again with --mask.")
     if fixed and size not in (None, fixed):
         raise ValueError(f"{path} takes only frames of {fixed[0]} x {fixed[1]}: leave out --size.")
     if fixed and deadline is not None:

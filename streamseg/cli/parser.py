@@ -21,12 +21,14 @@ from cyclopts.exceptions import (
 from streamseg.cli.benchmarking import benchmark
 from streamseg.cli.completion import completion
 from streamseg.cli.converting import convert
-from streamseg.cli.deploying import export, serve
+from streamseg.cli.deploying import export
 from streamseg.cli.listing import weights
 from streamseg.cli.measuring import evaluate, reproduce
 from streamseg.cli.messages import print_error
 from streamseg.cli.prelabelling import prelabel
+from streamseg.cli.pushing import push
 from streamseg.cli.segmenting import segment
+from streamseg.cli.serving import serve
 from streamseg.cli.training import check, pack, recipe_command, train
 from streamseg.cli.warming import warm
 from streamseg.train.config import OLD_NAMES, RECIPES
@@ -53,6 +55,7 @@ VERBS: dict[str, Callable[..., int]] = {
         reproduce,
         benchmark,
         export,
+        push,
         serve,
         warm,
         weights,
@@ -84,7 +87,7 @@ def parse(arguments: Sequence[str]) -> Callable[[], int]:
     if verb == "train" and (len(arguments) == 1 or arguments[1].startswith("-")):
         raise UsageError("Give a recipe after train, such as folder-18: streamseg train --help has the list.")
     given = close_lists(rename_old_options(arguments))
-    if verb in ("segment", "evaluate"):
+    if verb in ("segment", "evaluate", "serve"):
         given = complete_ray(given)
     try:
         command, bound, _ = make_app(arguments[1:2]).parse_args([DASH if word == "-" else word for word in given])

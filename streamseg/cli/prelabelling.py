@@ -36,7 +36,7 @@ def prelabel(
     Args:
         names: Pictures, or folders of pictures; the last name is the folder to write.
         format: labelme, coco, cvat or labelstudio.
-        weights: A checkpoint, an exported file, or a name that streamseg weights lists.
+        weights: A checkpoint, an exported file, hf:USER/NAME, or a name that streamseg weights lists.
         size: The network input.
         min_area: Leave out regions of fewer pixels.
         tolerance: How far the polygons may be from the edges of the labels; more gives fewer points.

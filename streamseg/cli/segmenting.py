@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from streamseg.checks import check_positive
+from streamseg.cli.masks import check_cameras, check_mask_file, read_mask_option
 from streamseg.cli.messages import STANDARD_OUTPUT, clear_line, loading, open_messages, print_error
 from streamseg.cli.options import (
     Device,
@@ -54,7 +55,7 @@ class SegmentOptions:
     """Instead of names, a TOML file with a table [[camera]] for each: name, address, size, classes, out, labels. These
     options are the defaults of such a file."""
     weights: Annotated[Path | None, option("WEIGHTS", DEFAULT)] = None
-    """A name that streamseg weights lists, a checkpoint, or a file that export wrote (.onnx, .xml, .pt2)."""
+    """A name that streamseg weights lists, hf:USER/NAME, a checkpoint, or a file of export (.onnx, .xml, .pt2)."""
     overlay: bool = True
     """Write the overlay: a picture or a video."""
     labels: bool = False
@@ -91,6 +92,12 @@ class SegmentOptions:
     steady: Annotated[str, option("HOW", "low for videos")] = ""
     """Against flicker: low or high average the scores of a video along the motion of the picture; a number lets a pixel
     change its class only if the new one scores higher by it; off labels each frame by itself."""
+    mask: Annotated[str, option("FILE", "none")] = ""
+    """What is not looked at: a picture in which it is black, such as the own car, letterboxes or burnt-in text; or
+    bonnet, for the own car as the network finds it in the first frames. It has no class, and counts neither in the
+    attention nor in shares, regions and events."""
+    together: bool = False
+    """The sources are cameras of one vehicle: each attends to what all of them see."""
     deadline: Annotated[float | None, option("MS", "none")] = None
     """Reduce the network input size if needed, so that labels are ready within this many milliseconds."""
     size: Annotated[str, option("HEIGHTxWIDTH", "the frame's size, up to 1024 x 2048 pixels")] = ""
@@ -190,6 +197,9 @@ def check_options(options: SegmentOptions, out: str, region_options: RegionOptio
             "--tile processes single pictures at full size: leave out --confidence, --window, --half-life, --steady, "
             "--deadline and --size."
         )
+    if options.tile and options.together:
+        raise ValueError("--tile processes single pictures: leave out --together.")
+    check_mask_file(options.mask)
     for name, number in (("deadline", options.deadline), ("cut", options.cut)):
         if number is not None:
             check_positive(name, number)
@@ -209,6 +219,8 @@ def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions, region_
         allow_large_pictures()
     raw_size = parse_size("--raw-size", options.raw_size)
     sources, missing = resolve_sources(names, raw_size=raw_size, rate=options.rate)
+    if options.together:
+        check_cameras(sources)
     if options.out and missing and len(names) > 1 and not resolve_sources(names[-1:], raw_size=raw_size)[0]:
         raise ValueError(f"OUT is given twice, as {names[-1]} and as --out {options.out}: leave out one.")
     if not sources:
@@ -253,6 +265,7 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     from streamseg.stream.label_frames import check_window
     from streamseg.stream.settings import DrawStyle, LabelSettings
     from streamseg.stream.state import LastFrames
+    from streamseg.stream.together import check_together
 
     steady = parse_steady(options.steady)
     policy = pick_policy(options.window, options.half_life, steady)
@@ -271,6 +284,7 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
             precision=options.precision,
             confidence=options.confidence,
             steady=steady,
+            mask=bool(options.mask),
         )
         size = engine.manifest.size or size
     elif options.tile and isinstance(engine, ImageEngine | VideoEngine):
@@ -280,7 +294,12 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
         policy = steady_by_default(policy, engine)
     check_window(engine, policy)
     chosen = tuple(classes.find(name) for name in options.classes.split(",") if name.strip())
-    settings = LabelSettings(engine, classes, policy, options.cut, size, options.tile, options.confidence)
+    if options.together:
+        check_together(engine)
+    mask = read_mask_option(options.mask)
+    settings = LabelSettings(
+        engine, classes, policy, options.cut, size, options.tile, options.confidence, mask, options.together
+    )
     drawn = pick_palette(classes, options.palette)
     recoloured = drawn if drawn != classes else None  # as in an archive that was begun before there was a palette
     style = DrawStyle(options.alpha, chosen, options.legend, options.side_by_side, options.borders, recoloured)
@@ -325,7 +344,7 @@ def run_plan(
             regions=regions,
             display=screen,
             observer=observer,
-            own=own_settings(plan.cameras, settings, style),
+            own=own_settings(plan, options.mask, settings, style, observer.message),
             hardware=options.hardware_decoding,
         )
         observer.total = lambda: pipeline.total
@@ -374,7 +393,18 @@ def segment_on_cluster(names: Sequence[str], out: str, options: SegmentOptions) 
 
     if not out or out == "-":
         raise ValueError("--ray writes to a folder: give its name as the last name, or with --out.")
-    names_of_refused = ("json", "show", "tile", "deadline", "raw_size", "rate", "fleet", "hardware_decoding")
+    names_of_refused = (
+        "json",
+        "show",
+        "tile",
+        "deadline",
+        "raw_size",
+        "rate",
+        "fleet",
+        "hardware_decoding",
+        "mask",
+        "together",
+    )
     refused = [f"--{name.replace('_', '-')}" for name in names_of_refused if getattr(options, name)]
     if refused:
         raise ValueError(f"--ray labels videos into a folder: leave out {', '.join(refused)}.")

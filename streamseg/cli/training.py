@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from streamseg.checks import check_positive, check_readable, check_suffix
 from streamseg.class_table import open_class_table
+from streamseg.cli.masks import check_mask_file
 from streamseg.cli.messages import (
     STANDARD_OUTPUT,
     check_figures,
@@ -134,11 +135,14 @@ class TrainRun:
     resume: bool = False
     """Continue the run in the out folder."""
     initial: str = "imagenet"
-    """The initial weights: imagenet, nothing, a checkpoint, or a name that streamseg weights lists."""
+    """The initial weights: imagenet, nothing, a checkpoint, hf:USER/NAME, or a name that streamseg weights lists."""
     encoder_weights: Annotated[Path | None, option("FILE", "downloaded once")] = None
     """A file of ImageNet weights for the encoder, safetensors or torch."""
     flow_weights: Annotated[Path | None, option("FILE", "none")] = None
     """A file of a trained flow network, for a video method that has one."""
+    eager: bool = False
+    """Do not compile the network by torch.compile, which takes about two minutes at the start: for short runs on a
+    GPU. Nothing is compiled on the CPU."""
     tensorboard: bool = False
     """Also write TensorBoard files."""
     json: Json = None
@@ -160,6 +164,7 @@ def train(run: TrainRun) -> int:
         streamseg train folder-18 --help
     """
     run.config.check()
+    check_mask_file(run.config.mask, bonnet=False)
     check_data(run.config.dataset, run.data)
     check_second_folder(run.config, run.with_data)
     check_data(run.config.with_dataset, run.with_data)
@@ -190,7 +195,8 @@ def train(run: TrainRun) -> int:
             flow_weights=run.flow_weights,
             resume=run.resume,
             tensorboard=run.tensorboard,
-            compiled=device.type == "cuda" and kernels.VERSION != "none",  # torch.compile needs Triton there
+            # torch.compile needs Triton there
+            compiled=device.type == "cuda" and kernels.VERSION != "none" and not run.eager,
             threads=torch.get_num_threads(),
             messages=open_messages(run.quiet, STANDARD_OUTPUT),
         )

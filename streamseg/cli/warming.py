@@ -32,7 +32,7 @@ def warm(
     """Compile the kernels of a GPU ahead, so that segment and serve are at full speed from the first frames on.
 
     Args:
-        weights: A name that streamseg weights lists, or a checkpoint.
+        weights: A name that streamseg weights lists, hf:USER/NAME, or a checkpoint.
         size: A size of frames; repeat the option for several.
         batch: Frames per batch, such as the number of cameras; repeat the option for several.
         device: cuda or cpu; on the CPU nothing has to be prepared.
@@ -108,6 +108,7 @@ def run_pixel_kernels(size: tuple[int, int], classes: "Classes", device: "torch.
         picture = draw.overlay(frame, labels, classes, borders=borders)
     kernels.to_yuv(picture, default_matrix(size[0]))
     count_labels(labels, len(classes))
+    kernels.wait_until_compiled()
 
 
 def why_nothing(weights: Path | None, engine: "Engine | None", device: "torch.device") -> str:

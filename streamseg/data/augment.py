@@ -96,6 +96,16 @@ def augment(images: Tensor, labels: Tensor, params: AugmentParams, crop: tuple[i
     return sample_images(images, grid, params), ids[:, 0].round().long()
 
 
+def augment_mask(looked_at: Tensor, params: AugmentParams, crop: tuple[int, int]) -> Tensor:
+    """Return which pixels of the crops are looked at (B, h, w), 0 or 1, by those of the images (H, W).
+
+    What is outside of an image counts, as it does without a mask.
+    """
+    hidden = (~looked_at).float().expand(len(params.scale), 1, *looked_at.shape)
+    grid = sampling_grid(looked_at.shape, crop, params)
+    return 1 - F.grid_sample(hidden, grid, mode="nearest", align_corners=False)[:, 0]
+
+
 def augment_past(past: Tensor, params: AugmentParams, crop: tuple[int, int]) -> Tensor:
     """Augment the past frames (B, P, 3, H, W) like the images of their clips: (B, P, 3, h, w), floats in 0–255."""
     repeated = params[torch.arange(len(past), device=past.device).repeat_interleave(past.shape[1])]

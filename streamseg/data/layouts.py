@@ -257,6 +257,12 @@ def read_classes(path: Path) -> Classes:
         raise ValueError(f"{path}: {error}") from None
 
 
+def write_classes(path: Path, classes: Classes) -> None:
+    """Write a list of classes that read_classes reads."""
+    pairs = zip(classes.names, classes.colours, strict=True)
+    path.write_text("".join(f"{name} #{bytes(colour).hex()}\n" for name, colour in pairs), encoding="utf-8")
+
+
 def fill_colours(given: list[Colour | None]) -> tuple[Colour, ...]:
     """Replace each missing colour by the colour of a grid that is farthest from all others."""
     shades = (0, 32, 64, 96, 128, 160, 192, 224, 255)

@@ -17,11 +17,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from streamseg.checks import EXPORT_SUFFIXES, pick_export_format
 from streamseg.classes import Classes
+from streamseg.deploy.export_module import ExportModule
 from streamseg.deploy.onnx_int8 import quantise_onnx
 from streamseg.engine.engine import resize_frames
 from streamseg.engine.inputs import check_model
@@ -33,15 +34,16 @@ from streamseg.engine.runtime import (
     open_exported,
     require_packages,
 )
-from streamseg.engine.steadying import Steadiness, average, shrink_to_luma
+from streamseg.engine.steadying import Steadiness
 from streamseg.evaluate import metrics
 from streamseg.io.checksums import write_checksum
 from streamseg.io.files import check_writable, written_whole
+from streamseg.io.images import Picture
+from streamseg.io.masks import Mask, to_mask
 from streamseg.io.resolve import read_frames
 from streamseg.io.tensors import short_error
 from streamseg.models.fanet import FANet
 from streamseg.models.fanet_plus import FANetPlus
-from streamseg.models.layers import resize
 from streamseg.stream.label_frames import check_size, label_frame, label_frames
 from streamseg.stream.state import LastFrames
 
@@ -76,74 +78,6 @@ class Agreement:
     """The share of pixels with the same label over a clip, with the state carried along; None for a file without."""
 
 
-class ExportModule(nn.Module):
-    """The network as it is exported: uint8 frames in, uint8 labels out."""
-
-    def __init__(self, network: FANet, confident: bool, steady: Steadiness | None = None):
-        super().__init__()
-        self.network = network
-        self.confident = confident
-        self.steady = steady
-
-    def forward(self, frame: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """Return labels (1, H, W); then, if asked for, confidence; then, with a state, the context of each stage.
-
-        Args:
-            frame: RGB (1, H, W, 3), uint8, the layout of cameras and canvases.
-            state: For each stage with attention, the sum of the contexts of the earlier frames in the window,
-                (1, D, C); zeros for the first frame. Then, for a network that averages, the number of frames in that
-                sum, (1,). Then, for steady labels, brightness, scores and labels of the frame before, and how far they
-                count, (1,): 0 for the first frame.
-        """
-        # float from the first operator to the last: TensorRT takes uint8 only as an input or output
-        image = frame.to(self.network.mean.dtype).permute(0, 3, 1, 2)
-        stages = len(self.network.attentions)
-        before = state[-4:] if self.steady else ()
-        past, weight = state[:stages], state[stages : len(state) - len(before)]
-        scale = weight[0].view(1, 1, 1) if weight else 1.0
-        if self.steady:
-            return self.label_steadily(image, past, scale, *before)
-        logits, context = self.network.step(image, past or None, scale)
-        outputs = [cast_uint8(logits.argmax(dim=1))]
-        if self.confident:
-            # the softmax of the highest logit only
-            others = (logits - logits.amax(dim=1, keepdim=True)).exp().sum(dim=1)
-            outputs.append(cast_uint8((255 / others).round()))
-        return (*outputs, *(context if past else ()))
-
-    def label_steadily(
-        self,
-        image: Tensor,
-        past: tuple[Tensor, ...],
-        weight: Tensor | float,
-        luma: Tensor,
-        earlier: Tensor,
-        labels: Tensor,
-        share: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Return the outputs of a frame and, for the next one, its brightness and averaged scores."""
-        assert self.steady is not None
-        maps, context = self.network.features(image, past, weight)
-        scores = self.network.score(maps)
-        now = shrink_to_luma(image, (scores.shape[2], scores.shape[3]))
-        fused, now, margin = average(scores, now, earlier, luma, share, self.steady)
-        logits = resize(fused, image)
-        highest = logits.amax(dim=1, keepdim=True)
-        # as keep_labels, for all pixels
-        lead = highest - logits.gather(1, labels.to(torch.int64).clamp(max=logits.shape[1] - 1)[:, None])
-        keep = (lead < resize(margin, image))[:, 0]
-        chosen = torch.where(keep, labels.float(), logits.argmax(dim=1).float())
-        outputs = [cast_uint8(chosen)]
-        if self.confident:
-            others = (logits - highest).exp().sum(dim=1)
-            outputs.append(cast_uint8((255 / others * torch.where(keep, (-lead[:, 0]).exp(), 1.0)).round()))
-        return (*outputs, *context, now, fused)
-
-
-def cast_uint8(values: Tensor) -> Tensor:
-    return values.float().to(torch.uint8)
-
-
 def export_model(
     model: FANet,
     classes: Classes,
@@ -158,6 +92,7 @@ def export_model(
     pictures: str | Path | None = None,
     window: int = 1,
     source: str = "",
+    mask: Mask | Picture | None = None,
 ) -> Agreement:
     """Write a network to a file for another runtime; a file that disagrees with the network is not kept.
 
@@ -172,13 +107,18 @@ def export_model(
         pictures: A folder, a video, … to compare on, and for int8 to calibrate with; by default the samples.
         window: The number of frames that the network was trained with.
         source: Where the weights came from, in words.
+        mask: What is not looked at, as in label_frames; it becomes a part of the file, which then needs a size.
     """
-    path = Path(path)
+    path, mask = Path(path), to_mask(mask)
     kind = pick_export_format(path, to)
     check_writable(path)
     check_exportable(model, classes, kind, video=video)
     if size is not None:
         check_size(size)
+    if mask is not None:
+        if size is None:
+            raise ValueError(f"{mask.name} is built in for frames of one size: give their size (--size) too.")
+        mask.check_fits(*size)
     if int8 and kind != "onnx":
         raise ValueError(f"int8 needs an ONNX file, but {path} is for {kind}: end its name in .onnx.")
     if steady and (size is None or not video or int8):
@@ -200,19 +140,20 @@ def export_model(
         source=source,
         device=model.mean.device.type if kind == "aotinductor" else "",
         min_side=model.min_free_side,
+        masked=mask is not None,
         steady=steady,
         score_size=None if steady is None or size is None else score_size(model, size),
     )
     with quiet_exporters(), TemporaryDirectory() as folder:
         temporary = Path(folder) / f"model{EXPORT_SUFFIXES[kind]}"
-        program = export_program(model, manifest)
+        program = export_program(model, manifest, mask)
         if int8:
             # calibrated with every other picture, and compared on the rest
             write_int8(program, manifest, temporary, frames[::2])
             frames = frames[1::2] or frames
         else:
             WRITERS[kind](program, manifest, temporary)
-        agreement = compare_labels(model, open_exported(temporary, model.mean.device, trust=True), frames)
+        agreement = compare_labels(model, open_exported(temporary, model.mean.device, trust=True), frames, mask)
         for file in sorted(temporary.parent.glob("model.*")):  # OpenVINO's .bin before the .xml that needs it
             with written_whole(path if file == temporary else path.with_suffix(file.suffix)) as unfinished:
                 shutil.copyfile(file, unfinished)
@@ -243,7 +184,7 @@ def check_libraries(kind: str) -> None:
         raise ImportError("AOTInductor needs a C++ compiler, and none was found: install g++.")
 
 
-def export_program(model: FANet, manifest: Manifest) -> ExportedProgram:
+def export_program(model: FANet, manifest: Manifest, mask: Mask | None = None) -> ExportedProgram:
     """Return a network as a graph of torch operators, with the inputs and outputs of a manifest."""
     device = model.mean.device
     height, width = manifest.size or (192, 320)
@@ -252,8 +193,8 @@ def export_program(model: FANet, manifest: Manifest) -> ExportedProgram:
     state = [torch.zeros([side or 1 for side in shape], device=device) for shape in shapes]
     if manifest.steady:
         state[-2] = state[-2].to(torch.uint8)  # the labels of the frame before
-    graph = ExportModule(model, manifest.confidence, manifest.steady).eval()
     with torch.no_grad():
+        graph = ExportModule(model, manifest.confidence, mask, (height, width), manifest.steady).eval()
         program = torch.export.export(
             graph,
             (frame, *state),
@@ -344,18 +285,20 @@ def write_int8(program: ExportedProgram, manifest: Manifest, path: Path, frames:
     quantise_onnx(fp32, path, manifest, frames)
 
 
-def compare_labels(model: FANet, exported: ExportedEngine, frames: Sequence[Tensor]) -> Agreement:
+def compare_labels(
+    model: FANet, exported: ExportedEngine, frames: Sequence[Tensor], mask: Mask | None = None
+) -> Agreement:
     """Compare the labels of a file with the network's; raise a ValueError if they differ more than they may."""
     confusion = torch.zeros(model.classes, model.classes, dtype=torch.int64)
     for frame in frames:
-        truth, _ = label_frame(model, frame)
+        truth, _ = label_frame(model, frame, mask=mask)
         predicted, _ = label_frame(exported, frame)
         confusion += metrics.confusion_matrix(truth, predicted, model.classes)
     agreement = Agreement(
         pictures=len(frames),
         pixels=metrics.pixel_accuracy(confusion),
         miou=metrics.miou(confusion),
-        clip=compare_clip(model, exported, frames[0]) if exported.manifest.state else None,
+        clip=compare_clip(model, exported, frames[0], mask) if exported.manifest.state else None,
     )
     if exported.manifest.precision == "int8" and agreement.miou < MIN_INT8_MIOU:
         raise ValueError(
@@ -371,11 +314,11 @@ def compare_labels(model: FANet, exported: ExportedEngine, frames: Sequence[Tens
     return agreement
 
 
-def compare_clip(model: FANet, exported: ExportedEngine, picture: Tensor) -> float:
+def compare_clip(model: FANet, exported: ExportedEngine, picture: Tensor, mask: Mask | None = None) -> float:
     """Return the share of equal labels over a clip, in which network and file each carry their own state."""
     manifest = exported.manifest
     size, window = manifest.size or CLIP_SIZE, LastFrames(max(2, manifest.window), steady=manifest.steady or 0.0)
-    truth = label_frames(model, pan(picture, size), window)
+    truth = label_frames(model, pan(picture, size), window, mask=mask)
     predicted = label_frames(exported, pan(picture, size), window)
     same = [(a == b).double().mean().item() for (_, a), (_, b) in zip(truth, predicted, strict=True)]
     return sum(same) / len(same)

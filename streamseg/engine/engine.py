@@ -60,6 +60,10 @@ class FrameBatch(NamedTuple):
     """Low-resolution labels of the previous frame of each stream, (h, w); required with hysteresis."""
     method_states: Sequence[object] = ()
     """The state of a video method before each frame, None for a first one; empty if all frames are the first."""
+    mask: Tensor | None = None
+    """The share of each pixel that is looked at (B, H, W), 0 to 1; the images are painted over elsewhere. None: all."""
+    shares: Tensor | None = None
+    """The share of each frame (B,) in the context that all of them attend to; None for contexts of their own."""
     evidence: Sequence[Evidence | None] = ()
     """With a Steadiness, the evidence of the previous frame of each stream; empty if all frames are the first."""
     gaps: Sequence[float] = ()
@@ -123,7 +127,7 @@ class EagerEngine(Engine):
         # cast once, instead of at each stage
         parts = None if past is None else past.to(model.mean.dtype).split(self.widths, dim=2)
         weights = model.mean.new_tensor(batch.weights).view(-1, 1, 1)
-        maps, contexts = model.features(batch.images.to(self.device), parts, weights)
+        maps, contexts = model.features(batch.images.to(self.device), parts, weights, batch.mask, batch.shares)
         # fp32, because sums over many frames drift in half precision
         return predict_from_scores(model.score(maps), batch), torch.cat(contexts, dim=2).float()
 

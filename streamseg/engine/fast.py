@@ -33,12 +33,12 @@ from streamseg.engine.engine import (
     to_frames,
     to_uint8,
 )
-from streamseg.engine.folded import fold_network, to_int8
+from streamseg.engine.folded import View, fold_network, to_int8
 from streamseg.engine.graphs import CAPTURE_LOCK, capture_graph, new_stream, record_graph, warm_up
 from streamseg.engine.inputs import check_model, to_checked_frame
 from streamseg.engine.scratch import DeviceLock
 from streamseg.engine.sizes import SizeCounter
-from streamseg.engine.steady_graph import SteadyGraph
+from streamseg.engine.steady_graph import SteadyGraph, label_on_gpu
 from streamseg.engine.steadying import Steadiness
 from streamseg.io.images import Picture
 from streamseg.models.attention import FastAttention
@@ -58,8 +58,14 @@ CALIBRATION_FRAMES = 8
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.uint8}
 """Precisions by their names on the command line."""
 
-Size = tuple[torch.Size, bool]
-"""Shape of the frames as given, and whether to compute confidence."""
+Size = tuple[torch.Size, bool, bool, bool]
+"""Shape of the frames as given, whether to compute confidence, whether there is a mask, and whether frames attend to
+one context."""
+
+
+def key_of(batch: FrameBatch) -> Size:
+    """Return what a graph is captured for."""
+    return batch.images.shape, batch.with_confidence, batch.mask is not None, batch.shares is not None
 
 
 @dataclass(eq=False)
@@ -82,6 +88,8 @@ class GraphBuffers:
     """The weights of frames without a past: zeros."""
     weights: tuple[float, ...]
     """The weights from which `scale` was computed."""
+    view: View
+    """The mask and the shares of the frames, if the key has them."""
     scores: Tensor | None = None
     graph: "torch.cuda.CUDAGraph | None" = None
     has_past: bool = False
@@ -145,7 +153,8 @@ class FastEngine(Engine):
         torch.get_num_threads()
         context = torch.empty(len(batch.images), *self.context_shape, device=self.device)
         past = torch.zeros_like(context) if batch.past is None else batch.past
-        scores = self.folded.scores(batch.images, past, self.make_scale(batch.weights), context)
+        scale, view = self.make_scale(batch.weights), View(batch.mask, batch.shares)
+        scores = self.folded.scores(batch.images, past, scale, context, view=view)
         if self.calibrating:
             self.calibrate(batch.images)
         return predict_from_scores(scores, batch), context
@@ -191,7 +200,7 @@ class FastEngine(Engine):
         """
         if self.device.type != "cuda":
             return
-        key = (batch.images.shape, batch.with_confidence)
+        key = key_of(batch)
         with torch.cuda.device(self.device), torch.inference_mode(False), torch.no_grad():
             stream = new_stream()
             stream.wait_stream(torch.cuda.current_stream())
@@ -213,7 +222,7 @@ class FastEngine(Engine):
         """Run frames and return their buffers, which are valid until the next call."""
         # the GPU is idle until the graph is launched, so the host does as little as possible before that
         if isinstance(frame, Tensor):
-            key = (frame.shape, False)
+            key = (frame.shape, False, False, False)
             buffers = self.buffers.get(key)
             past_fits = past is None or (buffers is not None and past.shape == buffers.past.shape)
             if (
@@ -272,7 +281,7 @@ class FastEngine(Engine):
             capture_first: Capture the graph of a size the first time it comes, instead of the second time. Sizes that
                 are rare among more sizes than are kept get no graph.
         """
-        key = (shape, batch.with_confidence)
+        key = (shape, *key_of(batch)[1:])
         self.sizes.add(key)
         is_known = key in self.buffers
         buffers = self.buffers[key] if is_known else self.allocate(key)
@@ -281,6 +290,10 @@ class FastEngine(Engine):
             self.keep_buffers(key, buffers)
         buffers.frame.copy_(batch.images, non_blocking=True)
         self.set_past(buffers, batch.past, tuple(batch.weights))
+        if buffers.view.mask is not None and batch.mask is not None:
+            buffers.view.mask.copy_(batch.mask, non_blocking=True)
+        if buffers.view.shares is not None and batch.shares is not None:
+            buffers.view.shares.copy_(batch.shares, non_blocking=True)
         if buffers.graph is None and is_kept and (capture_first or is_known):
             self.capture(buffers)
         if buffers.graph is None:
@@ -304,7 +317,7 @@ class FastEngine(Engine):
     @torch.inference_mode(False)
     def allocate(self, key: Size) -> GraphBuffers:
         """Allocate the buffers of a size of frames."""
-        shape, with_confidence = key
+        shape, with_confidence, masked, together = key
         batch, height, width = (shape[0] if len(shape) == 4 else 1), *shape[-2:]
         device, half = self.device, self.folded.precision
         rows, columns = ((side + 1) // 2 + 3 for side in self.folded.image_size(height, width))
@@ -322,6 +335,10 @@ class FastEngine(Engine):
             confidence=torch.empty_like(labels) if with_confidence else None,
             no_weights=(0.0,) * batch,
             weights=(0.0,) * batch,
+            view=View(
+                torch.ones(batch, height, width, device=device) if masked else None,
+                torch.full((batch,), 1 / batch, device=device) if together else None,
+            ),
         )
 
     def keep_buffers(self, key: Size, buffers: GraphBuffers) -> None:
@@ -342,17 +359,9 @@ class FastEngine(Engine):
         """Compute labels, confidence and context from the frame and the past in the buffers."""
         size = (buffers.labels.shape[1], buffers.labels.shape[2])
         buffers.scores = self.folded.scores(
-            buffers.frame, buffers.past, buffers.scale, buffers.context, buffers.unfolded
+            buffers.frame, buffers.past, buffers.scale, buffers.context, buffers.unfolded, buffers.view
         )
         kernels.label(buffers.scores, size, buffers.labels, buffers.confidence)
-
-
-def label_on_gpu(scores: Tensor, size: tuple[int, int], with_confidence: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the labels of scores (K, h, w) in a height and width, and their confidence if it is wanted."""
-    labels = torch.empty(1, *size, dtype=torch.uint8, device=scores.device)
-    confidence = torch.empty_like(labels) if with_confidence else None
-    kernels.label(scores[None], size, labels, confidence)
-    return labels[0], None if confidence is None else confidence[0]
 
 
 def accelerate(

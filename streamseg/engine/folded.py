@@ -8,7 +8,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,23 @@ from streamseg.engine.folding import AttentionWeights, Folder, ResidualBlock, fu
 from streamseg.engine.graphs import new_stream
 from streamseg.engine.stem import Int8Stem, Stem, stem_on_squares
 from streamseg.models.encoder import ResNet
-from streamseg.models.fanet import FANet
+from streamseg.models.fanet import FANet, average_mask, join_contexts
 from streamseg.models.fanet_plus import FANetPlus, shrunk_size
 
 T = TypeVar("T")
+
+
+class View(NamedTuple):
+    """What the contexts of a batch are made of."""
+
+    mask: Tensor | None
+    """The share of each pixel that is looked at (B, H, W), fp32; None for 1."""
+    shares: Tensor | None
+    """The share of each frame (B,) in the context that all of them attend to; None for contexts of their own."""
+
+
+WHOLE_VIEW = View(None, None)
+"""Each frame attends to all of itself, and to nothing else."""
 
 
 class SideStream:
@@ -81,7 +94,13 @@ class Folded(ABC):
         self.side, self.branches = SideStream(model.mean.device), SideStream(model.mean.device)
 
     def scores(
-        self, frame: Tensor, past: Tensor, scale: Tensor, context: Tensor, unfolded: Tensor | None = None
+        self,
+        frame: Tensor,
+        past: Tensor,
+        scale: Tensor,
+        context: Tensor,
+        unfolded: Tensor | None = None,
+        view: View = WHOLE_VIEW,
     ) -> Tensor:
         """Return the scores (B, K, h, w) of frames (B, 3, H, W), bytes.
 
@@ -90,9 +109,10 @@ class Folded(ABC):
             scale: Factor for the sum of context and past (B,), fp32.
             context: Receives the context of the frames (B, D, C), fp32.
             unfolded: On a GPU, the buffer for the input of the stem; see kernels.unfold_frame.
+            view: What the contexts are made of.
         """
         maps = self.encode(self.run_stem(frame, unfolded))
-        return self.decode(self.attend(maps, past, scale, context))
+        return self.decode(self.attend(maps, past, scale, context, view))
 
     def image_size(self, height: int, width: int) -> tuple[int, int]:
         """Return the height and width of the image that the encoder gets of a frame."""
@@ -118,24 +138,30 @@ class Folded(ABC):
                 x = block.second.add_relu(y, shortcut)
             yield to_float(x)
 
-    def attend(self, maps: Iterable[Tensor], past: Tensor, scale: Tensor, context: Tensor) -> list[Tensor]:
+    def attend(
+        self, maps: Iterable[Tensor], past: Tensor, scale: Tensor, context: Tensor, view: View = WHOLE_VIEW
+    ) -> list[Tensor]:
         """Return the four maps for the decoder; each is computed in parallel to the encoder's next stage."""
         inputs, attended, start = list[Tensor](), list[Tensor](), 0
         for stage, x in enumerate(maps):
             part = slice(start, start := start + (0 if self.attentions[stage] is None else x.shape[1]))
-            work = partial(self.run_branch, stage, x, past[..., part], scale, context[..., part])
+            work = partial(self.run_branch, stage, x, past[..., part], scale, context[..., part], view)
             # nothing runs in parallel to the last one
             attended.append(work() if stage == 3 else self.branches.run(work))
             inputs.append(x)  # keeps the memory while the side stream reads it
         self.branches.join()
         return attended
 
-    def run_branch(self, stage: int, x: Tensor, past: Tensor, scale: Tensor, context: Tensor) -> Tensor:
+    def run_branch(self, stage: int, x: Tensor, past: Tensor, scale: Tensor, context: Tensor, view: View) -> Tensor:
         """Return the map of one stage after attention, if the stage has it."""
         weights = self.attentions[stage]
         if weights is None:
             return x
-        total = kernels.gather_context(x, weights.weight, weights.bias, past, scale, context, self.key_channels)
+        pixels = None if view.mask is None else average_mask(view.mask, x)
+        total = kernels.gather_context(x, weights.weight, weights.bias, past, scale, context, self.key_channels, pixels)
+        if view.shares is not None:
+            context.copy_(join_contexts(context, view.shares))
+            total = ((context + past) * scale.view(-1, 1, 1)).to(x.dtype)
         return kernels.attend(x, total, *weights, self.key_channels)
 
     @abstractmethod
@@ -187,8 +213,8 @@ class FoldedPlus(Folded):
     def image_size(self, height: int, width: int) -> tuple[int, int]:
         return shrunk_size(height, width)
 
-    def run_branch(self, stage: int, x: Tensor, past: Tensor, scale: Tensor, context: Tensor) -> Tensor:
-        attended = super().run_branch(stage, x, past, scale, context)
+    def run_branch(self, stage: int, x: Tensor, past: Tensor, scale: Tensor, context: Tensor, view: View) -> Tensor:
+        attended = super().run_branch(stage, x, past, scale, context, view)
         return to_float(self.narrows[stage].relu(attended))
 
     def decode(self, maps: Sequence[Tensor]) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from streamseg.engine.engine import EagerEngine, Engine, FrameBatch, Prediction
-from streamseg.engine.fast import FastEngine, Size
+from streamseg.engine.fast import FastEngine, Size, key_of
 from streamseg.parallel.threads import set_torch_threads
 
 LOG = logging.getLogger("streamseg")
@@ -168,13 +168,10 @@ def raise_in_thread(thread: threading.Thread, error: type[BaseException]) -> Non
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(error))
 
 
-def key_of(batch: FrameBatch) -> Size:
-    """Return what a graph of the fast engine is captured for."""
-    return batch.images.shape, batch.with_confidence
-
-
 def without_images(batch: FrameBatch) -> FrameBatch:
     """Return a batch of the same shape that holds no frames and no past."""
     count = len(batch.images)
     images = torch.empty(batch.images.shape, dtype=torch.uint8, device="meta")
-    return batch._replace(images=images, past=None, weights=[0.0] * count, previous_labels=[None] * count, evidence=())
+    mask, shares = (None if x is None else x.to("meta") for x in (batch.mask, batch.shares))
+    first = batch._replace(past=None, weights=[0.0] * count, previous_labels=[None] * count, evidence=(), gaps=())
+    return first._replace(images=images, mask=mask, shares=shares)

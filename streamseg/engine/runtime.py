@@ -26,6 +26,7 @@ from streamseg.engine.engine import Engine, FrameBatch, Prediction, resize_frame
 from streamseg.engine.steadying import Evidence, Steadiness, weigh_gap
 from streamseg.io.checksums import BLANK_CHECKSUM, check_checksum, check_zip, pop_checksum
 from streamseg.io.tensors import short_error
+from streamseg.models.fanet import join_contexts
 
 ENTRY = "streamseg"
 """Key of the manifest: in ONNX's metadata, in OpenVINO's rt_info, in the folder extra of a .pt2."""
@@ -65,6 +66,8 @@ class Manifest:
     """Device that it was compiled for: cpu or cuda; empty if it runs on any."""
     min_side: int = 65
     """Minimum height and width of its frames, if it takes any size: its Res-4 map must have more than one pixel."""
+    masked: bool = False
+    """Whether a mask is built in: what it hides has the label 255."""
     steady: Steadiness | None = None
     """How steady it keeps the labels of a stream; None if it labels each frame by itself."""
     score_size: tuple[int, int] | None = None
@@ -81,9 +84,9 @@ class Manifest:
             raise ValueError(f"state is {self.state!r:.80}; expected the shapes of two or four matrices, or none.")
         if len({keys for keys, _ in self.state}) > 1:
             raise ValueError(f"state is {self.state!r:.80}; expected the same number of key channels in each matrix.")
-        for flag in (self.confidence, self.averages):
+        for flag in (self.confidence, self.averages, self.masked):
             if not isinstance(flag, bool):
-                raise ValueError(f"confidence or averages is {flag!r:.80}; expected true or false.")
+                raise ValueError(f"confidence, averages or masked is {flag!r:.80}; expected true or false.")
         if self.steady is not None and not (self.state and self.size and is_shape(self.score_size or ())):
             raise ValueError(f"score_size is {self.score_size!r:.80}; expected that of a file for video of one size.")
         if not (isinstance(self.source, str) and self.source.isprintable()):
@@ -159,9 +162,13 @@ class ExportedEngine(Engine):
 
     def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
         """Return predictions and contexts; labels are resized to another size by the nearest pixel."""
+        if batch.shares is not None:
+            return self.predict_together(batch, batch.shares)
         images, past, weights, sizes, with_confidence, steady, *_ = batch
         count = len(images)
         evidence, gaps = list(batch.evidence) or [None] * count, list(batch.gaps) or [0.0] * count
+        if batch.mask is not None:
+            raise ValueError(f"{self.path} looks at all pixels: export it with --mask, or use a network.")
         if with_confidence and not self.manifest.confidence:
             raise ValueError(f"{self.path} gives no confidence: export it again with --confidence.")
         if steady and steady != self.manifest.steady:
@@ -181,6 +188,15 @@ class ExportedEngine(Engine):
             predictions.append(Prediction(resize_labels(outputs["labels"][0], size), confidence, evidence=after))
             contexts.append(self.join_context(outputs) if self.manifest.state else pasts.new_zeros(1, 0, 0))
         return predictions, torch.cat(contexts)
+
+    def predict_together(self, batch: FrameBatch, shares: Tensor) -> tuple[list[Prediction], Tensor]:
+        """Return predictions of frames that attend to one context of all: they run once for it, and once more."""
+        alone = batch._replace(shares=None)
+        _, own = self.predict(alone._replace(past=None, with_confidence=False))
+        joint = join_contexts(own, shares)
+        others = joint - own if batch.past is None else joint - own + batch.past.float()
+        predictions, _ = self.predict(alone._replace(past=others))
+        return predictions, joint
 
     def join_context(self, outputs: Mapping[str, Tensor]) -> Tensor:
         """Return the context (1, D, C) among the outputs of a file with the state of a stream."""

@@ -100,3 +100,11 @@ class SteadyGraph:
             self.labels[i].copy_(kept)
             if self.confidence is not None:
                 self.confidence[i].copy_((self.confidence[i] * torch.exp(-behind)).round())
+
+
+def label_on_gpu(scores: Tensor, size: tuple[int, int], with_confidence: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the labels of scores (K, h, w) in a height and width, and their confidence if it is wanted."""
+    labels = torch.empty(1, *size, dtype=torch.uint8, device=scores.device)
+    confidence = torch.empty_like(labels) if with_confidence else None
+    kernels.label(scores[None], size, labels, confidence)
+    return labels[0], None if confidence is None else confidence[0]

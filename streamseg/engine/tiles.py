@@ -9,10 +9,12 @@ from itertools import product
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from streamseg.engine.inputs import check_model, to_checked_frame
 from streamseg.engine.labels import labels_from_scores
 from streamseg.io.images import Picture
+from streamseg.io.masks import Mask, paint_over, remove_labels, to_mask
 from streamseg.models.fanet import Context, FANet
 from streamseg.models.fanet_plus import FANetPlus
 
@@ -38,6 +40,7 @@ def label_tiled(
     *,
     tile: tuple[int, int] = (2048, 2048),
     margin: int | None = None,
+    mask: Mask | Picture | None = None,
 ) -> tuple[Tensor, Context]:
     """Return the labels (H, W), uint8, of a frame (3, H, W) too large for the memory, and its context.
 
@@ -55,9 +58,11 @@ def label_tiled(
         margin: Pixels around each tile that the network also runs on, a multiple of the grid; pixels further away count
             only through the context. With 256, 99.9 % of the labels are those of the whole frame in one pass (street
             scenes, sides on the grid); with 576 all are, of FANet-18 (FANet-34: 1024). Default: 576, of a FANet+ 768.
+        mask: What is not looked at, as in label_frames: it is left out of the context, and its labels are 255.
     """
     check_model(model)
-    frame = to_checked_frame(frame)
+    mask = to_mask(mask)
+    frame = paint_over(to_checked_frame(frame), mask)
     grid = model.tile_grid
     margin = -(-MARGIN // grid) * grid if margin is None else margin
     check_tiles(model, tile, margin)
@@ -65,7 +70,8 @@ def label_tiled(
     labels = torch.empty(frame.shape[1:], dtype=torch.uint8, device=frame.device)
     spans = list(tiles(frame, tile, margin))
     with torch.inference_mode():
-        context, deep = tiled_context(model, frame, spans)
+        pixels = None if mask is None else weigh_frame(model, frame, mask)
+        context, deep = tiled_context(model, frame, spans, pixels)
         scale = 1 / (1 + weight) if model.averages else 1.0
         total = context if past is None else [scale * (own + x.to(own)) for own, x in zip(context, past, strict=True)]
         pooled = pool_whole(model, deep, total) if isinstance(model, FANetPlus) else None
@@ -74,27 +80,51 @@ def label_tiled(
             scores = score_tile(model, image, total, None if pooled is None else cut_map(pooled, rows, columns, spans))
             outer = labels_from_scores(scores, (slice_length(rows.outer), slice_length(columns.outer)))
             labels[rows.inner, columns.inner] = crop(outer, rows, columns).to(labels.device)
-    return labels, context
+    return remove_labels(labels, mask), context
 
 
-def tiled_context(model: FANet, frame: Tensor, spans: Sequence[tuple[Span, Span]]) -> tuple[Context, Tensor]:
+def weigh_frame(model: FANet, frame: Tensor, mask: Mask) -> list[Tensor]:
+    """Return the weight of each pixel of the maps with attention of a whole frame (3, H, W), (1, h, w) each.
+
+    The sizes of the maps are those of a row and of a column of the frame.
+    """
+    _, height, width = frame.shape
+    device, side = model.mean.device, min(model.tile_grid, height, width)
+    shares = mask.shares((height, width), device)[None]
+    tall = model.encode(torch.zeros(1, 3, height, side, dtype=torch.uint8, device=device))
+    wide = model.encode(torch.zeros(1, 3, side, width, dtype=torch.uint8, device=device))
+    return [
+        F.interpolate(shares[None], (a.shape[2], b.shape[3]), mode="area")[0]
+        for a, b in list(zip(tall, wide, strict=True))[-len(model.attentions) :]
+    ]
+
+
+def tiled_context(
+    model: FANet, frame: Tensor, spans: Sequence[tuple[Span, Span]], pixels: Sequence[Tensor] | None = None
+) -> tuple[Context, Tensor]:
     """Return the context of a whole frame, matrices (1, D, C): at each stage the mean over the pixels of all tiles.
+
+    Args:
+        pixels: The weight of each pixel of the frame's maps with attention; None for 1.
 
     Returned with it, for a FANet+, is the frame's whole Res-4 map before attention (1, C, h, w); else it is empty.
     """
     precision = torch.promote_types(model.mean.dtype, torch.float32)
     total = [model.mean.new_zeros(1, *attend.context_shape, dtype=precision) for attend in model.attentions]
-    pixels = [0] * len(total)
+    counts = [0.0] * len(total)
     deep: list[Tensor] = []
     for rows, columns in spans:
         x1, x2, x3, x4 = model.encode(cut_tile(frame, rows, columns).to(model.mean.device))
         inner = (crop(x1, rows, columns), crop(x2, rows, columns), crop(x3, rows, columns), crop(x4, rows, columns))
-        context = model.compute_context(inner)
+        own = pixels and [cut_inner(x, rows, columns, spans) for x in pixels]
+        context = model.compute_context(inner, own)
         # a FANet+ has contexts of the last stages only
         for stage, (part, x) in enumerate(zip(context, inner[-len(context) :], strict=True)):
-            count = x.shape[-2] * x.shape[-1]  # rounded up at the frame's edges, so stages differ in their shares
-            pixels[stage] += count
-            total[stage].add_(part - total[stage], alpha=count / pixels[stage])
+            # rounded up at the frame's edges, so stages differ in their shares
+            count = own[stage].sum().item() if own else x.shape[-2] * x.shape[-1]
+            counts[stage] += count
+            if count:
+                total[stage].add_(part - total[stage], alpha=count / counts[stage])
         if isinstance(model, FANetPlus):
             deep.append(inner[3])
     return tuple(total), join_tiles(deep, spans) if deep else total[-1].new_empty(0)
@@ -117,6 +147,12 @@ def cut_map(x: Tensor, rows: Span, columns: Span, spans: Sequence[tuple[Span, Sp
     """Crop a map (…, h, w) of a whole frame to the outer pixels of a tile."""
     height, width = (span.inner.stop for span in spans[-1])
     return crop(x, Span(rows.outer, slice(0, height)), Span(columns.outer, slice(0, width)))
+
+
+def cut_inner(x: Tensor, rows: Span, columns: Span, spans: Sequence[tuple[Span, Span]]) -> Tensor:
+    """Crop a map (…, h, w) of a whole frame to the inner pixels of a tile."""
+    height, width = (span.inner.stop for span in spans[-1])
+    return crop(x, Span(rows.inner, slice(0, height)), Span(columns.inner, slice(0, width)))
 
 
 def score_tile(model: FANet, image: Tensor, total: Sequence[Tensor], pooled: Tensor | None = None) -> Tensor:

@@ -26,6 +26,7 @@ from streamseg.engine.graphs import capture_graph
 from streamseg.engine.labels import labels_from_scores
 from streamseg.engine.runtime import OPENERS, ExportedEngine, open_exported
 from streamseg.evaluate import paper, plot
+from streamseg.io.hub import is_hub_address
 from streamseg.models import checkpoint
 from streamseg.models.baselines import BASELINES
 from streamseg.models.bundled import BUNDLED_WEIGHTS
@@ -91,7 +92,7 @@ def open_network(name: str) -> Network:
         return BASELINES[name](CLASSES).eval()
     if name in VIDEO_METHODS:
         return VIDEO_METHODS[name](CLASSES).eval()
-    if name not in BUNDLED_WEIGHTS and not Path(name).is_file():
+    if name not in BUNDLED_WEIGHTS and not is_hub_address(name) and not Path(name).is_file():
         raise ValueError(
             f"{name!r:.80} is neither a file nor one of the networks "
             f"{', '.join((*FANETS, *BASELINES, *VIDEO_METHODS))} or the bundled weights {', '.join(BUNDLED_WEIGHTS)}."
@@ -286,7 +287,7 @@ def summarise_times(way: str, times: Sequence[float], batch: int, memory: float 
 
 def stage_shares(fast: FastEngine, frames: Tensor, device: torch.device, seconds: float) -> dict[str, float]:
     """Return the share of each stage in the time of the fast path, from the times of its first 1, 2, … stages."""
-    buffers, folded = fast.allocate((frames.shape, False)), fast.folded
+    buffers, folded = fast.allocate((frames.shape, False, False, False)), fast.folded
     buffers.frame.copy_(frames)
     unfolded = buffers.unfolded if device.type == "cuda" else None
 

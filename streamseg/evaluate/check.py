@@ -18,7 +18,7 @@ from streamseg.data.datasets import Dataset, describe_missing, in_parallel, list
 from streamseg.data.labels import UnknownIdsError, format_ranges
 from streamseg.data.layouts import by_stem, device_of
 from streamseg.draw import overlay
-from streamseg.io import images
+from streamseg.io.captions import write_sheet
 from streamseg.io.files import written_whole
 from streamseg.machine import available_cores
 from streamseg.models.fanet import MIN_SIDE
@@ -317,4 +317,4 @@ def write_contact_sheet(path: Path, report: DatasetReport) -> None:
     frames = [overlay(*dataset[i], dataset.classes) for dataset, i in report.samples]
     captions = [f"{dataset.split}  {dataset.pairs[i].image.name}" for dataset, i in report.samples]
     with written_whole(path) as file:
-        images.write_sheet(file, frames, captions)
+        write_sheet(file, frames, captions)

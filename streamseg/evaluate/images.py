@@ -19,6 +19,7 @@ from streamseg.engine.engine import Engine, to_engine
 from streamseg.evaluate import metrics, plot
 from streamseg.evaluate.engines import open_evaluation_engine
 from streamseg.evaluate.translate import to_lookup, translate_predicted
+from streamseg.io.masks import Mask, remove_labels
 from streamseg.models.checkpoint import Network
 from streamseg.parallel import cluster, distributed
 from streamseg.stream.label_frames import label_frame
@@ -102,6 +103,7 @@ def evaluate(
     threads: int = 2,
     progress: Callable[[int, int], None] | None = None,
     label_of: Sequence[int] | None = None,
+    mask: Mask | None = None,
 ) -> Evaluation:
     """Evaluate a network or an engine on every frame of a data set, at full size.
 
@@ -110,10 +112,12 @@ def evaluate(
         progress: Called after each frame with the number of frames done and the total.
         label_of: The number of the data set's label for each class of a network with other classes; IGNORE for a class
             without one, which is wrong wherever it is predicted.
+        mask: What is not looked at, and does not count.
     """
     engine = to_engine(model)
     check_engine_fits(engine, dataset, label_of)
-    return tally_frames(engine, dataset, range(len(dataset)), threads, progress, label_of).result(dataset, label_of)
+    tally = tally_frames(engine, dataset, range(len(dataset)), threads, progress, label_of, mask)
+    return tally.result(dataset, label_of)
 
 
 def tally_frames(
@@ -123,10 +127,11 @@ def tally_frames(
     threads: int,
     progress: Callable[[int, int], None] | None = None,
     label_of: Sequence[int] | None = None,
+    mask: Mask | None = None,
 ) -> Tally:
     """Evaluate some frames of a data set, and return their counts."""
     tally = Tally(len(dataset.classes), engine.device)
-    found = predictions(engine, dataset, indices, threads, label_of)
+    found = predictions(engine, dataset, indices, threads, label_of, mask)
     for index, (labels, predicted) in zip(indices, found, strict=True):
         tally.add(index, labels, predicted)
         if progress is not None:
@@ -208,33 +213,43 @@ def validate(
     threads: int = 2,
     share: tuple[int, int] = (0, 1),
     label_of: Sequence[int] | None = None,
+    mask: Mask | None = None,
 ) -> Score:
     """Compute only the mIoU on every frame of a data set, which is far faster than evaluate.
 
     Args:
         share: Rank of this process, and number of processes; each evaluates its share of the frames.
-        label_of: As in evaluate.
+        label_of, mask: As in evaluate.
     """
     engine, classes = to_engine(model), len(dataset.classes)
     check_engine_fits(engine, dataset, label_of)
     mine = range(share[0], len(dataset), share[1])
     confusion = torch.zeros(classes, classes + 1, dtype=torch.int64, device=engine.device)
-    for labels, predicted in predictions(engine, dataset, mine, threads, label_of):
+    for labels, predicted in predictions(engine, dataset, mine, threads, label_of, mask):
         confusion += metrics.confusion_matrix(labels, predicted, classes, classes + 1)
     return to_score(distributed.all_reduce_sum(confusion).cpu(), dataset)
 
 
 def predictions(
-    engine: Engine, dataset: Dataset, indices: Sequence[int], threads: int, label_of: Sequence[int] | None
+    engine: Engine,
+    dataset: Dataset,
+    indices: Sequence[int],
+    threads: int,
+    label_of: Sequence[int] | None,
+    mask: Mask | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield true and predicted labels (H, W) of frames of a data set, on the engine's device."""
+    """Yield true and predicted labels (H, W) of frames of a data set, on the engine's device.
+
+    What a mask hides has no true label.
+    """
     lookup = None if label_of is None else to_lookup(label_of, len(dataset.classes), engine.device)
     for index, (frame, labels) in zip(indices, read_pairs(dataset, indices, threads), strict=True):
         try:
-            predicted, _ = label_frame(engine, frame.to(engine.device), size=(frame.shape[1], frame.shape[2]))
+            size = (frame.shape[1], frame.shape[2])
+            predicted, _ = label_frame(engine, frame.to(engine.device), size=size, mask=mask)
         except ValueError as error:
             raise ValueError(f"{dataset.pairs[index].image}: {error}") from error
-        yield labels.to(engine.device), translate_predicted(predicted, lookup)
+        yield remove_labels(labels.to(engine.device), mask), translate_predicted(predicted, lookup)
 
 
 def check_engine_fits(engine: Engine, dataset: Dataset, label_of: Sequence[int] | None) -> None:
@@ -304,12 +319,13 @@ def write_plots(
     model: Network | Engine,
     dataset: Dataset,
     label_of: Sequence[int] | None = None,
+    mask: Mask | None = None,
 ) -> None:
     """Write confusion.png, and worst.png with the worst frames, which are predicted again."""
     engine = to_engine(model)
 
     def predict_again(index: int) -> Tensor:
-        ((_, predicted),) = predictions(engine, dataset, [index], 1, label_of)
+        ((_, predicted),) = predictions(engine, dataset, [index], 1, label_of, mask)
         return predicted
 
     draw_plots(folder, evaluation, dataset, predict_again)

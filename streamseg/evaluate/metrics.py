@@ -185,7 +185,8 @@ def flip_counts(runs: PixelRuns) -> Tensor:
     if runs.frames == 1:
         return torch.zeros(4, dtype=torch.int64, device=runs.ours.device)
     flipped, still = runs.ours == 1, runs.true > 1
-    return torch.stack([flipped, torch.ones_like(still), flipped & still, still]).sum(dim=(1, 2))
+    looked_at = runs.predicted != IGNORE  # a mask hides the others
+    return torch.stack([flipped & looked_at, looked_at, flipped & still, still]).sum(dim=(1, 2))
 
 
 def flip_rates(counts: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Every case reads the same frames and writes the same kinds of files. The cases r
 affects all of them, and each is timed from the opening of its first file to the closing of its last.
 """
 
+import math
 import tempfile
 import threading
 import time
@@ -19,6 +20,9 @@ from statistics import fmean, median
 
 import torch
 
+from streamseg.engine import kernels
+from streamseg.engine.engine import FrameBatch
+from streamseg.engine.prepare import PreparingEngine
 from streamseg.evaluate.bare_video import (
     VideoInfo,
     copy_start,
@@ -34,7 +38,8 @@ from streamseg.io.sources import LiveSource, VideoFile
 from streamseg.io.video_reading import open_video, read_label_video
 from streamseg.io.web import is_address, redact
 from streamseg.parallel.threads import ThreadGroup
-from streamseg.stream.label_frames import label_frame
+from streamseg.stream.batch_limit import BatchLimit
+from streamseg.stream.label_frames import label_frame, network_size
 from streamseg.stream.latency import Meter, Summary, bottleneck
 from streamseg.stream.pipeline import Pipeline
 from streamseg.stream.settings import DrawStyle, LabelSettings
@@ -187,7 +192,8 @@ def measure_pipeline(
         segment = partial(run_segment, settings=settings, style=style, folder=folder)
         first = segment([start], LABELS)
         labels = to_label_frames(labels for labels, _ in read_label_video(folder / "labels-0.mkv"))
-        for _ in range(2):  # an engine may prepare a batch size only when it has come twice
+        request_batch_sizes(settings, (info.height, info.width), streams)
+        for _ in range(2):  # with and without the prepared engine, everything has run once
             wait_until_prepared(settings)
             segment([start] * streams, OVERLAY)
         wait_until_prepared(settings)
@@ -234,8 +240,25 @@ def shorten(video: Path, out: Path, frames: int) -> Path:
     return out
 
 
+def request_batch_sizes(settings: LabelSettings, size: tuple[int, int], streams: int) -> None:
+    """Ask an engine that prepares itself in the background for all batch sizes of streams of frames of a size.
+
+    By itself it prepares those that come, and one that comes late would be prepared while others are timed.
+    """
+    if not isinstance(settings.model, PreparingEngine):
+        return
+    wanted = settings.size or network_size(*size)
+    count, most = 1, min(streams, BatchLimit(math.inf).frames(wanted))
+    while count <= most:
+        images = torch.empty(count, 3, *wanted, dtype=torch.uint8, device="meta")
+        more = (settings.with_confidence, settings.policy.steady)
+        settings.model.request(FrameBatch(images, None, [0.0] * count, [size] * count, *more))
+        count *= 2
+
+
 def wait_until_prepared(settings: LabelSettings) -> None:
     """Wait for an engine that prepares itself in the background; raise an OSError if it does not get ready."""
+    kernels.wait_until_compiled()  # those that convert and draw frames
     preparation, end = getattr(settings.model, "preparation", None), time.monotonic() + PREPARATION_SECONDS
     if preparation is None:
         return
@@ -342,7 +365,7 @@ class Samples:
             queues = {"decode, network": stream.inbox, "network, draw": stream.labelled, "draw, encode": stream.drawn}
             for name, queue in queues.items():
                 if stream.threads and not queue.closed:
-                    self.queues[name].append(len(queue.waiting) / queue.room)
+                    self.queues[name].append(len(queue.waiting) / queue.capacity)
 
 
 @contextmanager

@@ -25,7 +25,9 @@ from streamseg.evaluate.images import (
     evaluation_to_json,
     format_shares,
 )
+from streamseg.evaluate.lag import HELD, Lag, LagTally, format_lag, lag_to_json
 from streamseg.evaluate.translate import to_lookup, translate_predicted
+from streamseg.io.masks import Mask, remove_labels
 from streamseg.models.checkpoint import Network
 from streamseg.stream.label_frames import check_window, finish_state, label_frame
 from streamseg.stream.state import LastFrames, Policy, to_policy
@@ -60,6 +62,8 @@ class VideoEvaluation(Evaluation):
     """Name of the device that was timed."""
     key_share: float = math.nan
     """Of a video method, the percentage of frames that were key frames, or of DVSNet's cells that were segmented."""
+    lag: Lag | None = None
+    """How late labels appear after changes of the true ones; None if no true label can be followed for long enough."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,8 @@ class LabelledFrame:
     labels: Tensor
     predicted: Tensor
     milliseconds: float
+    picture: Tensor
+    """The frame itself (3, H, W), on the device."""
     key_share: float
     """The share, 0 to 1, that a video method made a key frame of; see VideoMethod.key_share."""
 
@@ -84,15 +90,18 @@ def evaluate_video(
     threads: int = 2,
     progress: Callable[[int, int], None] | None = None,
     label_of: Sequence[int] | None = None,
+    mask: Mask | None = None,
 ) -> VideoEvaluation:
     """Evaluate a network or an engine on every sequence of a data set, in order, at full size.
 
-    Frames without labels are predicted too, if they are in the window before a labelled one.
+    Frames without labels are predicted too, if they are in the window before a labelled one. Where all frames have
+    labels, each frame is also predicted alone, which is not timed: this is what the lag is compared with.
 
     Args:
         window: Number of frames, with the present one; or another policy, such as FadingInTime.
         threads: Number of threads that decode frames.
         progress: Called after each frame with the number of frames done and the total.
+        mask: What is not looked at, and does not count.
         label_of: As in images.evaluate; consistency and flips are of the data set's labels too.
     """
     engine = to_engine(model)
@@ -104,10 +113,13 @@ def evaluate_video(
     index_of = {pair.image: index for index, pair in enumerate(dataset.pairs)}
     tally = Tally(len(dataset.classes), device)
     flips = torch.zeros(4, dtype=torch.int64, device=device)
+    lookup = None if label_of is None else to_lookup(label_of, len(dataset.classes), device)
+    lag = LagTally(device) if any(map(has_lag, sequences)) else None
+    forgets = labels_alone(engine, window)
     consistent: dict[int, list[list[Tensor]]] = {8: [], 16: []}
     times, keys = [], 0.0
     runs = None
-    for step in run_sequences(engine, dataset, sequences, window, threads, label_of):
+    for step in run_sequences(engine, dataset, sequences, window, threads, label_of, mask):
         runs = metrics.extend_runs(None if step.first else runs, step.labels, step.predicted)
         for frames, videos in consistent.items():
             if step.first:
@@ -116,6 +128,9 @@ def evaluate_video(
         if step.frame.labels is not None:
             tally.add(index_of[step.frame.image], step.labels, step.predicted)
             flips += metrics.flip_counts(runs)
+        if lag:
+            alone = step.predicted if forgets else translate_predicted(label_alone(engine, step.picture, mask), lookup)
+            lag.add(step.labels, step.predicted, alone, first=step.first)
         times.append(step.milliseconds)
         keys += step.key_share
         if progress is not None:
@@ -136,7 +151,25 @@ def evaluate_video(
         sequences=len(sequences),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         key_share=100 * keys / len(times) if isinstance(engine, VideoEngine) else math.nan,
+        lag=lag.result() if lag else None,
     )
+
+
+def has_lag(sequence: Sequence[SequenceFrame]) -> bool:
+    """Return whether a sequence has labels for so many frames in a row that a change of them can be followed."""
+    labelled = [frame.labels is not None for frame in sequence]
+    return any(all(labelled[i : i + HELD + 1]) for i in range(len(labelled) - HELD))
+
+
+def labels_alone(engine: Engine, window: int | Policy) -> bool:
+    """Return whether an engine labels each frame of a stream alone."""
+    return to_policy(window) == LastFrames(1) and not isinstance(engine, VideoEngine)
+
+
+def label_alone(engine: Engine, frame: Tensor, mask: Mask | None = None) -> Tensor:
+    """Return the labels (H, W) of a frame (3, H, W) without a past; a video method takes it as a key frame."""
+    labels, _ = label_frame(engine, frame, size=(frame.shape[1], frame.shape[2]), mask=mask)
+    return labels
 
 
 def list_sequences(dataset: Dataset, before: int | None) -> list[tuple[SequenceFrame, ...]]:
@@ -170,6 +203,7 @@ def run_sequences(
     window: int | Policy,
     threads: int,
     label_of: Sequence[int] | None,
+    mask: Mask | None = None,
 ) -> Iterator[LabelledFrame]:
     """Yield every frame of the sequences with its labels; each sequence starts without a past."""
     device = engine.device
@@ -186,18 +220,21 @@ def run_sequences(
             try:
                 if size not in warm:
                     warm.add(size)
-                    warm_up(engine, frame, window)
+                    warm_up(engine, frame, window, mask)
                 wait_for(device)
                 start = perf_counter()
-                predicted, state = label_frame(engine, frame, state, window, seconds=entry.seconds, size=size)
+                predicted, state = label_frame(
+                    engine, frame, state, window, seconds=entry.seconds, size=size, mask=mask
+                )
                 wait_for(device)
                 seconds = perf_counter() - start
             except ValueError as error:
                 raise ValueError(f"{entry.image}: {error}") from error
-            found = translate_predicted(predicted, lookup)
-            share = engine.model.key_share(state.method_state) if isinstance(engine, VideoEngine) else 0.0
+            found = remove_labels(translate_predicted(predicted, lookup), mask)
             state = finish_state(engine, state)
-            yield LabelledFrame(entry, first, labels.to(device), found, 1000 * seconds, share)
+            share = engine.model.key_share(state.method_state) if state and isinstance(engine, VideoEngine) else 0.0
+            truth = remove_labels(labels.to(device), mask)
+            yield LabelledFrame(entry, first, truth, found, 1000 * seconds, frame, share)
 
 
 def read_in_groups(
@@ -208,11 +245,11 @@ def read_in_groups(
         yield from list(in_parallel(dataset.read_sequence_frame, group, threads))
 
 
-def warm_up(engine: Engine, frame: Tensor, window: int | Policy) -> None:
+def warm_up(engine: Engine, frame: Tensor, window: int | Policy, mask: Mask | None = None) -> None:
     """Label a frame with and without a past, so that the device is ready for frames of its size."""
     state = None
     for _ in range(WARM_UP):
-        _, state = label_frame(engine, frame, state, window, size=(frame.shape[1], frame.shape[2]))
+        _, state = label_frame(engine, frame, state, window, size=(frame.shape[1], frame.shape[2]), mask=mask)
 
 
 def wait_for(device: torch.device) -> None:
@@ -232,11 +269,12 @@ def video_evaluation_to_json(evaluation: VideoEvaluation) -> dict:
         "sequences": evaluation.sequences,
         "device": evaluation.device,
         **({} if math.isnan(evaluation.key_share) else {"key_share": evaluation.key_share}),
+        **({} if evaluation.lag is None else {"lag": lag_to_json(evaluation.lag)}),
     }
 
 
 def format_video_evaluation(evaluation: VideoEvaluation) -> str:
-    """Format an evaluation on sequences as a table for the terminal, with the times below."""
+    """Format an evaluation on sequences as a table for the terminal, with the times and the lag below."""
     shares = {
         "mVC8": evaluation.mvc8,
         "mVC16": evaluation.mvc16,
@@ -249,6 +287,7 @@ def format_video_evaluation(evaluation: VideoEvaluation) -> str:
         f"{format_shares(evaluation, shares)}\n\nAvg RT {evaluation.avg_rt_ms:.1f} ms, "
         f"MaxLatency {evaluation.max_latency_ms:.1f} ms a frame on {evaluation.device}"
         + ("" if math.isnan(evaluation.key_share) else f"; key frames: {evaluation.key_share:.1f} %")
+        + ("" if evaluation.lag is None else f"\n{format_lag(evaluation.lag)}")
     )
 
 
@@ -259,6 +298,7 @@ def write_video_plots(
     dataset: Dataset,
     window: int | Policy,
     label_of: Sequence[int] | None = None,
+    mask: Mask | None = None,
 ) -> None:
     """Write the plots of an evaluation on sequences; the worst frames are predicted again, in their sequence."""
     engine = to_engine(model)
@@ -266,7 +306,7 @@ def write_video_plots(
     def predict_again(index: int) -> Tensor:
         single = replace(dataset, pairs=(dataset.pairs[index],))
         sequences = single.labelled_sequences(frames_before(engine, window))
-        *_, last = run_sequences(engine, single, sequences, window, 1, label_of)
+        *_, last = run_sequences(engine, single, sequences, window, 1, label_of, mask)
         return last.predicted
 
     draw_plots(folder, evaluation, dataset, predict_again)

@@ -26,10 +26,10 @@ from streamseg.io.web import is_address
 
 OUTPUTS = ("overlay", "labels", "confidence", "colours")
 """The keys that say what to write, as the options of the same names do."""
-SETTINGS = ("size", "classes", "out", *OUTPUTS)
+SETTINGS = ("size", "classes", "mask", "out", *OUTPUTS)
 """The keys that [defaults] may have, and each camera."""
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
-    **dict.fromkeys(("name", "size", "out"), (str, "a text in quotation marks")),
+    **dict.fromkeys(("name", "size", "mask", "out"), (str, "a text in quotation marks")),
     "address": ((str, int), "a text in quotation marks, or the number of a camera"),
     "classes": (list, 'a list of names, such as ["Road", "Car"]'),
     **dict.fromkeys(OUTPUTS, (bool, "true or false")),
@@ -51,6 +51,8 @@ class Camera:
     """Where to write; empty for that of the command."""
     outputs: dict[str, bool] = field(default_factory=dict)
     """Whether to write an overlay, labels and so on, where the file says so."""
+    mask: str = ""
+    """The picture of what is not looked at, or bonnet; empty for that of the command."""
 
 
 def read_fleet(path: Path) -> tuple[list[Camera], list[OSError]]:
@@ -104,7 +106,13 @@ def read_camera(path: Path, number: int, defaults: dict, entry: dict, others: Ma
         tuple(settings.get("classes", ())),
         settings.get("out", ""),
         {key: settings[key] for key in OUTPUTS if key in settings},
+        find_mask(settings.get("mask", ""), path),
     )
+
+
+def find_mask(mask: str, path: Path) -> str:
+    """Return the path of a mask that a fleet file names: beside the file, or from the current folder."""
+    return str(path.parent / mask) if mask and (path.parent / mask).is_file() else mask
 
 
 def find_source(name: str, address: str, path: Path, place: str) -> LiveSource | NumberedPictures | VideoFile:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from streamseg.io.images import render_caption
+from streamseg.io.captions import render_caption
 
 PROPORTIONS = (9, 16)
 """Height and width of a cell."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paho.mqtt.properties import Properties
     from paho.mqtt.reasoncodes import ReasonCode
 
-ROOM = 1000
+CAPACITY = 1000
 """Lines that may wait for a server."""
 SCHEMES = ("ws", "wss", "mqtt", "mqtts")
 """Kinds of addresses that take lines."""
@@ -144,7 +144,7 @@ class LineSender:
             parts = urlsplit(address)
             return MqttLines(parts) if parts.scheme.lower().startswith("mqtt") else WebSocketLines(address)
 
-        self.sender = LiveSender(name, redact(address), connect, room=ROOM, noun="line", notify=notify)
+        self.sender = LiveSender(name, redact(address), connect, capacity=CAPACITY, noun="line", notify=notify)
 
     def write(self, text: str) -> int:
         self.sender.put(text.rstrip("\n"))

@@ -43,7 +43,7 @@ class LiveSender(Generic[Item]):
         name: The stream's name, with which its messages begin.
         shown: The address without its password.
         connect: Opens a connection; it is given the first item, and must not wait for ever.
-        room: How many items may wait.
+        capacity: How many items may wait.
         noun: What an item is called.
         notify: Receives a sentence when the connection is lost, and when it is back.
         hint: A sentence to add if the first attempt fails.
@@ -55,13 +55,13 @@ class LiveSender(Generic[Item]):
         shown: str,
         connect: Callable[[Item], Connection[Item]],
         *,
-        room: int,
+        capacity: int,
         noun: str,
         notify: Callable[[str], None],
         hint: str = "",
     ):
         self.name, self.shown, self.connect = name, shown, connect
-        self.room, self.noun, self.notify = room, noun, notify
+        self.capacity, self.noun, self.notify = capacity, noun, notify
         self.hint = hint
         self.waiting: deque[Item] = deque()
         self.change = threading.Condition()
@@ -98,7 +98,7 @@ class LiveSender(Generic[Item]):
     def put(self, item: Item) -> None:
         """Queue an item in place of the oldest where the queue is full. Never waits for the peer."""
         with self.change:
-            if len(self.waiting) >= self.room or self.closing:
+            if len(self.waiting) >= self.capacity or self.closing:
                 self.dropped += 1
                 if self.closing:
                     return
@@ -161,7 +161,7 @@ class LiveSender(Generic[Item]):
     def put_back(self, item: Item) -> None:
         """Queue an item again that was not sent, unless newer ones fill the queue."""
         with self.change:
-            if len(self.waiting) < self.room and not self.aborted:
+            if len(self.waiting) < self.capacity and not self.aborted:
                 self.waiting.appendleft(item)
             else:
                 self.dropped += 1

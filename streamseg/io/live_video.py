@@ -25,7 +25,7 @@ from streamseg.io.web import SCHEMES, redact, redact_address_in, split_if_valid
 if TYPE_CHECKING:
     from torch import Tensor
 
-ROOM = 2
+CAPACITY = 2
 """Frames that may wait for a peer."""
 
 CAMERA_HINT = "If it is a camera to read too, name the place to write with -o."
@@ -153,7 +153,7 @@ def video_sender(
 
     # segment takes the last name as OUT, though it may be meant as one more camera
     hint = CAMERA_HINT if address.partition("://")[0].lower() in SCHEMES else ""
-    return LiveSender(name, redact(address), connect, room=ROOM, noun="frame", notify=notify, hint=hint)
+    return LiveSender(name, redact(address), connect, capacity=CAPACITY, noun="frame", notify=notify, hint=hint)
 
 
 def check_live_address(address: str) -> None:

@@ -1,8 +1,13 @@
-"""The bundled weights, by name. Standard library only, so that help and completion can list them at once."""
+"""The bundled weights, by name, and how names become files.
+
+Standard library only, so that help and completion can list them at once.
+"""
 
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+
+from streamseg.io.hub import download_weights, is_hub_address
 
 FOLDER = Path(__file__).parents[1] / "weights"
 
@@ -48,10 +53,13 @@ def find_weights(given: str | Path | None = None) -> Path:
     """Return the file of weights that were given by name, as a path, or not at all.
 
     A file of that name comes before bundled weights; a path that does not exist is returned too, if it has a suffix or
-    a folder. Raises a FileNotFoundError for any other word.
+    a folder. Weights of the Hugging Face Hub, hf:USER/NAME, are downloaded. Raises a FileNotFoundError for any other
+    word.
     """
     if given is None:
         return BUNDLED_WEIGHTS[DEFAULT].file
+    if is_hub_address(given):
+        return download_weights(given)
     name, path = str(given), Path(given)
     if name in BUNDLED_WEIGHTS and not path.is_file():
         return BUNDLED_WEIGHTS[name].file
@@ -60,10 +68,10 @@ def find_weights(given: str | Path | None = None) -> Path:
     near = get_close_matches(name.lower(), BUNDLED_WEIGHTS, 1)
     known = f"did you mean {near[0]!r}? Known:" if near else "known are"
     raise FileNotFoundError(
-        f"No weights are called {name!r:.80}: {known} {', '.join(BUNDLED_WEIGHTS)}; or give a file."
+        f"No weights are called {name!r:.80}: {known} {', '.join(BUNDLED_WEIGHTS)}; or give a file, or hf:USER/NAME."
     )
 
 
 def is_bundled(given: str | Path | None) -> bool:
     """Return whether weights are bundled ones, given by name or not at all."""
-    return given is None or find_weights(given) != Path(given)
+    return given is None or (not is_hub_address(given) and find_weights(given) != Path(given))

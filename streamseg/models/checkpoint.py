@@ -22,6 +22,7 @@ from streamseg.models.encoder import ReduceBy, Reduction, ResNet
 from streamseg.models.fanet import FANet, fanet18, fanet34
 from streamseg.models.fanet_plus import FANetPlus, fanetplus18, fanetplus34
 from streamseg.models.video import VIDEO_METHODS, VideoMethod
+from streamseg.models.video.schedule import is_number
 
 ImageNetwork = FANet | FANetPlus | Baseline
 Network = ImageNetwork | VideoMethod
@@ -75,6 +76,8 @@ class Description:
     only the first frame is a key frame."""
     source: str
     """Origin of the weights, in words."""
+    schedule: float | None = None
+    """The threshold or the target by which the schedule of a video method chooses key frames; None for the default."""
 
     def __post_init__(self) -> None:
         check_choice("network", self.network, (*FANETS, *BASELINES, *VIDEO_METHODS))
@@ -86,6 +89,8 @@ class Description:
                 raise ValueError(f"The reduction of this {self.network} is {given}; expected Res-4 by average.")
         if not (self.window == NO_INTERVAL and type(self.window) is int and self.network in VIDEO_METHODS):
             check_small_count("window", self.window)
+        if self.schedule is not None and not (is_number(self.schedule) and self.network in VIDEO_METHODS):
+            raise ValueError(f"schedule is {self.schedule!r:.80}; expected a number, for a video method.")
         if not (isinstance(self.source, str) and self.source.isprintable()):
             raise ValueError(f"source is {self.source!r:.80}; expected printable text in one line.")
 
@@ -120,13 +125,15 @@ def save(model: Network, classes: Classes, path: str | Path, *, window: int = 1,
         raise ValueError(f"The network has {model.classes} classes, but {len(classes)} are named.")
     if isinstance(model, VideoMethod):
         window = model.interval or NO_INTERVAL
-    description = Description(model.name, variant_of(model), classes, window, source)
+    description = Description(model.name, variant_of(model), classes, window, source, schedule_of(model))
     rebuilt = rebuild(model, description)
     weights = model.state_dict()
     check_state_dict(f"The network cannot be saved as a {description.network}", weights, rebuilt.state_dict())
     weights = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
     entry = asdict(description)
     entry |= entry.pop("variant") or {}  # flat, as in the first version of the format
+    if entry["schedule"] is None:
+        del entry["schedule"]  # older versions can read the file
     entry["checksum"] = BLANK_CHECKSUM
     write_tensors(Path(path), weights, {"format": "pt", ENTRY: json.dumps(entry)})
 
@@ -148,9 +155,18 @@ def rebuild(model: Network, description: Description) -> Network:
     return rebuilt
 
 
+def schedule_of(model: Network) -> float | None:
+    """Return the threshold or the target of a video method, if it has one and it is not the default."""
+    if not isinstance(model, VideoMethod) or not model.decides_by:
+        return None
+    with torch.device("meta"):
+        default = VIDEO_METHODS[model.name](1).schedule_value
+    return None if model.schedule_value == default else model.schedule_value
+
+
 def check_default_options(method: VideoMethod, rebuilt: Network) -> None:
     """Raise a ValueError if a video method has options that a checkpoint does not hold."""
-    for option in ("threshold", "target", "grid", "overlap"):
+    for option in ("grid", "overlap"):
         given, default = getattr(method, option, None), getattr(rebuilt, option, None)
         if given != default:
             raise ValueError(
@@ -163,7 +179,7 @@ def describe(path: str | Path) -> Description:
     """Return the metadata of a checkpoint without building its network.
 
     Args:
-        path: The checkpoint, or the name of bundled weights.
+        path: The checkpoint, the name of bundled weights, or hf:USER/NAME, see load.
     """
     path = find_weights(path)
     with open_tensors(path) as file:
@@ -182,7 +198,9 @@ def load(path: str | Path | None = None, *, attention: type[Attention] | None = 
     """Return the network in a checkpoint, in fp32 and evaluation mode, and its classes.
 
     Args:
-        path: The checkpoint, or the name of bundled weights; see streamseg weights. Without one, the default of these.
+        path: The checkpoint; the name of bundled weights, see streamseg weights; or hf:USER/NAME, a repository of the
+            Hugging Face Hub, with @REVISION after it for a branch, a tag or a commit. Without one, the default of the
+            bundled weights.
         attention: The attention class of the network, if it is not one of streamseg's.
     """
     model, description = read_checkpoint(find_weights(path), attention)
@@ -240,6 +258,8 @@ def build_network(description: Description, attention: type[Attention] | None = 
     if description.network in VIDEO_METHODS:
         method = VIDEO_METHODS[description.network](classes)
         method.interval = None if description.window == NO_INTERVAL else description.window
+        if description.schedule is not None:
+            method.set_schedule(description.schedule)
         return method
     if variant is None:
         return BASELINES[description.network](classes)

@@ -9,8 +9,10 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from streamseg.checks import check_count
+from streamseg.io.masks import GREY
 from streamseg.models.attention import Attention, FastAttention, Scale
 from streamseg.models.encoder import Encoder, Maps, ReduceBy, Reduction, ResNet, resnet18, resnet34
 from streamseg.models.layers import (
@@ -90,56 +92,125 @@ class FANet(nn.Module):
         logits, _ = self.step(image)
         return logits
 
-    def step(self, image: Tensor, past: Sequence[Tensor] | None = None, weight: Scale = 1.0) -> tuple[Tensor, Context]:
+    def step(
+        self,
+        image: Tensor,
+        past: Sequence[Tensor] | None = None,
+        weight: Scale = 1.0,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, Context]:
         """Return the logits (B, K, H, W) of the next frame of a video, and its context for later frames.
 
         Args:
             image: RGB (B, 3, H, W), bytes or floats in 0–255; each entry of the batch belongs to another stream.
             past: Sum of the contexts of the earlier frames in the window, stage by stage; None for the first frame.
             weight: Number of frames in that sum, for a network that averages; (B, 1, 1) where streams differ.
+            mask: The share of each pixel that is looked at (B, H, W), 0 to 1; others are painted over with grey, and
+                left out of the context. None for all.
         """
         self.check(image, past)
-        maps, context = self.features(image, past, weight)
+        if mask is not None:
+            check_mask(mask, image)
+            image = image.masked_fill(mask[:, None] == 0, GREY)
+        maps, context = self.features(image, past, weight, mask)
         return resize(self.score(maps), image), context
 
     def outputs(
-        self, image: Tensor, past: Sequence[Tensor] | None = None, weight: Scale = 1.0
+        self,
+        image: Tensor,
+        past: Sequence[Tensor] | None = None,
+        weight: Scale = 1.0,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return logits at the size of Res-1's map, and the maps of Res-3 and Res-4 for auxiliary heads."""
-        maps, _ = self.features(image, past, weight)
+        maps, _ = self.features(image, past, weight, mask)
         return self.score(maps), maps[2:]
 
     def features(
-        self, image: Tensor, past: Sequence[Tensor] | None = None, weight: Scale = 1.0
+        self,
+        image: Tensor,
+        past: Sequence[Tensor] | None = None,
+        weight: Scale = 1.0,
+        mask: Tensor | None = None,
+        shares: Tensor | None = None,
     ) -> tuple[Maps, Context]:
-        """Return the maps of Res-1 … Res-4 after attention and merging, and the context."""
-        maps, context = self.attend(self.encode(image), past, weight)
+        """Return the maps of Res-1 … Res-4 after attention and merging, and the context.
+
+        Args:
+            mask: As in step; what it hides in the image is painted over already.
+            shares: The share of each image (B,) in the context that all of them attend to; None for contexts of their
+                own.
+        """
+        maps = self.encode(image)
+        pixels = None if mask is None else self.weigh_pixels(mask, maps)
+        if shares is None:
+            maps, context = self.attend(maps, past, weight, pixels)
+        else:
+            maps, context = self.attend_together(maps, shares, past, weight, pixels)
         return self.merge(maps), context
 
     def encode(self, image: Tensor) -> Maps:
         """Return the encoder's maps of Res-1 … Res-4, which do not depend on the past."""
         return self.encoder(normalise(image, self.mean, self.std))
 
-    def attend(self, maps: Maps, past: Sequence[Tensor] | None = None, weight: Scale = 1.0) -> tuple[Maps, Context]:
-        """Return the four maps after attention, and the context, which does not depend on the past."""
-        x1, x2, x3, x4 = maps
-        past1, past2, past3, past4 = (None, None, None, None) if past is None else past
-        scale = 1 / (1 + weight) if self.averages else None
-        x1, context1 = self.attend1(x1, past1, scale)
-        x2, context2 = self.attend2(x2, past2, scale)
-        x3, context3 = self.attend3(x3, past3, scale)
-        x4, context4 = self.attend4(x4, past4, scale)
-        return (x1, x2, x3, x4), (context1, context2, context3, context4)
+    def attend(
+        self,
+        maps: Maps,
+        past: Sequence[Tensor] | None = None,
+        weight: Scale = 1.0,
+        pixels: Sequence[Tensor] | None = None,
+    ) -> tuple[Maps, Context]:
+        """Return the four maps after attention, and the context, which does not depend on the past.
 
-    def compute_context(self, maps: Maps) -> Context:
+        Args:
+            pixels: For each stage with attention, the weight of each pixel in the context; None for 1.
+        """
+        stages = len(self.attentions)
+        pasts, weights = ([None] * stages if x is None else x for x in (past, pixels))
+        scale = 1 / (1 + weight) if self.averages else None
+        attended, contexts = [], []
+        for attend, x, own_past, own_pixels in zip(self.attentions, maps[-stages:], pasts, weights, strict=True):
+            y, context = attend_stage(attend, x, own_past, own_pixels, scale)
+            attended.append(y)
+            contexts.append(context)
+        x1, x2, x3, x4 = (*maps[:-stages], *attended)
+        return (x1, x2, x3, x4), tuple(contexts)
+
+    def attend_together(
+        self,
+        maps: Maps,
+        shares: Tensor,
+        past: Sequence[Tensor] | None = None,
+        weight: Scale = 1.0,
+        pixels: Sequence[Tensor] | None = None,
+    ) -> tuple[Maps, Context]:
+        """Return the four maps of images after attention to one context of all of them, and that context of each.
+
+        Args:
+            shares: The share of each image (B,) in the context: of the pixels of all images together.
+        """
+        own = self.compute_context(maps, pixels)
+        joint = tuple(join_contexts(context, shares) for context in own)
+        # attention adds an image's own context to the past; a weight of 0 does not average where there is none
+        earlier = own if past is None else past
+        others = [
+            whole - part if past is None else whole - part + x.to(part)
+            for whole, part, x in zip(joint, own, earlier, strict=True)
+        ]
+        maps, _ = self.attend(maps, others, 0.0 if past is None else weight, pixels)
+        return maps, joint
+
+    def compute_context(self, maps: Maps, pixels: Sequence[Tensor] | None = None) -> Context:
         """Return only the context of the maps of Res-1 … Res-4."""
-        x1, x2, x3, x4 = maps
-        return (
-            self.attend1.compute_context(x1),
-            self.attend2.compute_context(x2),
-            self.attend3.compute_context(x3),
-            self.attend4.compute_context(x4),
-        )
+        stages = len(self.attentions)
+        pairs = zip(self.attentions, maps[-stages:], strict=True)
+        if pixels is None:
+            return tuple(attend.compute_context(x) for attend, x in pairs)
+        return tuple(attend.compute_context(x, w) for (attend, x), w in zip(pairs, pixels, strict=True))
+
+    def weigh_pixels(self, mask: Tensor, maps: Maps) -> list[Tensor]:
+        """Return the weight of each pixel of the maps with attention, (B, h, w) each: its share that is looked at."""
+        return [average_mask(mask, x) for x in maps[-len(self.attentions) :]]
 
     def merge(self, maps: Maps) -> Maps:
         """Merge the maps from deep to shallow: the paper's FuseUp."""
@@ -182,6 +253,30 @@ class FANet(nn.Module):
     def attentions(self) -> tuple[Attention, ...]:
         """The attention modules of Res-1 … Res-4."""
         return self.attend1, self.attend2, self.attend3, self.attend4
+
+
+def attend_stage(
+    attend: Attention, x: Tensor, past: Tensor | None, pixels: Tensor | None, scale: Scale | None
+) -> tuple[Tensor, Tensor]:
+    """Return a map after attention, and its context; an attention of your own need not know of masks."""
+    return attend(x, past, scale) if pixels is None else attend(x, past, scale, pixels)
+
+
+def average_mask(mask: Tensor, x: Tensor) -> Tensor:
+    """Return the share of each pixel of a map (B, C, h, w) that a mask (B, H, W) of its image looks at, (B, h, w)."""
+    return F.interpolate(mask[:, None], x.shape[-2:], mode="area")[:, 0]
+
+
+def join_contexts(contexts: Tensor, shares: Tensor) -> Tensor:
+    """Return the context of all images together for each of them, of their own contexts (B, D, C) and shares (B,)."""
+    return (contexts * shares.to(contexts).view(-1, 1, 1)).sum(dim=0, keepdim=True).expand_as(contexts)
+
+
+def check_mask(mask: Tensor, image: Tensor) -> None:
+    """Raise a ValueError if a mask is not a tensor of floats (B, H, W) for its image."""
+    expected = (image.shape[0], *image.shape[-2:])
+    if not isinstance(mask, Tensor) or not mask.is_floating_point() or tuple(mask.shape) != expected:
+        raise ValueError(f"The mask is a {describe_type(mask)}; expected floats from 0 to 1 of the shape {expected}.")
 
 
 def check_encoder(encoder: Encoder) -> None:

@@ -13,16 +13,16 @@ Shapes: B batch, K classes, H height, W width.
 Golden: 12,387,411 parameters and 43.45 GMACs at 1024 x 2048 for 19 classes (FANet-18: 13,080,128 and 47.1).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from streamseg.checks import check_count
-from streamseg.models.attention import Attention, FastAttention, Scale
+from streamseg.models.attention import Attention, FastAttention
 from streamseg.models.encoder import Encoder, Maps, ResNet, resnet18, resnet34
-from streamseg.models.fanet import Context, FANet, check_contexts, check_encoder, init_as_identity, make_attention
+from streamseg.models.fanet import FANet, check_contexts, check_encoder, init_as_identity, make_attention
 from streamseg.models.layers import conv, init_network, initialise, normalise, resize
 
 
@@ -81,20 +81,6 @@ class FANetPlus(FANet):
     def encode(self, image: Tensor) -> Maps:
         """Return the encoder's maps of Res-1 … Res-4, which do not depend on the past."""
         return self.encoder(shrink(normalise(image, self.mean, self.std)))
-
-    def attend(self, maps: Maps, past: Sequence[Tensor] | None = None, weight: Scale = 1.0) -> tuple[Maps, Context]:
-        """Return the four maps after attention on the last two, and the context, which does not depend on the past."""
-        x1, x2, x3, x4 = maps
-        past3, past4 = (None, None) if past is None else past
-        scale = 1 / (1 + weight) if self.averages else None
-        x3, context3 = self.attend3(x3, past3, scale)
-        x4, context4 = self.attend4(x4, past4, scale)
-        return (x1, x2, x3, x4), (context3, context4)
-
-    def compute_context(self, maps: Maps) -> Context:
-        """Return only the context of the maps of Res-1 … Res-4."""
-        _, _, x3, x4 = maps
-        return self.attend3.compute_context(x3), self.attend4.compute_context(x4)
 
     def merge(self, maps: Maps, pooled: Tensor | None = None) -> Maps:
         """Merge the maps from deep to shallow; Res-3 and Res-4 are returned unchanged, for auxiliary heads.

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -28,8 +28,15 @@ CONNECT_SECONDS = 20.0
 
 @contextmanager
 def ray_cluster(address: str) -> Iterator[None]:
-    """Connect to a Ray cluster: local, auto (the one running on this machine), HOST:PORT or ray://…."""
+    """Connect to a Ray cluster, for Ray Data: local, auto (the one running on this machine), HOST:PORT or ray://…."""
     require_ray()
+    with join_cluster(address):
+        yield
+
+
+@contextmanager
+def join_cluster(address: str, environment: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Connect to a Ray cluster; the processes that are started for this one have some more environment variables."""
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # errors are reported here
     import ray
 
@@ -43,6 +50,7 @@ def ray_cluster(address: str) -> Iterator[None]:
             include_dashboard=False if address == LOCAL_CLUSTER else None,
             log_to_driver=False,
             logging_level="ERROR",
+            runtime_env={"env_vars": {**environment}} if environment else None,
         )
     except (OSError, RuntimeError, ValueError, ImportError) as error:
         if address == "auto":
@@ -52,6 +60,13 @@ def ray_cluster(address: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def find_resources() -> dict[str, float]:
+    """Return the resources of the cluster that was joined: CPU, the number of cores, GPU and others."""
+    import ray
+
+    return dict(ray.cluster_resources())
 
 
 def require_ray() -> None:

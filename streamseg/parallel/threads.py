@@ -65,8 +65,8 @@ class BoundedQueue(Generic[Item]):
         watcher: A further condition to notify of changes, for a thread that waits for several queues.
     """
 
-    def __init__(self, group: ThreadGroup, room: int, watcher: threading.Condition | None = None):
-        self.group, self.room, self.watcher = group, room, watcher
+    def __init__(self, group: ThreadGroup, capacity: int, watcher: threading.Condition | None = None):
+        self.group, self.capacity, self.watcher = group, capacity, watcher
         self.change = threading.Condition(group.lock)
         group.conditions.append(self.change)
         self.waiting: deque[Item] = deque()
@@ -74,7 +74,7 @@ class BoundedQueue(Generic[Item]):
 
     @property
     def full(self) -> bool:
-        return len(self.waiting) >= self.room
+        return len(self.waiting) >= self.capacity
 
     @property
     def ended(self) -> bool:

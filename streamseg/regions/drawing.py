@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from streamseg.io.images import render_caption
+from streamseg.io.captions import render_caption
 from streamseg.regions.events import Reading
 from streamseg.regions.zones import FittedArea, Lane, Zone, fit_area
 

@@ -4,8 +4,9 @@ Shapes: H height, W width.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import numpy
 from numpy.typing import NDArray
@@ -115,7 +116,8 @@ class ZoneMonitor:
     ) -> tuple[Reading, list[Event]]:
         """Return the shares of the classes in a zone, and its events."""
         counts = numpy.bincount(labels[fitted.mask], minlength=IGNORE + 1)
-        shares = {name: float(counts[i] / fitted.pixels) for name, i in self.labels[zone.name].items()}
+        looked_at = max(1, fitted.pixels - counts[IGNORE])
+        shares = {name: float(counts[i] / looked_at) for name, i in self.labels[zone.name].items()}
         events, active = [], []
         for name, share in shares.items():
             limits = {("enter", "leave"): zone.present}
@@ -136,7 +138,7 @@ class ZoneMonitor:
         """Return how far a lane is free, and its events."""
         drivable = numpy.zeros(IGNORE + 1, dtype=bool)
         drivable[list(self.labels[lane.name].values())] = True
-        pixels, metres = free_distance(lane, fitted, drivable[labels])
+        pixels, metres = free_distance(lane, fitted, drivable[labels], labels != IGNORE)
         switch = self.switches.setdefault((lane.name, "blocked", ""), Switch())
         events = []
         if lane.min_distance is not None:
@@ -147,10 +149,12 @@ class ZoneMonitor:
         return Reading(lane.name, {}, ("blocked",) if switch.on else (), pixels, metres), events
 
 
-def free_distance(lane: Lane, fitted: FittedArea, drivable: NDArray[numpy.bool_]) -> tuple[int, float | None]:
+def free_distance(
+    lane: Lane, fitted: FittedArea, drivable: NDArray[numpy.bool_], looked_at: NDArray[numpy.bool_]
+) -> tuple[int, float | None]:
     """Return how many rows of a lane are free from its lower end, and how far ahead the last of them ends in metres."""
-    width = fitted.mask.sum(axis=1)
-    # a row of a lane that narrows to a point may have no pixel
+    width = (fitted.mask & looked_at).sum(axis=1)
+    # a row of a lane that narrows to a point may have no pixel, and one that a mask hides has none that counts
     free = (drivable & fitted.mask).sum(axis=1) >= lane.row_share * width
     rows = int(numpy.argmin(free[::-1])) if not free.all() else len(free)
     if fitted.homography is None:
@@ -160,3 +164,33 @@ def free_distance(lane: Lane, fitted: FittedArea, drivable: NDArray[numpy.bool_]
     x = fitted.left + columns.mean() + 0.5 if len(columns) else fitted.outline[:, 0].mean()
     _, ahead, depth = fitted.homography @ (x, fitted.top + edge, 1.0)
     return rows, float(ahead / depth)
+
+
+def event_to_json(event: Event, source: str, name: str, frame: int) -> dict[str, Any]:
+    """Return an event with the frame that completed it, without what it does not have.
+
+    Args:
+        source: The name of the source.
+        name: The name of the frame.
+        frame: The number of the frame.
+    """
+    values = asdict(event)
+    line = {
+        "event": values.pop("kind"),
+        "zone": values.pop("zone"),
+        "class": values.pop("class_name"),
+        "source": source,
+        "name": name,
+        "frame": frame,
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }
+    numbers = {key: round(value, 4) for key, value in values.items() if value is not None}
+    return {key: value for key, value in line.items() if value is not None} | numbers
+
+
+def reading_to_json(reading: Reading) -> dict[str, Any]:
+    """Return what a frame has in a zone, without what it does not have."""
+    shares = {name: round(share, 4) for name, share in reading.shares.items()}
+    numbers = {"pixels": reading.pixels, "metres": reading.metres and round(reading.metres, 2)}
+    line = {"zone": reading.zone, "active": [*reading.active], "shares": shares or None, **numbers}
+    return {key: value for key, value in line.items() if value is not None}

@@ -132,7 +132,7 @@ class NoRedirects(HTTPRedirectHandler):
 class Webhook:
     """Sends each event to a web address, by POST, from a thread of its own."""
 
-    def __init__(self, address: str, room: int = QUEUE_SIZE):
+    def __init__(self, address: str, capacity: int = QUEUE_SIZE):
         self.address = address
         parts = split_address(address)
         self.headers = {"Content-Type": "application/json", "User-Agent": "streamseg"}
@@ -141,7 +141,7 @@ class Webhook:
             self.headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
         self.bare = without_login(parts)
         self.opener = build_opener(NoRedirects)
-        self.events: queue.Queue[dict[str, Any] | None] = queue.Queue(room)
+        self.events: queue.Queue[dict[str, Any] | None] = queue.Queue(capacity)
         self.given, self.sent = 0, 0
         self.reason = ""
         """Why the first event was lost."""

@@ -9,7 +9,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
@@ -168,22 +168,45 @@ def read_zones(path: str | Path) -> list[Zone | Lane]:
         content = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is neither TOML nor JSON that can be read ({error}): correct it.") from None
+    return parse_zones(content, str(path))
+
+
+def parse_zones(content: object, origin: str) -> list[Zone | Lane]:
+    """Return the zones and lanes of a file's content: a dictionary with lists of tables under "zone" and "lane".
+
+    Args:
+        origin: What errors call the file.
+    """
     if not isinstance(content, dict) or not content or not content.keys() <= {"zone", "lane"}:
-        raise ValueError(f"{path} holds no zones: expected tables called [[zone]] or [[lane]], and nothing else.")
+        raise ValueError(f"{origin} holds no zones: expected tables called [[zone]] or [[lane]], and nothing else.")
     for key, tables in content.items():
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            raise ValueError(f"{path}: {key} is no list of tables; write each as [[{key}]].")
+            raise ValueError(f"{origin}: {key} is no list of tables; write each as [[{key}]].")
     try:
         zones = [make_area(Zone, table) for table in content.get("zone", [])]
         lanes = [make_area(Lane, table) for table in content.get("lane", [])]
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{origin}: {error}") from None
     areas: list[Zone | Lane] = [*zones, *lanes]
     names = [area.name for area in areas]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"{path}: two zones are called {name!r:.80}; names must differ.")
+            raise ValueError(f"{origin}: two zones are called {name!r:.80}; names must differ.")
     return areas
+
+
+def zones_to_json(areas: Sequence[Zone | Lane]) -> dict[str, list[dict[str, Any]]]:
+    """Return zones and lanes as the content of a JSON file that read_zones reads, without what is as by default."""
+    tables: dict[str, list[dict[str, Any]]] = {"zone": [], "lane": []}
+    for area in areas:
+        values = {field.name: getattr(area, field.name) for field in fields(area) if changed(area, field)}
+        tables["zone" if isinstance(area, Zone) else "lane"].append(values)
+    return {kind: found for kind, found in tables.items() if found}
+
+
+def changed(area: Zone | Lane, field: Field[Any]) -> bool:
+    """Return whether an entry of a zone or lane is not as by default."""
+    return field.default is MISSING or getattr(area, field.name) != field.default
 
 
 def make_area(kind: type[Area], table: Mapping[str, Any]) -> Area:

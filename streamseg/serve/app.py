@@ -1,7 +1,8 @@
 """The web application: all addresses, and the errors that they share.
 
 POST /segment is in segment.py, the WebSocket /stream in websocket.py, the sources that the server reads in views.py,
-and what a browser needs in order to run the network itself in browser.py.
+zones in zones.py, what the page saves in saving.py, its samples in samples.py, and what a browser needs in order to run
+the network itself in browser.py.
 """
 
 import asyncio
@@ -16,9 +17,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Res
 from starlette.exceptions import HTTPException
 
 import streamseg
-from streamseg.deploy.export import samples_folder
-from streamseg.serve import browser, page, segment, views, websocket
-from streamseg.serve.counters import format_metrics
+from streamseg.serve import browser, page, samples, saving, segment, views, websocket, zones
 from streamseg.serve.gate import Gate, RequestError, RequestGate, require_token
 
 DESCRIPTION = """Label every pixel of pictures, and of the frames of a stream. ws://…/stream takes frames as binary \
@@ -59,7 +58,16 @@ def build_app(gate: RequestGate) -> FastAPI:
         },
     )
     app.state.gate, app.state.browser = gate, browser.BrowserModel(gate.served)
-    for part in (segment.router, views.router, websocket.router, router, browser.router):
+    for part in (
+        segment.router,
+        views.router,
+        zones.router,
+        saving.router,
+        websocket.router,
+        router,
+        browser.router,
+        samples.router,
+    ):
         app.include_router(part)
     files = {path.name: path for path in page.PAGE.iterdir() if path.suffix in (".html", ".css", ".js", ".svg")}
     addresses = {"/": files["index.html"], "/docs": files["docs.html"]} | {f"/{name}": files[name] for name in files}
@@ -103,7 +111,7 @@ async def healthz(gate: Gate) -> Response:
 @router.get("/metrics", dependencies=[Depends(require_token)], response_class=PlainTextResponse)
 async def metrics(gate: Gate) -> Response:
     """Requests, latency, batches, queue and dropped frames, in the text format of Prometheus."""
-    return PlainTextResponse(format_metrics(gate.metrics), media_type="text/plain; version=0.0.4")
+    return PlainTextResponse(await gate.read_metrics(), media_type="text/plain; version=0.0.4")
 
 
 @router.get("/info", dependencies=[Depends(require_token)])
@@ -112,25 +120,12 @@ async def info(gate: Gate) -> dict[str, object]:
     served, limits = gate.served, gate.limits
     return {
         "version": streamseg.__version__,
-        "weights": served.weights.name,
+        "weights": served.title,
         "window": served.window,
         "classes": segment.classes_as_json(served.classes),
         "drawn": [entry["colour"] for entry in segment.classes_as_json(served.drawn or served.classes)],
         "limits": {"bytes": limits.bytes, "pixels": limits.pixels, "seconds": limits.seconds},
-        "samples": [*find_samples()],
+        "samples": [*samples.find_samples()],
+        "sources": [*gate.sources],
+        "saves": gate.folder is not None,
     }
-
-
-@router.get("/samples/{name}", include_in_schema=False)
-async def sample(name: str) -> Response:
-    samples = find_samples()
-    if name not in samples:
-        raise HTTPException(404)
-    return await send_file(samples[name])
-
-
-def find_samples() -> dict[str, Path]:
-    """The sample pictures by name, in the order in which the page shows them."""
-    folder = samples_folder()
-    paths = [*sorted(folder.glob("*.jpg"), reverse=True), *sorted(folder.glob("dashcam/*.jpg"))] if folder else []
-    return {path.name: path for path in paths}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from streamseg.engine.engine import Engine
+from streamseg.io.masks import Mask
 from streamseg.parallel.threads import set_torch_threads
 from streamseg.stream.batch_limit import floor_power_of_two
 from streamseg.stream.label_frames import MAX_PIXELS, finish_state, label_batch, network_size
@@ -38,6 +39,7 @@ class Batcher:
         window: Number of frames, or policy, that the past of a stream is made of.
         max_frames: The largest number of frames in a batch; their pixels are limited too, to twice MAX_PIXELS.
         on_batch: Called with the number of frames in each batch.
+        mask: What is not looked at.
     """
 
     def __init__(
@@ -46,10 +48,11 @@ class Batcher:
         window: int | Policy = 1,
         max_frames: int = 8,
         on_batch: Callable[[int], None] = lambda number: None,
+        mask: Mask | None = None,
     ):
         self.engine, self.window, self.max_frames = engine, window, max_frames
         self.cuda = engine.device.type == "cuda"
-        self.on_batch = on_batch
+        self.on_batch, self.mask = on_batch, mask
         self.queue: deque[LabelRequest] = deque()
         self.finished: WeakKeyDictionary[State, State] = WeakKeyDictionary()
         """By the state that a stream was answered with: the one after the work that was left for later."""
@@ -103,7 +106,10 @@ class Batcher:
         try:
             frames = [request.frame for request in batch]
             states = [request.state and self.finished.pop(request.state, request.state) for request in batch]
-            labels, states_after = label_batch(self.engine, frames, states, self.window, size=batch[0].size)
+            masks = [self.mask] * len(batch)
+            labels, states_after = label_batch(
+                self.engine, frames, states, self.window, size=batch[0].size, masks=masks
+            )
         except Exception as error:  # the clients get it; the thread goes on with the next batch
             for request in batch:
                 request.future.set_exception(error)

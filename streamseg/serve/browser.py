@@ -105,6 +105,8 @@ async def prepare_browser(model: Model) -> dict[str, object]:
 @router.get("/model.onnx", dependencies=[Depends(require_token)], response_class=FileResponse)
 async def send_model(model: Model, version: str = "") -> Response:
     """The network as an ONNX file, after a request to /browser."""
+    if model.path is None and version:
+        await model.prepare()  # the request to /browser went to another replica
     if model.path is None:
         raise HTTPException(404)
     return FileResponse(model.path, headers={"Cache-Control": CACHE_FOREVER if version else "no-cache"})

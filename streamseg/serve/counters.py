@@ -3,9 +3,11 @@
 import math
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 Labels = tuple[tuple[str, str], ...]
+MetricLines = list[str]
+"""The lines of one metric: two comments, and its values."""
 
 
 class Counter:
@@ -85,3 +87,24 @@ def sample_line(name: str, labels: Labels, value: float) -> str:
 def format_metrics(metrics: Sequence[Counter | PrometheusHistogram | Gauge]) -> str:
     """Return all metrics in the text format of Prometheus."""
     return "".join(f"{line}\n" for metric in metrics for line in metric.lines())
+
+
+def merge_metrics(replicas: Mapping[str, Sequence[MetricLines]]) -> str:
+    """Return the metrics of several replicas in the text format of Prometheus, with the name of the replica as a label.
+
+    All replicas have the same metrics, in the same order.
+    """
+    text = ""
+    for same in zip(*replicas.values(), strict=True):
+        text += "".join(f"{line}\n" for line in same[0] if line.startswith("#"))
+        for name, lines in zip(replicas, same, strict=True):
+            text += "".join(f"{add_label(line, 'replica', name)}\n" for line in lines if not line.startswith("#"))
+    return text
+
+
+def add_label(line: str, label: str, text: str) -> str:
+    """Return a line with one value, with another label."""
+    series, _, value = line.rpartition(" ")
+    name, _, labels = series.removesuffix("}").partition("{")
+    inside = f'{label}="{text}"' + (f",{labels}" if labels else "")
+    return f"{name}{{{inside}}} {value}"

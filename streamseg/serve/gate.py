@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from email.message import Message as Header
 from http import HTTPStatus
@@ -29,11 +29,14 @@ from streamseg.classes import Classes
 from streamseg.engine.engine import Engine
 from streamseg.engine.steadying import Steadiness
 from streamseg.io.images import TooLargeError, UnknownFormatError, decode_upload
+from streamseg.io.masks import Mask
 from streamseg.serve.batches import Batcher, Labelled
-from streamseg.serve.counters import Counter, Gauge, PrometheusHistogram
+from streamseg.serve.counters import Counter, Gauge, PrometheusHistogram, format_metrics
+from streamseg.serve.zone_watch import ServedZones
 from streamseg.stream.state import LastFrames, State
 
 if TYPE_CHECKING:
+    from streamseg.serve.saving import DataFolder
     from streamseg.serve.sources import ServedSource
 
 TOKEN = re.compile(r"[A-Za-z0-9._~+-]+")
@@ -71,8 +74,16 @@ class ServedModel:
     """The file that it was loaded from."""
     drawn: Classes | None = None
     """The classes in the colours of overlays and of the page; None for the colours that they have."""
+    name: str = ""
+    """What the weights are called; empty for the name of the file."""
+    mask: Mask | None = None
+    """What is not looked at; None for nothing."""
     steady: float | Steadiness = 0.0
     """How steady the labels of a stream are kept."""
+
+    @property
+    def title(self) -> str:
+        return self.name or self.weights.name
 
 
 class RequestError(Exception):
@@ -95,14 +106,26 @@ class RequestGate:
     Args:
         token: The token that clients must send; none if empty.
         batch: The largest number of frames in a batch.
+        zones: The zones of streams, if there are any.
+        folder: Where pictures that clients correct are saved; nowhere if None.
     """
 
-    def __init__(self, served: ServedModel, limits: Limits | None = None, token: str = "", batch: int = 8):
+    def __init__(
+        self,
+        served: ServedModel,
+        limits: Limits | None = None,
+        token: str = "",
+        batch: int = 8,
+        zones: ServedZones | None = None,
+        folder: "DataFolder | None" = None,
+    ):
         self.served, self.limits, self.token = served, limits or Limits(), token
         self.active = self.streams = self.requests = 0
         self.closing = asyncio.Event()
         self.sources: dict[str, ServedSource] = {}
         """The sources that the server reads itself, by name."""
+        self.zones, self.folder = zones or ServedZones(), folder
+        self.zones.check(served.classes)
         self.answered = Counter("streamseg_requests_total", "HTTP requests answered.")
         self.frames = Counter("streamseg_frames_total", "Pictures and frames labelled.")
         self.dropped = Counter("streamseg_dropped_total", "Pictures and frames rejected or abandoned.")
@@ -118,7 +141,8 @@ class RequestGate:
             (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
         )
         batches = PrometheusHistogram("streamseg_batch_frames", "Frames in a batch.", (1, 2, 4, 8, 16, 32))
-        self.batcher = Batcher(served.engine, LastFrames(served.window, steady=served.steady), batch, batches.add)
+        policy = LastFrames(served.window, steady=served.steady)
+        self.batcher = Batcher(served.engine, policy, batch, batches.add, served.mask)
         self.metrics: list[Counter | PrometheusHistogram | Gauge] = [
             self.answered,
             self.frames,
@@ -141,20 +165,30 @@ class RequestGate:
         """Label the frames in the queue, and end the thread."""
         self.batcher.close()
 
+    async def read_metrics(self) -> str:
+        """Return all metrics in the text format of Prometheus."""
+        return format_metrics(self.metrics)
+
     @contextlib.contextmanager
     def admit(self, source: str) -> Iterator[None]:
+        """Count a picture or frame as active until it is answered, then as labelled."""
+        begin = monotonic()
+        with self.reserve():
+            yield
+            self.frames.add(source=source)
+            self.latency.add(monotonic() - begin)
+
+    @contextlib.contextmanager
+    def reserve(self) -> Iterator[None]:
         """Count a picture or frame as active until it is answered; raise a 503 if there are too many."""
         if self.closing.is_set():
             raise RequestError(503, "The server is shutting down.", 10)
         if self.active >= self.limits.queue:
             self.dropped.add(reason="full")
             raise RequestError(503, f"The queue is full ({self.active} pictures): try again later.", self.retry_after())
-        begin = monotonic()
         self.active += 1
         try:
             yield
-            self.frames.add(source=source)
-            self.latency.add(monotonic() - begin)
         finally:
             self.active -= 1
 
@@ -164,6 +198,13 @@ class RequestGate:
 
     async def read_picture(self, request: Request) -> bytes:
         """Return the picture file in a request: its body, or the first file of a form."""
+        picture = extract_file(await self.read_body(request), request.headers.get("content-type", ""))
+        if not picture:
+            raise RequestError(400, "The request has no picture: send one as the body, or as a file in a form.")
+        return picture
+
+    async def read_body(self, request: Request) -> bytes:
+        """Return the body of a request, within the limits of size and time."""
         data = bytearray()
         max_bytes, seconds = self.limits.bytes, self.limits.seconds
         too_large = f"The picture has more than {max_bytes:,} bytes: send a smaller one."
@@ -179,15 +220,15 @@ class RequestGate:
             raise RequestError(408, f"The picture did not arrive within {seconds:g} s.") from None
         except ClientDisconnect:
             raise RequestError(400, "The client disconnected before the picture was complete.") from None
-        picture = extract_file(bytes(data), request.headers.get("content-type", ""))
-        if not picture:
-            raise RequestError(400, "The request has no picture: send one as the body, or as a file in a form.")
-        return picture
+        return bytes(data)
 
-    async def decode(self, data: bytes) -> Tensor:
-        """Return the frame (3, H, W) in a picture file."""
+    async def decode(self, data: bytes, decoder: Callable[[bytes, int], Tensor] = decode_upload) -> Tensor:
+        """Return the frame (3, H, W) in a picture file, or what another decoder of io.images returns."""
         try:
-            return await asyncio.to_thread(decode_upload, data, self.limits.pixels)
+            frame = await asyncio.to_thread(decoder, data, self.limits.pixels)
+            if self.served.mask and decoder is decode_upload:
+                self.served.mask.check_fits(frame.shape[1], frame.shape[2])
+            return frame
         except UnknownFormatError as error:
             raise RequestError(415, str(error)) from None
         except TooLargeError as error:
@@ -255,6 +296,13 @@ async def require_token(connection: HTTPConnection, gate: Gate) -> None:
     matches = [hmac.compare_digest(candidate.encode(), gate.token.encode()) for candidate in candidates]
     if gate.token and not any(matches):
         raise RequestError(401, "This server requires a token: send it as Authorization: Bearer TOKEN.")
+
+
+async def require_own_page(connection: HTTPConnection) -> None:
+    """Raise a RequestError for pages of other sites: browsers let these connect."""
+    origin = connection.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != connection.headers.get("host"):
+        raise RequestError(403, "Pages of other sites may not use this server's streams and folders.")
 
 
 async def wait_for_disconnect(request: Request) -> None:

@@ -60,6 +60,9 @@ class ServedSource:
         self.latest = time.monotonic()
         """When the last frame came."""
         self.frame: Capture | None = None
+        """The newest frame, until it is labelled."""
+        self.newest: Capture | None = None
+        self.zones = gate.zones.watch(name, gate.served.classes)
         self.change = threading.Condition()
         self.closed = threading.Event()
         self.woken = asyncio.Event()
@@ -68,7 +71,8 @@ class ServedSource:
 
     @property
     def watched(self) -> bool:
-        return bool(self.viewers or self.listeners)
+        """Whether frames are labelled: those of zones are always, as an event does not come again."""
+        return bool(self.viewers or self.listeners or self.zones)
 
     @property
     def problem(self) -> str:
@@ -104,6 +108,8 @@ class ServedSource:
                     for capture in captures:
                         if self.closed.is_set():
                             return
+                        if self.gate.served.mask:
+                            self.gate.served.mask.check_fits(*capture.frame.shape[1:])
                         attempt, delivered = 0, True
                         self.offer(capture)
                 fault = "it has ended"
@@ -122,7 +128,8 @@ class ServedSource:
         with self.change:
             if self.frame is not None and self.watched:
                 self.dropped.add(source=self.name)
-            self.frame, self.latest, self.fault = capture, time.monotonic(), ""
+            self.frame = self.newest = capture
+            self.latest, self.fault = time.monotonic(), ""
             self.change.notify_all()
 
     def label(self) -> None:
@@ -136,6 +143,8 @@ class ServedSource:
                     labels, state = answer.result(self.gate.limits.seconds)
                 finally:
                     answer.cancel()  # if it is late, nobody wants it any more
+                if self.zones:
+                    self.zones.update(labels, capture.index, capture.seconds)
                 self.publish(self.make_view(capture, labels))
             except Exception:  # a bug, out of memory, or the end of the server: the next frame may do
                 state = None
@@ -155,11 +164,11 @@ class ServedSource:
         served, jpeg, event, packed = self.gate.served, None, None, None
         if self.viewers:
             drawn = overlay(capture.frame, labels.cpu(), served.drawn or served.classes, borders=True)
-            jpeg = to_jpeg(drawn)
+            jpeg = to_jpeg(self.zones.draw(drawn) if self.zones else drawn)
         if self.listeners:
             age = round(1000 * (time.monotonic() - capture.captured), 1)
             event = {"source": self.name, "frame": capture.index, "seconds": capture.seconds, "age_ms": age}
-            event |= shares_as_json(labels.cpu(), served.classes)
+            event |= shares_as_json(labels.cpu(), served.classes) | (self.zones.to_json() if self.zones else {})
         if self.label_listeners:
             packed = base64.b64encode(zlib.compress(labels.cpu().contiguous().numpy().data, 1)).decode()
         self.gate.frames.add(source="source")

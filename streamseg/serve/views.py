@@ -10,9 +10,9 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocketDisconnect
 
-from streamseg.serve.gate import Gate, RequestError, RequestGate, require_token
+from streamseg.io.images import to_jpeg
+from streamseg.serve.gate import Gate, RequestError, RequestGate, require_own_page, require_token
 from streamseg.serve.sources import ServedSource
-from streamseg.serve.websocket import check_origin
 
 BOUNDARY = "frame"
 
@@ -47,6 +47,16 @@ async def list_streams(gate: Gate) -> dict[str, dict[str, object]]:
         name: {"status": source.problem or "ok", "viewers": source.viewers + source.listeners}
         for name, source in gate.sources.items()
     }
+
+
+@router.get("/streams/{name}.jpg", dependencies=[Depends(require_viewer)], response_class=Response)
+async def show_frame(name: str, gate: Gate) -> Response:
+    """The newest frame of a source, without colours; 503 if the source delivers no frames."""
+    source = find_served(gate, name)
+    source.check()
+    assert source.newest is not None
+    picture = await asyncio.to_thread(lambda capture: to_jpeg(capture.frame), source.newest)
+    return Response(picture, media_type="image/jpeg", headers={"Cache-Control": "no-store"})
 
 
 @router.get("/streams/{name}.mjpeg", dependencies=[Depends(require_viewer)], response_class=Response)
@@ -95,7 +105,7 @@ def part(picture: bytes) -> bytes:
 async def listen(client: WebSocket, name: str, gate: Gate, labels: Annotated[bool, Query()] = False) -> None:
     """Send a line of JSON for each labelled frame of a source; with ?labels=true also its labels."""
     try:
-        check_origin(client)
+        await require_own_page(client)
         await require_viewer(client, gate)
         source = find_served(gate, name)
         if gate.closing.is_set():
@@ -126,12 +136,17 @@ async def listen(client: WebSocket, name: str, gate: Gate, labels: Annotated[boo
 
 
 async def send_events(client: WebSocket, source: ServedSource, with_labels: bool) -> None:
-    """Send the newest event of a source, each once."""
-    seen = source.view.number
+    """Send the newest event of a source, each once, and all events of its zones since the one before."""
+    seen, zones = source.view.number, source.zones
+    known = zones.count if zones else 0
     while (view := await source.next_view(seen)) is not None:
         seen = view.number
         if view.event and not (with_labels and view.labels is None):
-            await client.send_json(view.event | ({"labels": view.labels} if with_labels else {}))
+            message = view.event | ({"labels": view.labels} if with_labels else {})
+            if zones:
+                happened, known = zones.events_after(known), zones.count
+                message |= {"events": happened}
+            await client.send_json(message)
 
 
 async def wait_until_gone(client: WebSocket) -> None:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, WebSocket
 from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocketDisconnect
 
-from streamseg.serve.gate import Gate, RequestError, RequestGate, require_token
+from streamseg.serve.gate import Gate, RequestError, RequestGate, require_own_page, require_token
 
 router = APIRouter()
 
@@ -22,7 +22,7 @@ STREAM_NAME = re.compile(r"[\w-]{0,64}", re.ASCII)
 async def stream(client: WebSocket, gate: Gate) -> None:
     """Label the frames of a stream, each with the past of the frames before it."""
     try:
-        check_origin(client)
+        await require_own_page(client)
         await require_token(client, gate)
         if gate.closing.is_set():
             raise RequestError(503, "The server is shutting down.", 10)
@@ -38,7 +38,7 @@ async def stream(client: WebSocket, gate: Gate) -> None:
     labels = {"stream": str(next(gate.stream_numbers))} | ({"name": name} if name else {})
     try:
         await client.accept("streamseg" if "streamseg" in client.scope["subprotocols"] else None)
-        await answer_frames(client, gate, labels)
+        await answer_frames(client, gate, name, labels)
         await client.close(1001)
     except (WebSocketDisconnect, RuntimeError):
         pass  # starlette's errors for a client that has disconnected
@@ -60,20 +60,17 @@ async def no_stream(client: WebSocket, rest: str) -> None:
     )
 
 
-def check_origin(client: WebSocket) -> None:
-    """Raise a RequestError for pages of other sites: browsers let these connect."""
-    origin = client.headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != client.headers.get("host"):
-        raise RequestError(403, "Pages of other sites may not open a stream.")
-
-
-async def answer_frames(client: WebSocket, gate: RequestGate, labels_of_stream: dict[str, str]) -> None:
+async def answer_frames(client: WebSocket, gate: RequestGate, name: str, labels_of_stream: dict[str, str]) -> None:
     """Answer the frames of a stream in order, until it ends; its state is a local variable.
 
     A stream has one frame at a time in the queue, which is first come, first served: so streams take turns, and none
     waits longer than for one frame of each other client.
     """
-    state = None
+    state, zones, first = (
+        None,
+        gate.zones.watch(name, gate.served.classes, f"stream {labels_of_stream['stream']}"),
+        None,
+    )
     for number in count():
         message = await gate.next_message(client)
         if message is None:
@@ -92,9 +89,15 @@ async def answer_frames(client: WebSocket, gate: RequestGate, labels_of_stream: 
             await client.send_json(answer)
             continue
         height, width = labels.shape
+        found = {}
+        if zones:
+            first = begin if first is None else first
+            events = await asyncio.to_thread(zones.update, labels, number, round(begin - first, 3))
+            found = {**zones.to_json(), "events": events}
         seconds = monotonic() - begin
         gate.stream_frames.add(1, **labels_of_stream, answer="labelled")
         gate.stream_seconds.add(seconds, **labels_of_stream)
         milliseconds = round(1000 * seconds, 1)
-        await client.send_json({"frame": number, "height": height, "width": width, "milliseconds": milliseconds})
+        answer = {"frame": number, "height": height, "width": width, "milliseconds": milliseconds}
+        await client.send_json(answer | found)
         await client.send_bytes(compressed)

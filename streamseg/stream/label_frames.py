@@ -16,9 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from streamseg.classes import IGNORE
 from streamseg.engine.engine import Engine, FrameBatch, Prediction, VideoEngine, check_past, resize_frames, to_engine
 from streamseg.engine.inputs import to_checked_frame
 from streamseg.io.images import Picture, to_frame
+from streamseg.io.masks import Mask, paint_over, to_mask
 from streamseg.models import checkpoint
 from streamseg.models.checkpoint import Network
 from streamseg.models.fanet import MIN_SIDE, FANet
@@ -40,13 +42,14 @@ MAX_PIXELS = 1024 * 2048
 """The largest network input, unless a size is given."""
 
 
-def segment(image: Picture, model: "Network | Engine | None" = None) -> Tensor:
+def segment(image: Picture, model: "Network | Engine | None" = None, *, mask: Mask | Picture | None = None) -> Tensor:
     """Return the labels (H, W), uint8, of an image: a path, a PIL image, an array (H, W, 3) or a frame (3, H, W).
 
     Args:
         model: The network; by default the bundled weights, which are loaded once.
+        mask: A picture in which black is not looked at; see label_frames.
     """
-    labels, _ = label_frame(bundled_model() if model is None else model, to_frame(image))
+    labels, _ = label_frame(bundled_model() if model is None else model, to_frame(image), mask=mask)
     return labels
 
 
@@ -67,6 +70,7 @@ def label_frames(
     times: Iterable[float] | None = None,
     cut: float | None = None,
     size: tuple[int, int] | None = None,
+    mask: Mask | Picture | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each frame (3, H, W) of a stream with its labels (H, W), uint8, on the frame's device.
 
@@ -79,15 +83,18 @@ def label_frames(
         times: The time of each frame in seconds; by default there are 25 frames a second.
         cut: The distance between contexts, 0 to 2, above which a new scene begins and the past is dropped.
         size: The network input's height and width; by default the frame's own, up to 1024 x 2048 pixels.
+        mask: What is not looked at: a Mask, a picture or its path, in which that is black, or a tensor of bool (H, W).
+            It is left out of the contexts, and its labels are 255.
     """
     check_frames(frames)
+    mask = to_mask(mask)
     clock = repeat(None) if times is None else iter(times)
     for number, frame in enumerate(map(to_checked_frame, frames)):
         try:
             seconds = next(clock)
         except StopIteration:
             raise ValueError(f"There are {number} times, but more frames: give a time for each frame.") from None
-        labels, state = label_frame(model, frame, state, window, seconds=seconds, cut=cut, size=size)
+        labels, state = label_frame(model, frame, state, window, seconds=seconds, cut=cut, size=size, mask=mask)
         yield frame, labels
 
 
@@ -100,12 +107,15 @@ def label_frame(
     seconds: float | None = None,
     cut: float | None = None,
     size: tuple[int, int] | None = None,
+    mask: Mask | Picture | None = None,
 ) -> tuple[Tensor, State]:
     """Return the labels (H, W), uint8, of a stream's next frame, and the state for the one after.
 
     The arguments are those of label_frames.
     """
-    (labels,), (state,) = label_batch(model, [frame], [state], window, times=[seconds], cut=cut, size=size)
+    (labels,), (state,) = label_batch(
+        model, [frame], [state], window, times=[seconds], cut=cut, size=size, masks=[mask]
+    )
     return labels, state
 
 
@@ -118,11 +128,17 @@ def label_batch(
     times: Sequence[float | None] | None = None,
     cut: float | None = None,
     size: tuple[int, int] | None = None,
+    masks: "Sequence[Mask | Picture | None]" = (),
+    shares: Tensor | None = None,
 ) -> tuple[list[Tensor], list[State]]:
     """Return the labels of the next frame of each of several streams, and their states.
 
     The results are those of label_frame for each stream alone. A batch has one network input size: give one if the
     frames differ in size.
+
+    Args:
+        masks: The mask of each stream, as in label_frames; empty for none.
+        shares: The share of each frame (B,) in the context that all of them attend to; see label_together.
     """
     engine, tensors = to_engine(model), [to_checked_frame(frame) for frame in frames]
     if size is None:
@@ -131,9 +147,17 @@ def label_batch(
             raise ValueError(f"The frames of the batch have {len(sizes)} sizes, expected one: give size=(H, W).")
         (size,) = sizes
     check_size(size)
-    images = torch.cat([resize_frames(frame[None].to(engine.device, non_blocking=True), size) for frame in tensors])
+    found = [to_mask(mask) for mask in masks or [None] * len(tensors)]
+    images = torch.cat(
+        [
+            resize_frames(paint_over(frame.to(engine.device, non_blocking=True), mask)[None], size)
+            for frame, mask in zip(tensors, found, strict=True)
+        ]
+    )
     label_sizes = [(frame.shape[1], frame.shape[2]) for frame in tensors]
-    predictions, after = step_batch(engine, images, states, window, sizes=label_sizes, times=times, cut=cut)
+    predictions, after = step_batch(
+        engine, images, states, window, sizes=label_sizes, times=times, cut=cut, masks=found, shares=shares
+    )
     return [labels.to(frame.device) for (labels, *_), frame in zip(predictions, tensors, strict=True)], after
 
 
@@ -147,6 +171,8 @@ def step_batch(
     with_confidence: bool = False,
     times: Sequence[float | None] | None = None,
     cut: float | None = None,
+    masks: Sequence[Mask | None] = (),
+    shares: Tensor | None = None,
 ) -> tuple[list[Prediction], list[State]]:
     """Return the predictions for the next images (B, 3, H, W) of B streams, and the streams' states after them.
 
@@ -154,6 +180,8 @@ def step_batch(
         sizes: Height and width of each image's labels.
         with_confidence: Whether to return the probability of each label as well.
         times, cut: See label_frames.
+        masks: The mask of each stream; what it hides in the image is painted over already. Empty for none.
+        shares: The share of each image (B,) in the context that all of them attend to; None for contexts of their own.
     """
     engine, policy = to_engine(model), to_policy(window)
     times = [None] * len(states) if times is None else times
@@ -175,17 +203,28 @@ def step_batch(
         methods = [state.method_state if state else None for state in known]
         evidence = [state.evidence if state else None for state in known]
         gaps = [seconds - state.seconds if state else 0.0 for state, seconds in zip(known, now, strict=True)]
-        asked = (sizes, with_confidence, policy.steady)
-        predictions, contexts = engine.predict(
-            FrameBatch(images, stack_pasts(pasts), weights, *asked, previous, methods, evidence, gaps)
+        batch = FrameBatch(
+            images,
+            stack_pasts(pasts),
+            weights,
+            sizes,
+            with_confidence,
+            policy.steady,
+            previous,
+            methods,
+            mask=stack_masks(masks, images),
+            shares=shares,
+            evidence=evidence,
+            gaps=gaps,
         )
+        predictions, contexts = engine.predict(batch)
         if cut is not None:
             for i, distance in enumerate(context_distances(known, contexts, engine.widths)):
                 if distance > cut:  # rare: predict the first frame of the new scene again, without the past
                     decayed[i] = None
                     one = slice(i, i + 1)
-                    alone = FrameBatch(images[one], None, [0.0], sizes[one], with_confidence, policy.steady, [None])
-                    predictions[one], _ = engine.predict(alone)
+                    predictions[one] = predict_again(engine, batch, one)
+        predictions = [hide_prediction(*entry) for entry in zip(predictions, masks or [None] * len(sizes), strict=True)]
         after = [advance(*entry, policy) for entry in zip(decayed, contexts.split(1), now, strict=True)]
         return predictions, [
             replace(
@@ -196,6 +235,43 @@ def step_batch(
             )
             for state, prediction in zip(after, predictions, strict=True)
         ]
+
+
+def stack_masks(masks: Sequence[Mask | None], images: Tensor) -> Tensor | None:
+    """Return the masks of images (B, 3, H, W) as shares (B, H, W), with ones for images without; None if none has."""
+    if not any(masks):
+        return None
+    size = (images.shape[2], images.shape[3])
+    whole = torch.ones(size, device=images.device)
+    return torch.stack([whole if mask is None else mask.shares(size, images.device) for mask in masks])
+
+
+def predict_again(engine: Engine, batch: FrameBatch, one: slice) -> list[Prediction]:
+    """Return the prediction of one frame of a batch without a past.
+
+    Frames that attend to one context get it anew, and only this one is taken.
+    """
+    if batch.shares is None:
+        mask = None if batch.mask is None else batch.mask[one]
+        batch = batch._replace(images=batch.images[one], sizes=batch.sizes[one], mask=mask)
+    count = len(batch.images)
+    first = batch._replace(past=None, weights=[0.0] * count, previous_labels=[None] * count)
+    alone = first._replace(method_states=(), evidence=(), gaps=())
+    predictions, _ = engine.predict(alone)
+    return predictions if batch.shares is None else predictions[one]
+
+
+def hide_prediction(prediction: Prediction, mask: Mask | None) -> Prediction:
+    """Return a prediction without a class, and without confidence, where a mask hides the frame."""
+    if mask is None:
+        return prediction
+    height, width = prediction.labels.shape
+    hidden = ~mask.pixels((height, width), prediction.labels.device)
+    confidence = prediction.confidence
+    return prediction._replace(
+        labels=prediction.labels.masked_fill(hidden, IGNORE),
+        confidence=None if confidence is None else confidence.masked_fill(hidden, 0),
+    )
 
 
 def finish_state(engine: Engine, state: State | None) -> State | None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from streamseg.classes import Classes
-from streamseg.io.images import render_legend
+from streamseg.io.captions import render_legend
 
 
 class LegendCache:
@@ -15,8 +15,8 @@ class LegendCache:
         self.panel = torch.empty(3, 0, 0, dtype=torch.uint8)
 
     def get(self, classes: Classes, numbers: tuple[int, ...], picture: Tensor) -> Tensor:
-        """Return a legend of some classes, of a size that fits a picture (3, H, W)."""
+        """Return a legend of some classes, of a size that fits a picture (3, H, W), on the picture's device."""
         key = (numbers, *picture.shape[1:])
         if key != self.key:
-            self.key, self.panel = key, render_legend(classes, numbers, *picture.shape[1:])
+            self.key, self.panel = key, render_legend(classes, numbers, *picture.shape[1:]).to(picture.device)
         return self.panel

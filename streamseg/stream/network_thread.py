@@ -13,11 +13,16 @@ import torch
 from streamseg.engine.engine import EagerEngine, Engine, FrameBatch, VideoEngine, resize_frames
 from streamseg.engine.prepare import PreparingEngine
 from streamseg.engine.tiles import label_tiled
+from streamseg.io.masks import paint_over
 from streamseg.stream.batch_limit import BATCH_SECONDS, BatchLimit, floor_power_of_two
 from streamseg.stream.deadline import MIN_SCALE, POOR_SCALE, WARM_UP_PASSES, scale_size
 from streamseg.stream.label_frames import MAX_PIXELS, finish_state, network_size, step_batch
 from streamseg.stream.source_threads import FrameJob, SharedRun, SourceStream
 from streamseg.stream.state import State
+from streamseg.stream.together import check_one_size, pixel_shares
+
+ABSENT_SECONDS = 0.5
+"""A live camera that has sent nothing for this long is not waited for by those that it looks together with."""
 
 
 class NetworkThread:
@@ -27,6 +32,7 @@ class NetworkThread:
         self.engine, self.streams, self.shared = engine, streams, shared
         self.cuda = shared.device.type == "cuda"
         self.started = self.prepared = self.warned = False
+        self.together = shared.settings.together
         deadline = shared.deadline.seconds
         self.limit = BatchLimit((deadline / 2 if deadline else BATCH_SECONDS) if shared.live else math.inf)
         self.last_size = (0, 0)
@@ -82,15 +88,20 @@ class NetworkThread:
                     return
                 streams.sort(key=lambda stream: stream.last_batch)
                 first = streams[0].inbox.waiting[0]
-                kind, most = self.kind(first), self.limit.frames(self.input_size(first, self.shared.deadline.scale))
-                alike = (stream for stream in streams if self.kind(stream.inbox.waiting[0]) == kind)
-                chosen = list(islice(alike, most))
-                if self.cuda:
-                    del chosen[floor_power_of_two(len(chosen)) :]
+                chosen = streams if self.together else self.choose(streams, first)
                 jobs = [stream.inbox.take() for stream in chosen]
                 for stream in chosen:
                     stream.last_batch = number
             yield jobs
+
+    def choose(self, streams: Sequence[SourceStream], first: FrameJob) -> list[SourceStream]:
+        """Return the sources of a batch: those whose next frame is of the kind of the first, within the time limit."""
+        kind, most = self.kind(first), self.limit.frames(self.input_size(first, self.shared.deadline.scale))
+        alike = (stream for stream in streams if self.kind(stream.inbox.waiting[0]) == kind)
+        chosen = list(islice(alike, most))
+        if self.cuda:
+            del chosen[floor_power_of_two(len(chosen)) :]
+        return chosen
 
     def kind(self, job: FrameJob) -> tuple[tuple[int, int], bool]:
         """Return what frames of a batch have in common: the network input size, and whether they are tiled."""
@@ -109,7 +120,15 @@ class NetworkThread:
         for stream in self.streams:
             if stream.inbox.ended and not stream.labelled.closed:
                 stream.labelled.close()  # so that its video is finished now, not at the end of the run
-        return bool(self.waiting()) or all(stream.inbox.ended for stream in self.streams)
+        waiting = self.waiting()
+        if self.together and any(self.is_awaited(stream) for stream in self.streams if stream not in waiting):
+            return False
+        return bool(waiting) or all(stream.inbox.ended for stream in self.streams)
+
+    def is_awaited(self, stream: SourceStream) -> bool:
+        """Return whether the other cameras wait for one that has no frame: a file, or a camera that is not silent."""
+        silent = time.monotonic() - stream.last_capture
+        return not stream.inbox.ended and not (stream.source.live and silent > ABSENT_SECONDS)
 
     def newest(self, job: FrameJob) -> FrameJob:
         """Return the frame that a live source has delivered since, or else the job itself."""
@@ -177,7 +196,12 @@ class NetworkThread:
         images = torch.empty(count, 3, *size, dtype=torch.uint8, device="meta")
         height, width = jobs[0].frame.shape[1:]
         sizes = [(height, width)] * count
-        return FrameBatch(images, None, [0.0] * count, sizes, settings.with_confidence, settings.policy.steady)
+        batch = FrameBatch(images, None, [0.0] * count, sizes, settings.with_confidence, settings.policy.steady)
+        masked = any(job.stream.mask for job in jobs)
+        return batch._replace(
+            mask=torch.empty(count, *size, device="meta") if masked else None,
+            shares=torch.empty(count, device="meta") if settings.together else None,
+        )
 
     def input_size(self, job: FrameJob, scale: float) -> tuple[int, int]:
         """Return the network input's height and width for a frame, at a scale."""
@@ -192,24 +216,29 @@ class NetworkThread:
         if self.is_tiled(jobs[0]) and isinstance(self.engine, EagerEngine):
             for job in jobs:
                 job.scale, job.size = scale, (job.frame.shape[1], job.frame.shape[2])
-                job.labels, _ = label_tiled(self.engine.model, job.frame)
+                job.labels, _ = label_tiled(self.engine.model, job.frame, mask=job.stream.mask)
             return [None for _ in jobs]
         size = self.input_size(jobs[0], scale)
+        if self.together:
+            check_one_size([self.input_size(job, scale) for job in jobs])
         settled = self.is_settled(jobs, size)
         prepared = settled and self.passes[len(jobs), size] >= WARM_UP_PASSES - 1 and not self.calibrating
         if isinstance(self.engine, PreparingEngine):  # no time counts before the deadline has chosen the first size
             prepared = prepared and self.prepared
         if settled:
             self.passes[len(jobs), size] += 1
+        masks = [job.stream.mask for job in jobs]
         predictions, states = step_batch(
             self.engine,
-            torch.cat([resize_frames(job.frame[None], size) for job in jobs]),
+            torch.cat([resize_frames(paint_over(job.frame[None], job.stream.mask), size) for job in jobs]),
             [job.stream.state for job in jobs],
             settings.policy,
             sizes=[(job.frame.shape[1], job.frame.shape[2]) for job in jobs],
             with_confidence=settings.with_confidence,
             times=[job.capture.seconds for job in jobs],
             cut=settings.cut,
+            masks=masks,
+            shares=pixel_shares([size] * len(jobs), masks, self.shared.device) if settings.together else None,
         )
         for job, prediction in zip(jobs, predictions, strict=True):
             job.scale, job.size = scale, size

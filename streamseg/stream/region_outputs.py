@@ -1,9 +1,7 @@
 """Regions, zones and events of the frames of a source, on their way through the pipeline."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from typing import Any
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -11,7 +9,7 @@ from streamseg.classes import Classes
 from streamseg.io.sources import Capture, Source
 from streamseg.regions.defaults import MIN_AREA
 from streamseg.regions.drawing import draw_zones
-from streamseg.regions.events import Event, Reading, ZoneMonitor
+from streamseg.regions.events import Reading, ZoneMonitor, event_to_json
 from streamseg.regions.regions import find_regions
 from streamseg.regions.sinks import EventSink
 from streamseg.regions.tracking import RegionTracker
@@ -64,26 +62,10 @@ class RegionOutputs:
                 self.monitor = ZoneMonitor(self.areas, settings.classes)
             self.readings, events = self.monitor.update(labels, capture.seconds)
             for event in events:
-                line = event_to_json(event, self.source, capture)
+                line = event_to_json(event, self.source.name, capture.name, capture.index)
                 for send in settings.sinks:
                     send(line)
 
     def draw(self, picture: Tensor) -> Tensor:
         """Draw the zones, with what the frame has in them, into a picture (3, H, W)."""
         return draw_zones(picture, self.areas, self.readings) if self.readings else picture
-
-
-def event_to_json(event: Event, source: Source, capture: Capture) -> dict[str, Any]:
-    """Return an event with the frame that completed it, without what it does not have."""
-    values = asdict(event)
-    line = {
-        "event": values.pop("kind"),
-        "zone": values.pop("zone"),
-        "class": values.pop("class_name"),
-        "source": source.name,
-        "name": capture.name,
-        "frame": capture.index,
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-    }
-    numbers = {key: round(value, 4) for key, value in values.items() if value is not None}
-    return {key: value for key, value in line.items() if value is not None} | numbers

@@ -6,6 +6,7 @@ import torch
 
 from streamseg.classes import Classes
 from streamseg.engine.engine import Engine, to_engine
+from streamseg.io.masks import Mask
 from streamseg.models.checkpoint import Network
 from streamseg.stream.state import Policy
 
@@ -32,6 +33,8 @@ class SourceSettings:
     size: tuple[int, int] | None
     """Height and width of the network input; None for the frame's own, up to a limit."""
     style: DrawStyle
+    mask: Mask | None = None
+    """What is not looked at; None for nothing."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,10 @@ class LabelSettings:
     """Whether larger frames are labelled tile by tile at full size; this needs an eager engine."""
     with_confidence: bool = False
     """Whether to compute the probability of each label."""
+    mask: Mask | None = None
+    """What is not looked at; None for nothing."""
+    together: bool = False
+    """Whether the sources are cameras of one vehicle, which attend to one context of all."""
 
     @property
     def device(self) -> torch.device:

@@ -136,6 +136,8 @@ class SourceStream:
         self.state: State | None = None
         self.size = own.size if own else shared.settings.size
         """Height and width of the network input; None for the frame's own, up to a limit."""
+        self.mask = own.mask if own else shared.settings.mask
+        """What is not looked at; None for nothing."""
         self.shape: torch.Size | None = None
         """The shape of the last frame that was labelled."""
         self.legend = LegendCache()
@@ -245,6 +247,8 @@ class SourceStream:
         one; only raw labels cannot say that their size changed.
         """
         shape, self.read_shape = self.read_shape, capture.pixels.shape
+        if self.mask and shape != self.read_shape:
+            self.mask.check_fits(self.read_shape[1], self.read_shape[2])
         if not self.source.moving or shape in (None, self.read_shape):
             return
         assert shape is not None
@@ -301,7 +305,7 @@ class SourceStream:
                 if not self.examine(job, labels):
                     break
                 (counts,) = download(count_labels(job.labels, len(shared.class_pixels)))
-                job.shares = (counts / labels.numel()).tolist()
+                job.shares = (counts / counts.sum().clamp(min=1)).tolist()  # of the pixels that are looked at
                 with shared.totals_lock:
                     shared.class_pixels += counts
                 if self.results.overlay or shared.shows:
@@ -365,7 +369,7 @@ class SourceStream:
             present = [i for i, share in enumerate(job.shares) if share or self.source.moving]
             numbers = tuple(i for i in present if not style.only or i in style.only)
             legend = self.legend.get(draw.blended_classes(classes, style.alpha), numbers, picture)
-            picture = draw.add_legend(picture, legend.to(picture.device))
+            picture = draw.add_legend(picture, legend)
         return draw.side_by_side(job.frame, picture) if style.side_by_side else picture
 
     def fetch_picture(self, picture: Tensor) -> Tensor | Yuv420:

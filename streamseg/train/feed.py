@@ -20,11 +20,12 @@ from torch import Tensor
 
 from streamseg import machine
 from streamseg.classes import IGNORE
-from streamseg.data.augment import AugmentParams, augment, augment_past, mix, sample_params
+from streamseg.data.augment import AugmentParams, augment, augment_mask, augment_past, mix, sample_params
 from streamseg.data.datasets import Dataset, check_sizes, in_parallel, pairs_by_name, read_pairs
 from streamseg.data.layouts import VIDEOS
 from streamseg.data.light import change_light
 from streamseg.data.transfer import on_device
+from streamseg.io.masks import GREY, Mask, remove_labels
 from streamseg.train.config import TrainConfig
 from streamseg.train.losses import class_weights
 
@@ -147,19 +148,26 @@ def free_memory(device: torch.device) -> float:
 
 
 def weight_classes(
-    dataset: Dataset, cached: tuple[Tensor, Tensor] | None, config: TrainConfig, threads: int, first: int = 0
+    dataset: Dataset,
+    cached: tuple[Tensor, Tensor] | None,
+    config: TrainConfig,
+    threads: int,
+    first: int = 0,
+    mask: Mask | None = None,
 ) -> Tensor:
     """Return weights of a data set's labels from their pixel counts; all 1 unless the config weights classes.
 
     Args:
         first: Number of the data set's first label.
+        mask: What does not count.
     """
     count = len(dataset.classes)
     if not config.class_weighting:
         return torch.ones(count)
     labels = cached[1] if cached else (label for _, label in read_pairs(dataset, range(len(dataset)), threads))
     own = slice(first, first + count)
-    pixels = sum(label.flatten().bincount(minlength=IGNORE + 1)[own].double().cpu() for label in labels)
+    counted = (remove_labels(label, mask) for label in labels)
+    pixels = sum(label.flatten().bincount(minlength=IGNORE + 1)[own].double().cpu() for label in counted)
     if not torch.as_tensor(pixels).any():
         raise ValueError(f"No pixel of {dataset.name} {dataset.split} has a class: run streamseg check for details.")
     return class_weights(torch.as_tensor(pixels), config.class_weighting).float()
@@ -172,6 +180,8 @@ class FrameSet(NamedTuple):
     clip_index: ClipIndex
     cached: tuple[Tensor, Tensor] | None
     """All images and labels on the device; None to read them from disk."""
+    mask: Mask | None = None
+    """What is not looked at; None for nothing."""
 
 
 class Batch(NamedTuple):
@@ -189,12 +199,14 @@ class Batch(NamedTuple):
     """(B, 3): camera motion for the consistency loss; None without it."""
     place: Tensor | None
     """(2,): row and column of the first pixel that the loss is computed at; None if it is computed at all pixels."""
+    mask: Tensor | None = None
+    """(B, h, w): 1 for the pixels that are looked at, 0 for the others; None for all."""
 
     def parts(self, count: int) -> "Iterator[Batch]":
         """Split the batch into parts of the same size."""
-        parts = ([None] * count if part is None else part.chunk(count) for part in self[:-1])
-        pieces = [*parts, [self.place] * count]
-        return (Batch(*piece) for piece in zip(*pieces, strict=True))
+        whole = self._replace(place=None)
+        parts = ([None] * count if part is None else part.chunk(count) for part in whole)
+        return (Batch(*piece)._replace(place=self.place) for piece in zip(*parts, strict=True))
 
 
 def batches(
@@ -218,7 +230,7 @@ def batches(
     chosen = partial(batch_indices, counts=counts, config=config)
 
     def read_frames(number: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        dataset, clip_index, cached = frame_sets[number]
+        dataset, clip_index, cached, _ = frame_sets[number]
         if cached:
             return iter(())
         indices = (i for step in steps for of, i in chosen(step)[mine] if of == number)
@@ -230,23 +242,29 @@ def batches(
         seed = step_seed(config, step)
         drawn = sample_params(config.batch, config.scale, config.jitter, config.classmix, seed)[mine]
         params = drawn.to(device)
-        images, labels, past = augment_frames(frames, frame_sets, clips, params, config)
-        if config.classmix:
+        images, labels, past, mask = augment_frames(frames, frame_sets, clips, params, config)
+        if config.classmix and mask is not None:
+            # what is pasted over hidden pixels is looked at
+            mixed, labels = mix(torch.cat([images, mask[:, None]], dim=1), labels, params)
+            images, mask = mixed[:, :3], mixed[:, 3]
+        elif config.classmix:
             images, labels = mix(images, labels, params)
         if config.light:
             numbers = range(config.batch)[mine]
             images = change_light(images, drawn.light, config.light, [(seed, number, 0) for number in numbers])
+            images = images if mask is None else images.masked_fill(mask[:, None] == 0, GREY)
             if past is not None:
                 seeds = [(seed, number, 1 + earlier) for number in numbers for earlier in range(config.window - 1)]
                 repeated = drawn.light.repeat_interleave(config.window - 1, dim=0)
                 past = change_light(past.flatten(0, 1), repeated, config.light, seeds).view_as(past)
+                past = past if mask is None else past.masked_fill(mask[:, None, None] == 0, GREY)
         used = None
         if past is not None:
             available = torch.tensor([len(frame_sets[of].clip_index.before[i]) for of, i in frames])
             count = (drawn.window_share * config.window).long().minimum(available)
             used = on_device((torch.arange(config.window - 1) < count[:, None]).float(), device)
         motion = params.motion if config.consistency_loss or config.moved_clips else None
-        yield Batch(images, labels, past, used, motion, draw_place(config, seed, device))
+        yield Batch(images, labels, past, used, motion, draw_place(config, seed, device), mask)
 
 
 def draw_place(config: TrainConfig, seed: int, device: torch.device) -> Tensor | None:
@@ -263,8 +281,8 @@ def augment_frames(
     clips: Sequence[Iterator[tuple[Tensor, Tensor, Tensor]]],
     params: AugmentParams,
     config: TrainConfig,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the images, labels and past frames of a batch, augmented; no past frames for single images.
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return the images, labels, past frames and masks of a batch, augmented; no past frames for single images.
 
     Args:
         frames: Number of the data set and index of each frame.
@@ -279,14 +297,33 @@ def augment_frames(
         indices = [frames[place][1] for place in order if frames[place][0] == number]
         if indices:
             part = grouped[start : start + len(indices)]
-            groups.append(augment_frame_set(indices, frame_set, files, part, config))
+            groups.append(augment_masked(indices, frame_set, files, part, config))
             start += len(indices)
-    joined = [groups[0][i] if len(groups) == 1 else torch.cat([group[i] for group in groups]) for i in range(3)]
+    joined = [groups[0][i] if len(groups) == 1 else torch.cat([group[i] for group in groups]) for i in range(4)]
     if len(frame_sets) > 1:
         back = on_device(torch.tensor(order).argsort(), device)
         joined = [part[back] for part in joined]
-    images, labels, past = joined
-    return images, labels, past if config.window > 1 else None
+    images, labels, past, mask = joined
+    masked = any(frame_set.mask for frame_set in frame_sets)
+    return images, labels, past if config.window > 1 else None, mask if masked else None
+
+
+def augment_masked(
+    indices: list[int],
+    frame_set: FrameSet,
+    clips: Iterator[tuple[Tensor, Tensor, Tensor]],
+    params: AugmentParams,
+    config: TrainConfig,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what augment_frame_set does, painted over and without labels under the mask, and the mask (B, h, w)."""
+    images, labels, past = augment_frame_set(indices, frame_set, clips, params, config)
+    if frame_set.mask is None:
+        return images, labels, past, torch.ones((), device=images.device).expand(len(images), *config.crop)
+    looked_at = frame_set.mask.looked_at.to(images.device)
+    mask = augment_mask(looked_at, params, config.crop)
+    hidden = mask == 0
+    images, past = images.masked_fill(hidden[:, None], GREY), past.masked_fill(hidden[:, None, None], GREY)
+    return images, labels.masked_fill(hidden, IGNORE), past, mask
 
 
 def augment_frame_set(
@@ -298,7 +335,9 @@ def augment_frame_set(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return images, labels and past frames of one data set, augmented; (B, 0, …) past frames for single images."""
     if frame_set.cached is None:
-        views = [augment_clip(next(clips), params[i : i + 1], config.crop) for i in range(len(indices))]
+        read = [next(clips) for _ in indices]
+        check_mask_size(frame_set, read)
+        views = [augment_clip(clip, params[i : i + 1], config.crop) for i, clip in enumerate(read)]
         images, labels, past = (torch.cat(part) for part in zip(*views, strict=True))
         return images, labels, past
     all_images, all_labels = frame_set.cached
@@ -309,6 +348,17 @@ def augment_frame_set(
     earlier = torch.tensor([indices_before(i, frame_set.clip_index, config.window) for i in indices])
     past = augment_past(all_images[on_device(earlier, all_images.device)], params, config.crop)
     return images, labels, past
+
+
+def check_mask_size(frame_set: FrameSet, clips: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+    """Raise a ValueError if a frame under a mask has another size than the first one of its data set."""
+    for frame, *_ in clips:
+        if frame_set.mask is not None and frame.shape[1:] != frame_set.mask.looked_at.shape:
+            height, width = frame_set.mask.looked_at.shape
+            raise ValueError(
+                f"A frame of {frame_set.dataset.name} has {frame.shape[1]} x {frame.shape[2]} pixels, and the first "
+                f"{height} x {width}: --mask is for frames of one size."
+            )
 
 
 def indices_before(i: int, clip_index: ClipIndex, window: int) -> list[int]:

@@ -7,6 +7,7 @@ flow, should look like the later one, and the flow should be smooth where the pi
 Shapes: B batch, N pictures, H height, W width, h x w the map of a flow.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ SHIFT, ZOOM, TURN, BEND = 0.08, 0.08, 0.05, 0.02
 SMOOTHNESS = 0.02
 """Weight of the smoothness of a flow in the loss of real pairs."""
 
+WARM_UP = 0.02
+"""Share of the training in which the learning rate rises."""
+
 
 @dataclass(frozen=True)
 class FlowProgress:
@@ -35,9 +39,10 @@ class FlowProgress:
 
     share: float
     """Part of the training that is done, 0 to 1."""
-    synthetic_loss: float
-    photometric_loss: float
-    """0 as long as only synthetic pairs are used."""
+    synthetic_loss: Tensor
+    """A number on the network's device; whoever reads it waits for the device."""
+    photometric_loss: Tensor
+    """Likewise; 0 as long as only synthetic pairs are used."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,16 @@ class FlowErrors:
     zero: float
 
 
-def elapsed_shares(minutes: float) -> Iterator[float]:
-    """Yield the share of a time that has passed, from 0 to 1, once for each training step."""
-    start = time.monotonic()
+def elapsed_shares(minutes: float, done: float = 0.0) -> Iterator[float]:
+    """Yield the share of a time that has passed, from `done` to 1, once for each training step."""
+    start = time.monotonic() - 60 * minutes * done
     while (share := (time.monotonic() - start) / (60 * minutes)) < 1:
         yield share
+
+
+def make_optimiser(network: FlowNetS, rate: float) -> torch.optim.Optimizer:
+    """Return the optimiser of a flow network."""
+    return torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=1e-4)
 
 
 def train_flow(
@@ -66,6 +76,7 @@ def train_flow(
     rate: float = 3e-4,
     synthetic_share: float = 0.6,
     seed: int = 0,
+    optimiser: torch.optim.Optimizer | None = None,
 ) -> Iterator[FlowProgress]:
     """Train a flow network in place; yield the progress after every step.
 
@@ -74,19 +85,20 @@ def train_flow(
         pairs: Neighbouring frames (M, 2, 3, H, W), earlier and later, likewise; M may be 0.
         shares: The share of the training that is done, for each step, such as elapsed_shares(5).
         crop: Height and width of the training crops.
-        rate: The learning rate at the start; it falls to 0 along a cosine.
+        rate: The highest learning rate; it rises in a short warm-up, and falls to 0 along a cosine.
         synthetic_share: The part of the training with synthetic pairs alone.
+        optimiser: That of a run which goes on; by default a new one, make_optimiser(network, rate).
     """
     generator = torch.Generator().manual_seed(seed)
-    optimiser = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=1e-4)
+    optimiser = optimiser or make_optimiser(network, rate)
     network.train()
     for share in shares:
         for group in optimiser.param_groups:
-            group["lr"] = rate * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * share)).item())
+            group["lr"] = learning_rate(rate, share)
         images = random_crops(draw(pictures, batch, generator), crop, generator)
         current, previous, flow = make_synthetic_pairs(images, generator)
         loss = synthetic = multiscale_error(network, current, previous, flow)
-        photometric = torch.zeros(())
+        photometric = synthetic.new_zeros(())
         if share >= synthetic_share and len(pairs):
             real = draw(pairs, batch, generator)
             previous, current = random_crops(real.flatten(1, 2), crop, generator).split(3, dim=1)
@@ -96,8 +108,13 @@ def train_flow(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimiser.step()
-        yield FlowProgress(share, synthetic.item(), photometric.item())
+        yield FlowProgress(share, synthetic.detach(), photometric.detach())
     network.eval()
+
+
+def learning_rate(rate: float, share: float) -> float:
+    """Return the learning rate after a share of the training: a short warm-up, then along a cosine to 0."""
+    return rate * min(1.0, share / WARM_UP + 0.01) * 0.5 * (1 + math.cos(math.pi * share))
 
 
 def draw(items: Tensor, count: int, generator: torch.Generator) -> Tensor:

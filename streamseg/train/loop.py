@@ -249,8 +249,10 @@ def log_accuracy(setup: TrainingSetup, log: runlog.RunLog | None, done: int, thr
             scores = [
                 validate_method(setup.state.ema, dataset, setup.window, share=setup.share, label_of=label_of)
                 if isinstance(setup.state.ema, VideoMethod)
-                else validate(setup.state.ema, dataset, threads=threads, share=setup.share, label_of=label_of)
-                for dataset, label_of in setup.data.validations
+                else validate(
+                    setup.state.ema, dataset, threads=threads, share=setup.share, label_of=label_of, mask=mask
+                )
+                for (dataset, label_of), mask in zip(setup.data.validations, setup.masks, strict=False)
             ]
         if log:
             log.validated(done, scores)

@@ -88,6 +88,7 @@ class LossModule(nn.Module):
         used: Tensor | None = None,
         motion: Tensor | None = None,
         place: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """Return the loss of images (B, 3, h, w) with labels (B, h, w).
 
@@ -96,15 +97,22 @@ class LossModule(nn.Module):
             used: (B, P): 1 for the past frames that the clip uses, 0 for the others.
             motion: (B, 3): camera motion for the consistency loss; see AugmentParams.
             place: (2,): where the grids of the strides start; needed with a stride.
+            mask: (B, h, w): 1 for the pixels that a FANet attends to, 0 for those that are painted over; None for all.
         """
         if isinstance(self.network, VideoMethod):
             if self.moved_clips and past is not None and motion is not None:
                 past = move_camera_back(images, motion, past.shape[1])
             return self.clip_loss(self.network, images, labels, past, place)
         predict: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]] = self.network.outputs
-        if isinstance(self.network, FANet) and past is not None and used is not None:
-            context, weight = sum_contexts(self.network, past, used), used.sum(dim=1).view(-1, 1, 1)
-            predict = partial(self.network.outputs, past=context, weight=weight)
+        moved_predict = predict
+        if isinstance(self.network, FANet):
+            context, weight = None, torch.ones((), device=images.device)
+            if past is not None and used is not None:
+                context, weight = sum_contexts(self.network, past, used, mask), used.sum(dim=1).view(-1, 1, 1)
+            if context is not None or mask is not None:
+                predict = partial(self.network.outputs, past=context, weight=weight, mask=mask)
+                moved_mask = None if mask is None or motion is None else move_mask(mask, motion)
+                moved_predict = partial(self.network.outputs, past=context, weight=weight, mask=moved_mask)
         logits, feature_maps = predict(images)
         loss = self.label_loss(logits, labels, self.loss_stride, place)
         for head, feature_map in zip(self.heads, feature_maps, strict=False):
@@ -113,15 +121,20 @@ class LossModule(nn.Module):
         if self.consistency_loss and motion is not None:
             with torch.no_grad():  # the prediction for the moved camera is the target, and gets no gradient
                 moved = shift_camera(images, motion).contiguous(memory_format=torch.channels_last)
-                target = shift_camera(predict(moved)[0], motion, back=True)
+                target = shift_camera(moved_predict(moved)[0], motion, back=True)
             loss = loss + self.consistency_loss * kl_divergence(logits, target)
         return loss
 
     def clip_loss(
         self, method: VideoMethod, images: Tensor, labels: Tensor, past: Tensor | None, place: Tensor | None
     ) -> Tensor:
-        """Return the loss of a video method on the last frames of clips, 1 to P frames after a key frame."""
-        earlier = [] if past is None else list(past.unbind(dim=1))[: int(torch.randint(1, past.shape[1] + 1, ()))]
+        """Return the loss of a video method on the last frames of clips, 0 to P frames after a key frame.
+
+        At distance 0 the key frame is the frame itself, a second time: so key frames are trained too, and every part
+        of the method takes part in every step, as several processes need it.
+        """
+        count = 0 if past is None else int(torch.randint(past.shape[1] + 1, ()))
+        earlier = [images] if past is None or not count else list(past[:, :count].unbind(dim=1))
         frames = [frame.contiguous(memory_format=torch.channels_last) for frame in reversed(earlier)]
         logits, regression = method.clip_outputs([*frames, images])
         loss = self.label_loss(logits, labels, self.loss_stride, place)
@@ -161,15 +174,22 @@ def move_camera_back(images: Tensor, motion: Tensor, count: int) -> Tensor:
     return torch.stack([shift_camera(images, torch.cat([zoom**k, k * shift], dim=1)) for k in steps], dim=1)
 
 
+def move_mask(mask: Tensor, motion: Tensor) -> Tensor:
+    """Return a mask (B, h, w) after a camera motion (B, 3), 0 or 1."""
+    return shift_camera(mask[:, None], motion)[:, 0].round()
+
+
 @torch.no_grad()
-def sum_contexts(network: FANet, past: Tensor, used: Tensor) -> list[Tensor]:
+def sum_contexts(network: FANet, past: Tensor, used: Tensor, mask: Tensor | None = None) -> list[Tensor]:
     """Return the sum of the contexts of the past frames that are used, for each stage.
 
     No gradient flows into the past: the same weights make the present frame's context, which does train them. Training
     takes half the time this way.
     """
     frames = past.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-    contexts = network.compute_context(network.encode(frames))
+    maps = network.encode(frames)
+    pixels = None if mask is None else network.weigh_pixels(mask.repeat_interleave(past.shape[1], dim=0), maps)
+    contexts = network.compute_context(maps, pixels)
     return [(x.unflatten(0, used.shape) * used[:, :, None, None]).sum(dim=1) for x in contexts]
 
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from streamseg.classes import Classes
+from streamseg.data.datasets import Dataset
+from streamseg.io.masks import Mask, to_mask
 from streamseg.models import checkpoint
 from streamseg.models.encoder import ResNet, load_imagenet
 from streamseg.models.fanet import FANet, init_as_identity
@@ -79,6 +81,11 @@ class TrainingSetup:
     window: int
     """Frames per clip."""
 
+    @property
+    def masks(self) -> list[Mask | None]:
+        """The mask of each data set."""
+        return [frame_set.mask for frame_set in self.frame_sets]
+
 
 def set_up(
     config: TrainConfig,
@@ -118,7 +125,7 @@ def set_up(
     firsts = accumulate((len(dataset.classes) for dataset in opened.datasets), initial=0)
     class_weights = torch.cat(
         [
-            weight_classes(frames.dataset, frames.cached, config, threads, first)
+            weight_classes(frames.dataset, frames.cached, config, threads, first, frames.mask)
             for frames, first in zip(frame_sets, firsts, strict=False)
         ]
     )
@@ -134,7 +141,18 @@ def open_frame_sets(data: TrainingData, config: TrainConfig, device: torch.devic
         # with clips of the first data set, a further one without recordings gives single frames
         window = 1 if number and not dataset.sequences else config.window
         clip_index = build_clip_index(dataset, window)
-        yield FrameSet(dataset, clip_index, cache_on_device(dataset, clip_index, device, threads))
+        mask = read_training_mask(config.mask, dataset) if config.mask and number == 0 else None
+        yield FrameSet(dataset, clip_index, cache_on_device(dataset, clip_index, device, threads), mask)
+
+
+def read_training_mask(path: str, dataset: Dataset) -> Mask | None:
+    """Return a mask at the size of a data set's frames; None if it hides nothing."""
+    mask = to_mask(path)
+    if mask is None:
+        return None
+    _, height, width = dataset[0][0].shape
+    mask.check_fits(height, width)
+    return Mask(mask.pixels((height, width), torch.device("cpu")), mask.name)
 
 
 def check_batch(config: TrainConfig, processes: int) -> None:

@@ -16,6 +16,7 @@ from streamseg.engine.runtime import open_exported
 from streamseg.io.images import write_image
 from streamseg.models.bundled import find_weights
 from streamseg.stream.label_frames import step_batch
+from streamseg.stream.together import label_together
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 
@@ -245,7 +246,7 @@ def test_an_int8_file_is_compared_on_pictures_that_it_was_not_calibrated_with(ex
         calibrated.extend(frames)
         shutil.copyfile(exported("still.onnx"), path)
 
-    def compare(model, file, frames):
+    def compare(model, file, frames, mask):
         compared.extend(frames)
         return compare_labels(model, file, frames)
 
@@ -339,3 +340,45 @@ def test_aotinductor_needs_a_compiler(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "which", lambda _: None)
     shown = complaint(monkeypatch, capsys, "export", tmp_path / "a.pt2", "--to", "aotinductor", "--device", "cpu")
     assert "and none was found: install g++." in shown
+
+
+@pytest.mark.parametrize("kind", ["plus", "fanet"])
+def test_a_mask_is_built_into_a_file(network_of, tmp_path, kind):
+    network = network_of(kind)
+    looked_at = torch.ones(SIZE, dtype=torch.bool)
+    looked_at[48:] = False
+    path = tmp_path / "masked.onnx"
+    found = export_model(
+        network, streamseg.CAMVID, path, size=SIZE, confidence=True, video=True, mask=looked_at, window=2
+    )
+    assert found.pixels > MIN_SAME_LABELS
+    assert found.clip > MIN_SAME_LABELS
+    file, frames = open_exported(path), moving(3)
+    ours, theirs = label_all(file, frames, 2), label_all(network, frames, 2, mask=looked_at)
+    assert share_of_equal(ours, theirs) > MIN_SAME_LABELS
+    assert ours[0][48:].eq(255).all()
+    hidden = frames[0].clone()
+    hidden[:, 48:] = 0
+    (labels, same), (state, after) = streamseg.label_frame(file, frames[0]), streamseg.label_frame(file, hidden)
+    assert labels.equal(state)
+    assert same.contexts.equal(after.contexts)
+    with pytest.raises(ValueError, match="looks at all pixels: export it with --mask"):
+        streamseg.label_frame(file, frames[0], mask=looked_at)
+
+
+def test_a_mask_needs_a_size(network, tmp_path):
+    mask = torch.ones(SIZE, dtype=torch.bool)
+    mask[0] = False
+    with pytest.raises(ValueError, match=r"is built in for frames of one size: give their size \(--size\) too"):
+        export_model(network, streamseg.CAMVID, tmp_path / "x.onnx", mask=mask)
+    with pytest.raises(ValueError, match="which are other proportions"):
+        export_model(network, streamseg.CAMVID, tmp_path / "x.onnx", size=(96, 96), mask=mask)
+
+
+def test_files_look_together_like_the_network(exported, network):
+    file, frames = open_exported(exported("any.onnx")), moving(40)
+    pair = (frames[0], frames[-1])
+    ours, states = label_together(file, pair, window=2)
+    theirs, expected = label_together(network, pair, window=2)
+    assert share_of_equal(ours, theirs) > MIN_SAME_LABELS
+    torch.testing.assert_close(states[0].contexts, expected[0].contexts, atol=1e-4, rtol=1e-2)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from streamseg.engine import kernels
 from streamseg.engine.folding import Folder
-from streamseg.engine.kernels import backend, convolution, folder
+from streamseg.engine.kernels import backend, compiling, convolution, folder
 from streamseg.engine.labels import labels_and_confidence_from_scores
 from streamseg.engine.stem import stem_on_squares
 from streamseg.io import yuv
@@ -56,7 +56,7 @@ def test_a_convolution_over_squares_is_the_stem_s(size):
     torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-4)
 
 
-def attention(module, x, keys=32, past=None, scale=None):
+def attention(module, x, keys=32, past=None, scale=None, shares=None):
     """A fast attention module of random weights."""
     channels = x.shape[1]
     weight, out_weight = noise(channels, 2 * keys + channels), noise(channels, channels, seed=1)
@@ -65,7 +65,7 @@ def attention(module, x, keys=32, past=None, scale=None):
     past = torch.zeros(len(x), keys, channels, device=x.device) if past is None else past
     scale = torch.ones(len(x), device=x.device) if scale is None else scale
     context = torch.empty(len(x), keys, 2 * channels, device=x.device)[..., channels:]  # part of a wider tensor
-    total = module.gather_context(x, weight, bias, past, scale, context, keys)
+    total = module.gather_context(x, weight, bias, past, scale, context, keys, shares)
     return (
         total,
         context,
@@ -84,6 +84,25 @@ def test_gather_and_attend_are_fast_attention():
     torch.testing.assert_close(context, own)
     torch.testing.assert_close(total, (own + past) * scale.view(2, 1, 1))
     torch.testing.assert_close(found, expected)
+
+
+def test_the_context_of_a_masked_map_is_that_of_its_other_pixels_alone():
+    x = noise(2, 64, 5, 7)
+    shares = torch.zeros(2, 5, 7)
+    shares[:, 1:4] = 1
+    _, masked, *_ = attention(kernels, x, shares=shares)
+    _, alone, *_ = attention(kernels, x[:, :, 1:4].contiguous(memory_format=torch.channels_last))
+    torch.testing.assert_close(masked, alone)
+    x[:, :, 0], x[:, :, 4] = 7, -7
+    assert attention(kernels, x, shares=shares)[1].equal(masked)
+
+
+def test_weights_of_one_change_no_bit_of_a_context():
+    x = noise(2, 64, 5, 7)
+    for found, expected in zip(
+        attention(kernels, x, shares=torch.ones(2, 5, 7))[:3], attention(kernels, x)[:3], strict=True
+    ):
+        assert found.equal(expected)
 
 
 def test_key_channels_that_tensor_cores_cannot_take_use_pytorch(monkeypatch):
@@ -134,6 +153,7 @@ class Kernels:
         def call(*arguments, **options):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(backend, "use_triton", lambda x: self.use_triton)
+                patch.setattr(compiling, "is_compiled", lambda *_: True)  # now, not in the background
                 return getattr(kernels, name)(*arguments, **options)
 
         return call
@@ -192,6 +212,20 @@ def test_triton_attends(triton, plain, shape):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1, 64, 9, 14), (2, 128, 5, 7), (1, 64, 3, 1)])
+def test_triton_attends_under_a_mask(triton, plain, shape):
+    x = noise(*shape).to(DEVICE, HALF)
+    shares = torch.rand(shape[0], *shape[2:], generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    shares[:, 0] = 0
+    ours, theirs = (attention(module, x, shares=shares)[:3] for module in (triton, plain))
+    for found, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2)
+    whole, ones = (attention(triton, x, shares=given)[:3] for given in (None, torch.ones_like(shares)))
+    for found, expected in zip(ones, whole, strict=True):
+        assert found.equal(expected)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("size", [(40, 70), (41, 33), (64, 300)])
 def test_triton_computes_the_stem(triton, plain, size):
     frame, weight = unfold(plain, frames(2, *size).to(DEVICE), HALF), stem_on_squares(noise(64, 3, 7, 7) / 800)
@@ -202,7 +236,9 @@ def test_triton_computes_the_stem(triton, plain, size):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("plan", [(64, 64, 64, 1), (64, 64, 32, 2), (64, 32, 64, 4), (128, 64, 64, 1)])
+@pytest.mark.parametrize(
+    "plan", [(64, 64, 64, 1), (64, 64, 32, 2), (64, 32, 64, 4), (128, 64, 64, 1), (64, 128, 64, 1, 8, 2)]
+)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_triton_convolves(triton, plain, monkeypatch, plan, stride):
     monkeypatch.setattr(convolution, "plan_blocks", lambda *_: convolution.Plan(*plan))
@@ -309,7 +345,7 @@ def test_triton_compiles_for_two_generations_of_gpus():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    assert ended.stdout.count("KiB") == 30
+    assert ended.stdout.count("KiB") == 36
 
 
 # where compiled kernels are kept

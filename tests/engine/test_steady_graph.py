@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from streamseg.engine.engine import FrameBatch, predict_steadily
-from streamseg.engine.fast import label_on_gpu
-from streamseg.engine.steady_graph import SteadyGraph
+from streamseg.engine.steady_graph import SteadyGraph, label_on_gpu
 from streamseg.engine.steadying import STEADY_HIGH
 
 H, W, SIZE = 16, 32, (64, 128)

@@ -233,3 +233,23 @@ def test_the_gpu_labels_as_the_cpu_does_and_needs_the_memory_of_a_tile(model):
         label_tiled(gpu, random_frame(512, width), tile=(256, 256), margin=128)
         peaks.append(torch.cuda.max_memory_allocated())
     assert peaks[1] < 1.05 * peaks[0]
+
+
+@pytest.mark.parametrize(("network", "size"), [("model", (192, 256)), ("model", (150, 250)), ("plus", (256, 512))])
+def test_the_context_of_masked_tiles_is_that_of_the_masked_frame(request, network, size):
+    network, frame = request.getfixturevalue(network), random_frame(*size)
+    looked_at = torch.ones(size, dtype=torch.bool)
+    looked_at[size[0] // 2 + 7 :] = looked_at[:, :50] = False
+    side = network.tile_grid if size[0] > 200 else 64
+    labels, context = label_tiled(network, frame, tile=(side, side), margin=4 * side, mask=looked_at)
+    with torch.inference_mode():
+        _, whole = network.step(frame[None], mask=looked_at[None].float())
+    for found, expected in zip(context, whole, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-3)
+    assert labels[~looked_at].eq(255).all()
+    assert labels[looked_at].ne(255).all()
+    other = frame.clone()
+    other[:, ~looked_at] = random_frame(*size, seed=1)[:, ~looked_at]
+    again, same = label_tiled(network, other, tile=(side, side), margin=4 * side, mask=looked_at)
+    assert again.equal(labels)
+    assert all(a.equal(b) for a, b in zip(context, same, strict=True))

@@ -11,8 +11,11 @@ import torch
 from clips import make_clip
 from commands import complaint, run
 from PIL import Image
+from preparing import SlowEngine
 
 import streamseg
+from streamseg.engine.engine import EagerEngine
+from streamseg.engine.prepare import PreparingEngine
 from streamseg.evaluate import pipeline_benchmark
 from streamseg.evaluate.pipeline_benchmark import (
     Case,
@@ -21,6 +24,7 @@ from streamseg.evaluate.pipeline_benchmark import (
     check_video,
     describe_queue,
     measure_pipeline,
+    request_batch_sizes,
     run_in_turn,
     run_segment,
     summarise_speed,
@@ -176,6 +180,16 @@ def test_the_queues_of_running_streams_are_sampled():
         samples.take(pipeline, meter)
     assert samples.first_labels == 2.0
     assert samples.fills() == pytest.approx({"decode, network": 2.5 / 3, "network, draw": 0.0})
+
+
+def test_all_batch_sizes_of_the_streams_are_prepared_before_anything_is_timed(model, settings):
+    slow = SlowEngine(model)
+    slow.may_go_on.set()
+    engine = PreparingEngine(EagerEngine(model), slow)
+    request_batch_sizes(replace(settings, model=engine), (48, 64), 6)
+    wait_until_prepared(replace(settings, model=engine))
+    assert slow.asked == [(torch.Size((count, 3, 32, 32)), False, False, False) for count in (1, 2, 4)]
+    request_batch_sizes(settings, (48, 64), 6)  # this one prepares nothing
 
 
 def test_an_engine_that_prepares_itself_in_the_background_is_waited_for(monkeypatch, settings):

@@ -6,10 +6,12 @@ from itertools import pairwise
 import pytest
 import torch
 from make_datasets import make_camvid, make_cityscapes, make_folder, make_snippets, save_frame, save_ids
+from PIL import Image
 
 import streamseg
 from streamseg.data.datasets import ade20k, camvid, cityscapes, folder
 from streamseg.evaluate.images import evaluate, evaluation_to_json
+from streamseg.evaluate.lag import Lag, LagTally
 from streamseg.evaluate.metrics import confusion_matrix
 from streamseg.evaluate.video import (
     VideoEvaluation,
@@ -20,8 +22,9 @@ from streamseg.evaluate.video import (
 )
 from streamseg.io.images import read_image
 from streamseg.models.baselines import BASELINES
+from streamseg.models.video.copying import copying
 from streamseg.stream.label_frames import label_frame, label_frames
-from streamseg.stream.state import FadingInTime
+from streamseg.stream.state import FadingInTime, LastFrames
 
 SMALL = (32, 48)
 
@@ -187,8 +190,56 @@ def test_nothing_is_decoded_while_a_frame_is_timed(model, tmp_path, monkeypatch)
     dataset = replace(make_val(tmp_path, 20), read_image=read)
     monkeypatch.setattr("streamseg.evaluate.video.label_frame", label)
     evaluate_video(model, dataset, 2, threads=2)
-    # three before the first, which are not timed
-    assert counts == [0] * (20 + 3)
+    # three before the first, and each frame alone after it, which are not timed
+    assert counts == [0] * (3 + 2 * 20)
+
+
+def make_changing(data, frames=12):
+    """Return a val split whose true labels change once, in the fourth frame: the upper half to Road."""
+    names = [f"0016E5_{7959 + 2 * i:05}" for i in range(frames)]
+    dataset = camvid(make_camvid(data, "val", names, size=SMALL), "val")
+    for i, name in enumerate(names):
+        labels = torch.full(SMALL, 1, dtype=torch.uint8)
+        if i >= 3:
+            labels[: SMALL[0] // 2] = 3
+        Image.fromarray(labels.numpy()).save(data / f"valannot/{name}.png")
+    return dataset
+
+
+@pytest.mark.parametrize("window", [1, 3, LastFrames(1, steady=2.0), FadingInTime(0.2)])
+def test_the_lag_is_that_of_the_stream_less_that_of_single_frames(model, tmp_path, window):
+    dataset = make_changing(tmp_path)
+    found = evaluate_video(model, dataset, window)
+    expected = LagTally(torch.device("cpu"))
+    labels, predicted = labels_in_order(model, dataset, range(12), window)
+    for i in range(12):
+        alone, _ = label_frame(model, dataset[i][0])
+        expected.add(labels[i], predicted[i], alone, first=i == 0)
+    assert vars(found.lag) == pytest.approx(vars(expected.result()), nan_ok=True)
+    assert found.lag.changes == SMALL[0] * SMALL[1] // 2
+    if window == 1:
+        assert not found.lag.added_p90 > 0  # it may be NaN, where random weights miss all
+
+
+def test_a_video_method_is_compared_with_its_key_frames(tmp_path):
+    torch.manual_seed(0)
+    method, dataset = copying(BASELINES["swiftnet18"](11), 4).eval(), make_changing(tmp_path)
+    found = evaluate_video(method, dataset, 1)
+    assert found.lag.changes == SMALL[0] * SMALL[1] // 2
+    expected = LagTally(torch.device("cpu"))
+    state = None
+    for i in range(12):
+        frame, labels = dataset[i]
+        logits, state = method.step(frame[None], state)
+        expected.add(labels, logits.argmax(1)[0], method(frame[None]).argmax(1)[0], first=i == 0)
+    assert vars(found.lag) == pytest.approx(vars(expected.result()), nan_ok=True)
+
+
+def test_sequences_too_short_or_with_few_labels_have_no_lag(model, tmp_path):
+    assert evaluate_video(model, make_val(tmp_path / "a", 8), 1).lag is None
+    assert evaluate_video(model, make_val(tmp_path / "b", 9), 1).lag.changes == 0
+    dataset = cityscapes(make_snippets(make_cityscapes(tmp_path / "c", SMALL), SMALL), "val")
+    assert evaluate_video(streamseg.fanet18().eval(), dataset, 10).lag is None
 
 
 VIDEO = VideoEvaluation(
@@ -246,6 +297,15 @@ def test_a_formatted_evaluation_of_sequences_ends_with_its_times():
         "",
         "Avg RT 14.0 ms, MaxLatency 17.2 ms a frame on an abacus",
     ]
+
+
+def test_the_lag_is_told_below_the_times_and_in_json():
+    late = replace(VIDEO, lag=Lag(1234, 1.0, 3.0, 5.0, 0.0, 1.0, 0.25))
+    assert format_video_evaluation(late).splitlines()[-2:] == [
+        "Lag after 1,234 changes of a pixel's true label: median 1, p90 3 frames (5.0 % not within 8)",
+        "more than frame by frame: median 0, p90 1, mean 0.25 frames",
+    ]
+    assert video_evaluation_to_json(late)["lag"]["added_p90"] == 1
 
 
 def test_the_plots_of_sequences_show_the_evaluated_labels(model, tmp_path, monkeypatch):

@@ -51,7 +51,7 @@ def notes():
 
 @pytest.fixture
 def sender(peer, notes):
-    return LiveSender("cam", "rtsp://host/x", peer.connect, room=2, noun="frame", notify=notes.append)
+    return LiveSender("cam", "rtsp://host/x", peer.connect, capacity=2, noun="frame", notify=notes.append)
 
 
 def test_all_that_waits_is_sent_at_the_end(peer, sender, notes):
@@ -144,7 +144,7 @@ def test_after_an_abort_no_connection_is_opened_or_kept(peer, notes):
         assert released.wait(PATIENCE)
         return peer.connect(item)
 
-    sender = LiveSender("cam", "rtsp://host/x", connect, room=2, noun="frame", notify=notes.append)
+    sender = LiveSender("cam", "rtsp://host/x", connect, capacity=2, noun="frame", notify=notes.append)
     sender.put(0)
     assert connecting.wait(PATIENCE)
     sender.abort()
@@ -167,7 +167,9 @@ def test_an_aborted_send_is_not_tried_again(peer, sender):
 
 def test_a_hint_follows_the_first_failure_only(peer, notes):
     peer.refuses = True
-    sender = LiveSender("cam", "x", peer.connect, room=2, noun="frame", notify=notes.append, hint="Name it with -o.")
+    sender = LiveSender(
+        "cam", "x", peer.connect, capacity=2, noun="frame", notify=notes.append, hint="Name it with -o."
+    )
     sender.put(0)
     until(lambda: peer.attempts > 2)
     sender.abort()

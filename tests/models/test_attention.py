@@ -150,3 +150,59 @@ def test_a_module_costs_what_the_paper_prints(channels, softmax, fast):
     shape = (1, channels, 128, 256)
     assert count_macs(SelfAttention(channels), shape) / 1e9 == pytest.approx(softmax, rel=0.002)
     assert count_macs(FastAttention(channels), shape) / 1e9 == pytest.approx(fast, rel=0.002)
+
+
+# masks and cameras that look together: both are sums over pixels
+
+
+ATTENDING = [FastAttention, DotAttention]
+
+
+def pixel_maps(height=6, width=9, batch=2):
+    return torch.randn(batch, 16, height, width, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("attention", ATTENDING)
+def test_a_mask_of_ones_changes_no_bit(attention):
+    module, x = attention(16, 8).eval(), pixel_maps()
+    for found, expected in zip(module(x, pixels=torch.ones(2, 6, 9)), module(x), strict=True):
+        assert found.equal(expected)
+
+
+@pytest.mark.parametrize("attention", ATTENDING)
+def test_the_context_under_a_mask_is_that_of_the_other_pixels_alone(attention):
+    module, x = attention(16, 8).eval(), pixel_maps()
+    looked_at = torch.rand(6, 9, generator=torch.Generator().manual_seed(4)) < 0.6
+    alone = x[:, :, looked_at][:, :, None]  # (B, C, 1, N)
+    pixels = looked_at.float().expand(2, -1, -1)
+    torch.testing.assert_close(module.compute_context(x, pixels), module.compute_context(alone))
+    attended, _ = module(x, pixels=pixels)
+    torch.testing.assert_close(attended[:, :, looked_at], module(alone)[0][:, :, 0])
+
+
+@pytest.mark.parametrize("attention", ATTENDING)
+def test_what_is_masked_cannot_change_the_context(attention):
+    module, x = attention(16, 8).eval(), pixel_maps()
+    pixels = torch.ones(2, 6, 9)
+    pixels[:, 4:] = 0
+    before = module.compute_context(x, pixels)
+    x[:, :, 4:] = 100 * torch.randn(2, 16, 2, 9)
+    assert module.compute_context(x, pixels).equal(before)
+
+
+def test_a_weight_of_half_counts_half():
+    module, x = FastAttention(16, 8).eval(), pixel_maps(2, 1, 1)
+    pixels = torch.tensor([[[1.0], [0.5]]])
+    first, second = module.compute_context(x[:, :, :1]), module.compute_context(x[:, :, 1:])
+    torch.testing.assert_close(module.compute_context(x, pixels), (first + 0.5 * second) / 1.5)
+
+
+@pytest.mark.parametrize("attention", [SelfAttention, ChannelAttention])
+def test_the_other_attentions_attend_to_the_other_pixels_alone(attention):
+    module, x = attention(16, 8).eval(), pixel_maps()
+    if attention is ChannelAttention:
+        torch.nn.init.ones_(module.share)
+    pixels = torch.ones(2, 6, 9)
+    pixels[:, 4:] = 0
+    attended, _ = module(x, pixels=pixels)
+    torch.testing.assert_close(attended[:, :, :4], module(x[:, :, :4])[0])

@@ -43,17 +43,25 @@ def test_a_file_of_that_name_comes_first_but_not_a_folder(two, tmp_path):
     assert find_weights("road") == two["road"].file
     (tmp_path / "street").touch()
     assert find_weights("street") == Path("street")
-    assert [is_bundled(given) for given in (None, "road", "street", "a.onnx")] == [True, True, False, False]
+    assert [is_bundled(given) for given in (None, "road", "street", "a.onnx", "hf:me/road")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_a_misspelt_name_gets_a_suggestion(two, tmp_path):
     with pytest.raises(FileNotFoundError) as error:
         find_weights("steet")
     assert (
-        str(error.value) == "No weights are called 'steet': did you mean 'street'? Known: street, road; or give a file."
+        str(error.value)
+        == "No weights are called 'steet': did you mean 'street'? Known: street, road; or give a file, or hf:USER/NAME."
     )
     with pytest.raises(
-        FileNotFoundError, match=r"^No weights are called 'xyz': known are street, road; or give a file\.$"
+        FileNotFoundError,
+        match=r"^No weights are called 'xyz': known are street, road; or give a file, or hf:USER/NAME\.$",
     ):
         streamseg.load("xyz")
     (tmp_path / "folder").mkdir()

@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 import streamseg
-from streamseg.regions.events import Switch, ZoneMonitor
+from streamseg.regions.events import Event, Reading, Switch, ZoneMonitor, event_to_json, reading_to_json
 from streamseg.regions.zones import Lane, Zone, read_zones
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "zones"
@@ -114,3 +114,29 @@ def test_the_examples_watch_classes_of_the_bundled_weights(path):
 def test_an_unknown_class_is_refused():
     with pytest.raises(ValueError, match="Zone 'left': No class is called 'cat'; there are road, car, person."):
         ZoneMonitor([Zone("left", LEFT, ("cat",))], CLASSES)
+
+
+def test_events_and_readings_as_json_have_no_empty_entries():
+    line = event_to_json(Event("left", "enter", 1.23456, "car", 0.5), "door", "door", 7)
+    assert line.pop("time")
+    assert [*line.values()] == ["enter", "left", "car", "door", "door", 7, 1.2346, 0.5]
+    assert reading_to_json(Reading("left", {"car": 0.123456}, ("car",))) == {
+        "zone": "left",
+        "active": ["car"],
+        "shares": {"car": 0.1235},
+    }
+    lane = reading_to_json(Reading("lane", {}, (), 14, 20.123))
+    assert lane == {"zone": "lane", "active": [], "pixels": 14, "metres": 20.12}
+
+
+def test_what_a_mask_hides_counts_neither_in_a_zone_nor_on_a_lane():
+    monitor = ZoneMonitor([Zone("left", LEFT, ("car",))], CLASSES)
+    labels = frame(0.25)
+    labels[10:] = 255  # half of the zone
+    assert monitor.update(labels, 0.0)[0][0].shares == {"car": pytest.approx(0.5)}
+    labels[:] = 255
+    assert monitor.update(labels, 0.1)[0][0].shares == {"car": 0.0}
+    lane = ZoneMonitor([Lane("lane", LEFT, ("road",))], CLASSES)
+    labels = frame(0.25)
+    labels[16:] = 255  # the bonnet
+    assert lane.update(labels, 0.0)[0][0].pixels == 15

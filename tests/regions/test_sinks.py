@@ -115,7 +115,7 @@ def test_a_webhook_that_is_not_there_is_one_sentence(monkeypatch):
 def test_a_webhook_that_hangs_holds_nobody_up_and_drops_what_is_too_much(monkeypatch):
     monkeypatch.setattr(sinks, "DRAIN_SECONDS", 0.05)
     asked, gate = threading.Event(), threading.Event()
-    hook = Webhook("http://127.0.0.1:1/", room=3)
+    hook = Webhook("http://127.0.0.1:1/", capacity=3)
 
     def hang(*_, **__):
         asked.set()

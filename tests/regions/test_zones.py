@@ -4,7 +4,7 @@ import re
 import numpy
 import pytest
 
-from streamseg.regions.zones import Lane, Zone, cross, fit_area, ground_of_image, read_zones
+from streamseg.regions.zones import Lane, Zone, cross, fit_area, ground_of_image, parse_zones, read_zones, zones_to_json
 
 SQUARE = ((0.25, 0.25), (0.75, 0.25), (0.75, 0.75), (0.25, 0.75))
 TABLE = {"name": "door", "points": [list(point) for point in SQUARE], "classes": ["Car"]}
@@ -26,6 +26,14 @@ def test_toml_and_json_give_the_same_zones(tmp_path):
         Zone("door", SQUARE, ("Car",), share=0.5),
         Lane("lane", tuple(map(tuple, CORNERS)), ("Road",)),
     ]
+
+
+def test_zones_as_json_are_the_same_zones_without_defaults():
+    content = {"zone": [TABLE | {"share": 0.5}], "lane": [LANE | {"image": CORNERS, "ground": METRES}]}
+    areas = parse_zones(content | {"zone": [TABLE | {"share": 0.5, "debounce": 0.5}]}, "it")
+    assert json.loads(json.dumps(zones_to_json(areas))) == content
+    assert parse_zones(json.loads(json.dumps(zones_to_json(areas))), "it") == areas
+    assert zones_to_json([]) == {}
 
 
 @pytest.mark.parametrize(

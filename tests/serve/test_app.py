@@ -39,8 +39,9 @@ def test_the_page_loads_nothing_from_other_servers(running):
 
 def test_openapi_lists_the_addresses_for_programs(running):
     paths = running.ask("/openapi.json").json["paths"]
-    streams = {"/streams", "/streams/{name}.mjpeg"}
-    assert {*paths} == {"/segment", "/healthz", "/metrics", "/info", "/browser", "/model.onnx"} | streams
+    streams = {"/streams", "/streams/{name}.jpg", "/streams/{name}.mjpeg", "/streams/{name}/zones"}
+    saved = {"/zones", "/zones/{name}", "/data/{name}"}
+    assert {*paths} == {"/segment", "/healthz", "/metrics", "/info", "/browser", "/model.onnx"} | streams | saved
     assert {*paths["/segment"]["post"]["responses"]} >= {"200", "400", "401", "406", "408", "413", "415", "503"}
 
 
@@ -49,6 +50,7 @@ def test_info_names_the_classes_and_the_samples(running):
     assert info["classes"][1] == {"name": "Building", "colour": "#800000"}
     assert info["drawn"][1] == "#800000"
     assert running.ask(f"/samples/{info['samples'][0]}").headers["content-type"] == "image/jpeg"
+    assert (info["sources"], info["saves"]) == ([], False)
 
 
 def test_a_running_server_is_healthy(running):

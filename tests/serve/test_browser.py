@@ -75,7 +75,10 @@ def test_a_checkpoint_is_exported_for_browsers_once(library, exported, monkeypat
     (library / "broken").unlink()
     for _ in range(2):
         with run_server(weights=weights) as running:
-            assert running.ask(f"/{running.ask('/browser').json['model']}").body == exported("any.onnx").read_bytes()
+            address = f"/{running.ask('/browser').json['model']}"
+            assert running.ask(address).body == exported("any.onnx").read_bytes()
+    with run_server(weights=weights) as another_replica:
+        assert another_replica.ask(address).body == exported("any.onnx").read_bytes()
     calls = (library / "calls").read_text().splitlines()
     assert len(calls) == 2
     assert re.fullmatch(rf"-m streamseg export {weights} {library}/cache/streamseg/\w+\.onnx --video", calls[0])

@@ -1,4 +1,4 @@
-from streamseg.serve.counters import Counter, Gauge, PrometheusHistogram, format_metrics
+from streamseg.serve.counters import Counter, Gauge, PrometheusHistogram, format_metrics, merge_metrics
 
 
 def test_all_that_is_counted_is_in_the_format_of_prometheus():
@@ -36,3 +36,24 @@ def test_the_numbers_of_a_stream_are_forgotten_when_it_is_closed():
     frames.add(0.5, stream="1", answer="rejected")
     frames.forget(stream="1")
     assert list(frames.lines())[2:] == ['frames_total{stream="2",answer="labelled"} 2']
+
+
+def test_the_metrics_of_replicas_have_their_names_and_each_comment_once():
+    lines = []
+    for count in (2, 5):
+        asked, waiting = Counter("asked_total", "What was asked."), Gauge("waiting", "What waits.", lambda: 1)
+        asked.add(count, path="/a", status="200")
+        lines.append([[*asked.lines()], [*waiting.lines()]])
+    # one that has been asked nothing yet
+    lines.append([[*Counter("asked_total", "What was asked.").lines()], lines[0][1]])
+    assert merge_metrics(dict(zip(("x1", "y2", "z3"), lines, strict=True))).splitlines() == [
+        "# HELP asked_total What was asked.",
+        "# TYPE asked_total counter",
+        'asked_total{replica="x1",path="/a",status="200"} 2',
+        'asked_total{replica="y2",path="/a",status="200"} 5',
+        "# HELP waiting What waits.",
+        "# TYPE waiting gauge",
+        'waiting{replica="x1"} 1',
+        'waiting{replica="y2"} 1',
+        'waiting{replica="z3"} 1',
+    ]

@@ -1,7 +1,6 @@
 import base64
 import hashlib
 import io
-import shutil
 import tarfile
 from functools import partial
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from browsing import browser as browser, download, pixels, wait_for_labels
 from exports import exported as exported, moving, small
 from PIL import Image
 from servers import Files, serve_http
@@ -76,21 +76,6 @@ def test_a_library_that_cannot_be_downloaded_is_one_sentence(registry, monkeypat
 # the page in a browser
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """Debian's Chromium."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
-    )
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("chromium is not installed: apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
 @pytest.fixture
 def visited(browser, exported):
     """A server with a token, and its page: it sends no request to other servers, and no error occurs in it."""
@@ -124,33 +109,12 @@ def give_token(tab, token):
     tab.keyboard.press("Enter")
 
 
-def pixels(tab):
-    """The picture on the page, (H, W, 3)."""
-    data = tab.locator("#view").evaluate("canvas => canvas.toDataURL()").partition(",")[2]
-    return numpy.array(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"))
-
-
 def handle(tab):
     """Where the handle of the slider begins and ends, in pixels from the left of the picture."""
     style = tab.locator("#frame").evaluate(
         "frame => (({ left, width }) => [left, width].map(parseFloat))(getComputedStyle(frame, '::after'))"
     )
     return style[0], sum(style)
-
-
-def download(tab, button, folder):
-    with tab.expect_download() as found:
-        tab.click(button)
-    path = folder / found.value.suggested_filename
-    found.value.save_as(path)
-    return path
-
-
-def wait_for_labels(tab, where):
-    """Wait until a picture is labelled, on the server or in this browser."""
-    tab.wait_for_selector(f"#where:text('{where}')")
-    tab.wait_for_selector("#message:empty", state="attached")
-    tab.wait_for_selector("#save-labels:enabled")
 
 
 @pytest.mark.slow

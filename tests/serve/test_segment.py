@@ -7,13 +7,14 @@ import pytest
 import torch
 from exports import SIZE
 from PIL import Image
-from serving import FRAME, PICTURE, read_labels, running as running, to_png
+from serving import FRAME, PICTURE, read_labels, run_server, running as running, to_png
 from waiting import PATIENCE
 from websockets.sync.client import connect
 
 import streamseg
 from streamseg.draw import overlay
 from streamseg.io.images import to_frame
+from streamseg.io.masks import Mask
 from streamseg.serve.gate import RequestError, ServedModel
 from streamseg.serve.segment import choose_media_type, encode_answer
 from streamseg.stream.label_frames import label_frame
@@ -117,3 +118,18 @@ def test_overlays_have_the_colours_to_draw_and_label_files_the_data_sets_own():
         colours[media_type] = picture.convert("RGB").getpixel((8, 8))
     assert colours["image/png"] == streamseg.CAMVID.colours[3]
     assert colours["image/jpeg"] == pytest.approx(drawn.colours[3], abs=6)
+
+
+def test_what_a_mask_hides_has_no_class_and_no_share():
+    looked_at = torch.ones(SIZE, dtype=torch.bool)
+    looked_at[40:] = False
+    with run_server(mask=Mask(looked_at)) as running:
+        expected, _ = label_frame(running.engine.engine, FRAME, mask=looked_at)
+        labels = read_labels(running.ask("/segment", PICTURE).body)
+        assert labels.equal(expected)
+        assert labels[40:].eq(255).all()
+        shares = running.ask("/segment", PICTURE, Accept="application/json").json["classes"]
+        assert sum(entry["share"] for entry in shares) == pytest.approx(1, abs=1e-4)
+        answer = running.ask("/segment", to_png(torch.zeros(3, 64, 64, dtype=torch.uint8)))
+        assert answer.status == 400
+        assert "which are other proportions" in answer.json["error"]

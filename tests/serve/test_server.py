@@ -118,6 +118,9 @@ def test_the_command_serves_until_a_signal(model, tmp_path):
 
 def test_options_that_cannot_be_served_are_one_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    zone = '[[zone]]\nname = "z"\nclasses = ["%s"]\npoints = %s\n'
+    (tmp_path / "cross.toml").write_text(zone % ("Car", "[[0, 0], [1, 1], [1, 0], [0, 1]]"))
+    (tmp_path / "foreign.toml").write_text(zone % ("Submarine", "[[0, 0], [1, 1], [1, 0]]"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         sentence = complaint(monkeypatch, capsys, "serve", "--port", port)
@@ -131,6 +134,11 @@ def test_options_that_cannot_be_served_are_one_sentence(tmp_path, monkeypatch, c
         (("--window", "0"), "window is 0; expected"),
         (("--seconds", "0"), "seconds is 0.0; expected a number above 0."),
         (("nowhere.safetensors",), "No weights at nowhere.safetensors"),
+        (("--zones", "none.toml"), "No file of zones at none.toml: check the path."),
+        (("--events", "events.jsonl"), "--events reports what happens in zones: give a file of them with --zones."),
+        (("--zones", "cross.toml"), "cross.toml: Zone 'z' crosses itself, between its points 1 and 3"),
+        (("--zones", "foreign.toml"), "Zone 'z': No class is called 'Submarine'; there are "),
+        (("--save", "none"), "No folder none to save into: create it first."),
     ):
         port = () if "--port" in arguments else ("--port", "0")
         assert sentence in complaint(monkeypatch, capsys, "serve", *arguments, *port)

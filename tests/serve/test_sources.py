@@ -11,7 +11,7 @@ from source_files import shade
 from waiting import PATIENCE, until
 
 from streamseg.io import sources as kinds
-from streamseg.serve import sources
+from streamseg.serve import ServedZones, sources
 from streamseg.serve.gate import Limits
 from streamseg.serve.sources import parse_sources
 
@@ -84,7 +84,12 @@ def test_whatever_a_source_raises_it_is_opened_again(monkeypatch):
 
 def test_an_answer_that_is_late_is_cancelled(monkeypatch):
     answer = Future()
-    gate = SimpleNamespace(limits=Limits(seconds=0.01), batcher=SimpleNamespace(submit=lambda frame, state: answer))
+    gate = SimpleNamespace(
+        limits=Limits(seconds=0.01),
+        batcher=SimpleNamespace(submit=lambda frame, state: answer),
+        zones=ServedZones(),
+        served=SimpleNamespace(classes=None),
+    )
     source = sources.ServedSource("cam", "0", gate, dropped=None)
     frames = iter([SimpleNamespace(frame=None), None])
     monkeypatch.setattr(source, "next_frame", lambda: next(frames))

@@ -1,17 +1,14 @@
 import base64
-import io
 import json
 import socket
 import zlib
-from http.client import HTTPConnection
 from pathlib import Path
 
 import av
 import numpy
 import pytest
 from clips import make_clip
-from PIL import Image
-from serving import run_server
+from serving import leave, next_picture, open_view, run_server
 from waiting import PATIENCE, until
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
@@ -30,30 +27,6 @@ def watching(clip):
     with run_server(sources={"road": clip}) as server:
         until(lambda: not server.gate.sources["road"].problem)
         yield server
-
-
-def open_view(server, name="road", query=""):
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
-    connection.request("GET", f"/streams/{name}.mjpeg{query}")
-    return connection, connection.getresponse()
-
-
-def next_picture(response):
-    """Read a part of an MJPEG stream."""
-    assert response.readline() == b"--frame\r\n"
-    head = {}
-    while (line := response.readline().strip()) != b"":
-        name, _, value = line.decode().partition(": ")
-        head[name] = value
-    assert head["Content-Type"] == "image/jpeg"
-    data = response.read(int(head["Content-Length"]))
-    assert response.readline() == b"\r\n"
-    return Image.open(io.BytesIO(data))
-
-
-def leave(connection, response):
-    response.close()
-    connection.close()
 
 
 def test_a_viewer_gets_picture_after_picture(watching):

@@ -1,25 +1,15 @@
 import json
-import zlib
 
 import hostile
 import pytest
-import torch
 from exports import moving
-from serving import WINDOW, run_server, running as running, to_png
+from serving import WINDOW, label_next, run_server, running as running
 from waiting import PATIENCE, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from streamseg.serve import Limits
 from streamseg.stream.label_frames import label_frame, label_frames
-
-
-def label_next(client, frame):
-    """Send a frame to a stream, and return its labels."""
-    client.send(to_png(frame))
-    answer = json.loads(client.recv(PATIENCE))
-    data = zlib.decompress(client.recv(PATIENCE))
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(answer["height"], answer["width"])
 
 
 def test_each_stream_has_its_own_state(running):

@@ -1,7 +1,7 @@
 from pipelines import shade
 
 import streamseg
-from streamseg.io.images import render_legend
+from streamseg.io.captions import render_legend
 from streamseg.stream.legend import LegendCache
 
 

@@ -232,7 +232,7 @@ def test_times_of_the_eager_engine_do_not_mislead_the_deadline(preparing, priced
     fast_seconds = 1e-6 * 192 * 320
 
     def price(model, images, *rest, **options):
-        ready = (images.shape, False) in slow.ready
+        ready = (images.shape, False, False, False) in slow.ready
         priced.price = 1e-6 if ready else 50e-6
         eager.append(not ready)
         return step(model, images, *rest, **options)
@@ -254,7 +254,7 @@ def test_times_of_the_eager_engine_do_not_mislead_the_deadline(preparing, priced
     assert done.outcome.late >= 36
     assert not any(eager[-20:])
     # the sizes that may be needed, one after the other
-    assert [tuple(shape[2:]) for shape, _ in slow.asked] == [scale_size(FULL, x) for x in SCALES[: len(slow.asked)]]
+    assert [tuple(shape[2:]) for shape, *_ in slow.asked] == [scale_size(FULL, x) for x in SCALES[: len(slow.asked)]]
 
 
 def test_the_smallest_size_is_that_of_the_fewest_pixels(model, priced):
@@ -368,7 +368,7 @@ def test_frames_of_different_sizes_share_a_batch_if_their_network_input_is_one_s
 
 @pytest.mark.parametrize(("waiting", "sizes"), [(1, [1]), (7, [4, 2, 1]), (19, [16, 2, 1])])
 def test_on_a_gpu_batches_are_powers_of_two(waiting, sizes):
-    settings, group = SimpleNamespace(size=None, tiled=False), ThreadGroup()
+    settings, group = SimpleNamespace(size=None, tiled=False, together=False), ThreadGroup()
     deadline = SimpleNamespace(seconds=None, scale=1.0)
     shared = SimpleNamespace(device=torch.device("cuda"), deadline=deadline, live=False, settings=settings, group=group)
     streams = []
@@ -401,3 +401,39 @@ def test_work_after_the_labels_is_done_when_they_are_out(monkeypatch):
     done = run(method, Clip(noise(1, 3)))
     assert done.outcome.frames == 3
     assert events == ["labels", "labels", "finish", "labels", "finish"]
+
+
+def test_cameras_that_look_together_wait_for_each_other_but_not_for_a_silent_one():
+    group, now = ThreadGroup(), time.monotonic()
+    settings = SimpleNamespace(size=None, tiled=False, together=True)
+    shared = SimpleNamespace(
+        device=torch.device("cpu"),
+        deadline=SimpleNamespace(seconds=None, scale=1.0),
+        live=True,
+        settings=settings,
+        group=group,
+    )
+    streams = [
+        SimpleNamespace(
+            inbox=BoundedQueue(group, 1),
+            labelled=BoundedQueue(group, 1),
+            size=(32, 48),
+            last_batch=-1,
+            last_capture=now,
+            source=SimpleNamespace(live=live),
+        )
+        for live in (True, True, False)
+    ]
+    front, rear, file = streams
+    thread = network_thread.NetworkThread(None, streams, shared)
+    for stream in (front, file):
+        stream.inbox.put(SimpleNamespace(stream=stream, frame=shade(0)))
+    assert not thread.can_continue()  # the rear has sent a frame a moment ago
+    rear.last_capture = now - 2 * network_thread.ABSENT_SECONDS
+    assert thread.can_continue()
+    assert {job.stream.source.live for job in next(thread.batches())} == {True, False}
+    front.inbox.put(SimpleNamespace(stream=front, frame=shade(1)))
+    file.last_capture = now - 2 * network_thread.ABSENT_SECONDS
+    assert not thread.can_continue()  # a file comes as fast as it can be read
+    file.inbox.close()
+    assert thread.can_continue()

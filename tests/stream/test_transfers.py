@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from streamseg.engine import kernels
 from streamseg.io.yuv import BT709, to_rgb, to_yuv
 from streamseg.stream.transfers import download, upload
 
@@ -33,7 +34,9 @@ def test_a_gpu_receives_and_returns_the_same_pixels(size):
     device, frame = torch.device("cuda"), noise(3, *size)
     planes = to_yuv(frame, BT709)
     assert upload(frame, device).cpu().equal(frame)
-    assert (upload(planes, device).cpu().int() - to_rgb(planes).int()).abs().max() <= 1
+    for _ in range(2):  # by PyTorch, then by the kernel
+        assert (upload(planes, device).cpu().int() - to_rgb(planes).int()).abs().max() <= 1
+        kernels.wait_until_compiled()
     back, first = download(upload(frame, device), upload(frame, device)[0])
     assert back.equal(frame)
     assert first.equal(frame[0])

@@ -5,6 +5,7 @@ import torch
 from make_datasets import comma10k_names, make_comma10k, names_of
 
 from streamseg.data.datasets import camvid, comma10k, folder
+from streamseg.io.masks import Mask
 from streamseg.train import feed
 from streamseg.train.config import TrainConfig
 from streamseg.train.feed import (
@@ -169,3 +170,44 @@ def test_the_parts_of_a_batch_add_up_to_the_batch(toy):
     assert torch.cat([part.images for part in parts]).equal(batch.images)
     assert torch.cat([part.motion for part in parts]).equal(batch.motion)
     assert parts[0].past is None
+
+
+@pytest.mark.parametrize("classmix", [0.0, 1.0])
+def test_what_a_mask_hides_is_grey_without_a_label_and_masked_in_every_batch(toy, classmix):
+    config = replace(TINY, batch=4, iterations=5, classmix=classmix, light=1.0)
+    looked_at = torch.ones(64, 96, dtype=torch.bool)
+    looked_at[40:] = False
+    seen = 0
+    sets = [frame_set._replace(mask=Mask(looked_at)) for frame_set in frame_sets(folder(toy, "train"))]
+    for one, other in zip(*(batches([frame_set], config, 0, (0, 1), CPU, 2) for frame_set in sets), strict=True):
+        hidden = one.mask == 0
+        seen += int(hidden.sum())
+        assert one.labels[hidden].eq(255).all()
+        assert one.images.movedim(1, -1)[hidden].eq(114).all()
+        assert one.mask.equal(other.mask)
+        assert one.images.equal(other.images)
+        first, second = one.parts(2)
+        assert torch.cat([first.mask, second.mask]).equal(one.mask)
+    assert seen
+
+
+def test_only_the_first_data_set_has_the_mask_and_without_one_batches_have_none(toy):
+    dataset = folder(toy, "train")
+    looked_at = torch.zeros(64, 96, dtype=torch.bool)
+    looked_at[:40] = True
+    first, second = frame_sets(dataset)
+    config = replace(TINY, batch=4, iterations=2, with_dataset="folder", with_share=0.5)
+    for batch in batches([first._replace(mask=Mask(looked_at)), second], config, 0, (0, 1), CPU, 2):
+        assert 0 < batch.mask.flatten(1).amin(dim=1).sum() < 4
+    assert next(batches([first], TINY, 0, (0, 1), CPU, 2)).mask is None
+
+
+def test_class_weights_leave_out_what_a_mask_hides(toy):
+    dataset = folder(toy, "train")
+    cached, streamed = frame_sets(dataset)
+    looked_at = torch.ones(64, 96, dtype=torch.bool)
+    looked_at[:32] = False
+    whole = weight_classes(dataset, cached.cached, TINY, 2)
+    part = weight_classes(dataset, cached.cached, TINY, 2, 0, Mask(looked_at))
+    assert not part.equal(whole)
+    assert part.equal(weight_classes(dataset, streamed.cached, TINY, 2, 0, Mask(looked_at)))

@@ -13,6 +13,7 @@ from runs import CPU, FANET, TINY, entries, run
 from torch import nn
 
 import streamseg
+import streamseg.cli
 from streamseg.data.datasets import folder
 from streamseg.models.baselines import BASELINES
 from streamseg.models.checkpoint import Description
@@ -250,3 +251,19 @@ def test_a_flow_network_that_is_not_trained_must_be_given(drive, tmp_path):
     with pytest.raises(ValueError, match="^grfp-swiftnet18 does not train its flow network: give a trained one"):
         run(drive, tmp_path / "out", config, initial=str(tmp_path / "backbone.safetensors"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_network_is_compiled_on_a_gpu_unless_the_run_is_to_be_eager(eager, toy, tmp_path, monkeypatch):
+    asked = []
+
+    def train(*_, compiled, **__):
+        asked.append(compiled)
+        raise loop.TrainingStopped(15)
+
+    monkeypatch.setattr(loop, "train", train)
+    monkeypatch.setattr("streamseg.cli.training.pick_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("streamseg.engine.kernels.VERSION", "any")
+    command = ["train", "folder-18", "--data", str(toy), "--out", str(tmp_path / "run"), *(["--eager"] * eager)]
+    assert streamseg.cli.run(command) == 128 + 15
+    assert asked == [not eager]

@@ -6,9 +6,10 @@ import streamseg
 from streamseg.classes import IGNORE
 from streamseg.data.augment import augment, sample_params
 from streamseg.data.datasets import folder
-from streamseg.models.baselines import BASELINES
+from streamseg.models.baselines import BASELINES, swiftnet18
+from streamseg.models.video.copying import copying
 from streamseg.train.label_sets import make_label_sets
-from streamseg.train.loss_module import LossModule, move_camera_back
+from streamseg.train.loss_module import LossModule, move_camera_back, sum_contexts
 from streamseg.train.losses import iou_loss, soft_iou_counts
 
 
@@ -136,3 +137,41 @@ def test_moved_clips_show_the_frame_from_where_a_steady_camera_was():
     frames = move_camera_back(images, moving, 2)
     torch.testing.assert_close(frames[:, 0, :, :, :-2], images[..., 2:], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(frames[:, 1, :, :, :-4], images[..., 4:], rtol=1e-3, atol=1e-3)
+
+
+def test_a_video_method_is_trained_at_all_distances_and_at_0_on_the_frame_itself():
+    method = copying(swiftnet18(4))
+    images, labels = torch.rand(2, 3, 64, 96), torch.zeros(2, 64, 96, dtype=torch.int64)
+    module = LossModule(method, torch.ones(4))
+    past = torch.stack([images + step for step in (1, 2, 3)], dim=1)
+    clips = []
+
+    def outputs(clip):
+        clips.append(clip)
+        return torch.zeros(2, 4, 64, 96), None
+
+    method.clip_outputs = outputs
+    for seed in range(40):
+        torch.manual_seed(seed)
+        module(images, labels, past)
+    module(images, labels)
+    steps_back = [[round((frame - images).mean().item()) for frame in clip] for clip in clips]
+    assert sorted(set(map(tuple, steps_back))) == [(0, 0), (1, 0), (2, 1, 0), (3, 2, 1, 0)]
+    assert steps_back[-1] == [0, 0]
+
+
+def test_a_mask_leaves_pixels_out_of_the_contexts_of_training(crops):
+    network = streamseg.fanet18(classes=3).eval()
+    module, (images, labels) = LossModule(network, torch.ones(3), consistency_loss=1.0).eval(), crops
+    motion = torch.tensor([[1.0, 0.0, 0.0]]).expand(2, -1)
+    past, used = images[:, None], torch.ones(2, 1)
+    ones = module(images, labels, past, used, motion, None, torch.ones(2, 64, 96))
+    torch.testing.assert_close(ones, module(images, labels, past, used, motion))
+    mask = torch.ones(2, 64, 96)
+    mask[:, 32:] = 0
+    assert not torch.isclose(module(images, labels, None, None, None, None, mask), module(images, labels))
+    pixels = network.weigh_pixels(mask, network.encode(images))
+    for found, expected in zip(
+        sum_contexts(network, past, used, mask), network.compute_context(network.encode(images), pixels), strict=True
+    ):
+        torch.testing.assert_close(found, expected)

@@ -68,7 +68,14 @@ def parse(monkeypatch, recipe, options):
     monkeypatch.setattr("streamseg.train.runlog.summarise", lambda path: {})
     # only parsing is tested: not whether a run can have these settings, or has data
     monkeypatch.setattr(TrainConfig, "check", lambda config: None)
-    for check in ("check_data", "check_weights", "check_second_folder", "check_share", "open_class_table"):
+    for check in (
+        "check_data",
+        "check_weights",
+        "check_second_folder",
+        "check_share",
+        "open_class_table",
+        "check_mask_file",
+    ):
         monkeypatch.setattr(training, check, lambda *_: None)
     cli.run(["train", recipe, "--data", "mine", "--out", "run", *options])
     return runs.pop()

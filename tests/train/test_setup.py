@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from runs import FANET, TINY, run
 
 import streamseg
@@ -166,3 +167,17 @@ def test_the_encoder_has_its_own_learning_rate_and_only_convolutions_decay():
         assert group["share"] == (0.1 if name.startswith("network.encoder.") else 1.0)
         assert group["weight_decay"] == (0.5 if parameter.ndim == 4 else 0)
     assert {round(group["lr"] / optimiser.param_groups[-1]["lr"], 6) for group in optimiser.param_groups} == {0.1, 1}
+
+
+def test_a_run_with_a_mask_trains_and_validates_without_what_it_hides(toy, tmp_path, no_plots):
+    mask = Image.new("L", (96, 64), 255)
+    mask.paste(0, (0, 40, 96, 64))
+    mask.save(tmp_path / "mask.png")
+    config = replace(FANET, iterations=2, mask=str(tmp_path / "mask.png"))
+    run(toy, tmp_path / "run", config)
+    assert (tmp_path / "run" / "weights.safetensors").exists()
+    wrong = Image.new("L", (64, 64), 255)
+    wrong.paste(0, (0, 0, 9, 9))
+    wrong.save(tmp_path / "wrong.png")
+    with pytest.raises(ValueError, match="which are other proportions"):
+        run(toy, tmp_path / "wrong", replace(config, mask=str(tmp_path / "wrong.png")))

@@ -13,7 +13,7 @@ from streamseg.classes import IGNORE, Classes
 from streamseg.data.formats.detect import open_export
 from streamseg.data.formats.files import ExportError, place_picture
 from streamseg.data.formats.shapes import IGNORED, AnnotatedPicture, Export, draw_labels
-from streamseg.data.layouts import fill_colours
+from streamseg.data.layouts import fill_colours, write_classes
 from streamseg.io.files import check_new_folder, folder_written_whole
 from streamseg.io.images import write_labels
 
@@ -69,8 +69,7 @@ def convert(
             progress(done, export.count)
         foreign = {name: path for name, path in writer.others.items() if name not in export.classes}
         check_written(source, writer, {} if classes else foreign)
-        lines = (f"{name} #{bytes(colour).hex()}\n" for name, colour in zip(listed.names, listed.colours, strict=True))
-        (temporary / "classes.txt").write_text("".join(lines), encoding="utf-8")
+        write_classes(temporary / "classes.txt", listed)
     return Conversion(format, listed, writer.counts, writer.empty, writer.other_kinds, sorted(writer.others))
 
 

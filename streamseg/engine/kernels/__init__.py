@@ -9,6 +9,7 @@ channels_last, in half precision on a GPU.
 from streamseg.engine.kernels.attention import attend, gather_context
 from streamseg.engine.kernels.backend import VERSION, use_triton
 from streamseg.engine.kernels.colour import to_rgb, to_yuv
+from streamseg.engine.kernels.compiling import wait_until_compiled
 from streamseg.engine.kernels.convolution import MAX_TILES, convolve
 from streamseg.engine.kernels.drawing import blend_labels, border_mask, lookup
 from streamseg.engine.kernels.folder import kernel_folder, make_kernel_folder
@@ -39,4 +40,5 @@ __all__ = [
     "to_yuv",
     "unfold_frame",
     "use_triton",
+    "wait_until_compiled",
 ]

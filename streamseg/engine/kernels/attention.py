@@ -15,7 +15,14 @@ from streamseg.models.attention import to_map, to_pixels
 
 
 def gather_context(
-    x: Tensor, weight: Tensor, bias: Tensor, past: Tensor, scale: Tensor, context: Tensor, keys: int
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    past: Tensor,
+    scale: Tensor,
+    context: Tensor,
+    keys: int,
+    shares: Tensor | None = None,
 ) -> Tensor:
     """Return the sum of a map's context and the past, times a scale, (B, D, C) in the precision of the map.
 
@@ -27,13 +34,17 @@ def gather_context(
         past: (B, D, C), fp32.
         scale: (B,), fp32.
         context: Receives the context of the map, (B, D, C), fp32.
+        shares: The weight of each pixel in the context (B, h, w), fp32; None for 1.
     """
     batch, channels, height, width = x.shape
     pixels = height * width
+    counts = None if shares is None else shares.sum(dim=(1, 2)).clamp(min=1e-9)  # (B,)
     if not (backend.use_triton(x) and backend.fits_tensor_cores(keys)):
         y = to_pixels(x) @ weight + bias
         key = F.normalize(y[..., keys : 2 * keys], dim=-1, eps=1e-6)
-        context.copy_((key.float().transpose(1, 2) @ y[..., 2 * keys :].relu().float()) / pixels)
+        key = key.float() if shares is None else key.float() * shares.flatten(1)[:, :, None]
+        count = pixels if counts is None else counts.view(-1, 1, 1)
+        context.copy_((key.transpose(1, 2) @ y[..., 2 * keys :].relu().float()) / count)
         return ((context + past) * scale.view(-1, 1, 1)).to(x.dtype)
     tile, columns = 64, min(64, channels)
     tiles = backend.cdiv(pixels, tile)
@@ -45,10 +56,12 @@ def gather_context(
         x,
         weight,
         bias,
+        partial if shares is None else shares.contiguous(),
         partial,
         pixels,
         C=channels,
         D=keys,
+        MASKED=shares is not None,
         TILES=each,
         TILE=tile,
         COLUMNS=columns,
@@ -60,6 +73,7 @@ def gather_context(
         partial,
         past,
         scale,
+        scale if counts is None else counts,
         context,
         total,
         parts,
@@ -68,6 +82,7 @@ def gather_context(
         *context.stride()[:2],
         C=channels,
         D=keys,
+        MASKED=counts is not None,
         COLUMNS=columns,
         PARTS=backend.next_power_of_2(parts),
         **backend.early(x.device),
@@ -80,6 +95,7 @@ def total_kernel(
     partial,
     past,
     scale,
+    counts,
     context,
     total,
     parts,
@@ -90,6 +106,7 @@ def total_kernel(
     context_d,
     C: tl.constexpr,
     D: tl.constexpr,
+    MASKED: tl.constexpr,
     COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,
     EARLY: tl.constexpr,
@@ -99,7 +116,10 @@ def total_kernel(
     columns = chunk * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.arange(0, PARTS)[:, None]
     sums = tl.load(partial + ((image * parts + part) * D + d) * C + columns[None, :], part < parts, 0.0)
-    own = tl.sum(sums, axis=0) / pixels
+    count = pixels
+    if MASKED:
+        count = tl.load(counts + image)
+    own = tl.sum(sums, axis=0) / count
     tl.store(context + image * context_b + d * context_d + columns, own)
     scaled = (own + tl.load(past + image * past_b + d * past_d + columns)) * tl.load(scale + image)
     tl.store(total + (image * D + d) * C + columns, scaled.to(total.dtype.element_ty))
@@ -110,10 +130,12 @@ def context_kernel(
     x,
     weight,
     bias,
+    shares,
     partial,
     pixels,
     C: tl.constexpr,
     D: tl.constexpr,
+    MASKED: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -138,6 +160,8 @@ def context_kernel(
             key = tl.dot(inputs, tl.load(line + D + d[None, :]), key)
             value = tl.dot(inputs, tl.load(line + 2 * D + columns[None, :]), value)
         key = key / tl.maximum(tl.sqrt(tl.sum(key * key, axis=1)), 1e-6)[:, None]
+        if MASKED:
+            key *= tl.load(shares + image * pixels + rows, rows < pixels, 0.0)[:, None]
         key = tl.where(inside, key, 0.0).to(half)
         total = tl.dot(tl.trans(key), tl.maximum(value, 0.0).to(half), total)
     out = ((image * tl.num_programs(0) + part) * D + d[:, None]) * C + columns[None, :]

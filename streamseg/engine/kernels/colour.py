@@ -5,12 +5,12 @@ Shapes: H x W the picture as it is stored, h x w its chroma: half of each, round
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
-from streamseg.engine.kernels import backend
+from streamseg.engine.kernels import backend, compiling
 from streamseg.engine.kernels.backend import jit, tl
 from streamseg.io import yuv
 from streamseg.io.yuv import ColourMatrix, Yuv420
@@ -21,9 +21,17 @@ BLOCK = 256
 
 def to_rgb(picture: Yuv420) -> Tensor:
     """Return a picture as an RGB frame (3, height, width), uint8, upright, on the picture's device."""
-    pixels, (height, width) = picture.pixels, picture.size
-    if not backend.use_triton(pixels):
+    if not backend.use_triton(picture.pixels):
         return yuv.to_rgb(picture)
+    variant = "repeated" if yuv.repeats_chroma(picture) else "interpolated"
+    if not compiling.is_compiled(f"rgb, {variant}", (picture.pixels,), picture.size, partial(launch_to_rgb, picture)):
+        return yuv.to_rgb(picture)
+    return picture.orientation.turn(launch_to_rgb(picture))
+
+
+def launch_to_rgb(picture: Yuv420) -> Tensor:
+    """Return a picture as an RGB frame (3, H, W), as it is stored."""
+    pixels, (height, width) = picture.pixels, picture.size
     rgb = torch.empty(3, height, width, dtype=torch.uint8, device=pixels.device)
     rgb_kernel[backend.cdiv(width, BLOCK), height](
         pixels,
@@ -34,13 +42,21 @@ def to_rgb(picture: Yuv420) -> Tensor:
         REPEAT=yuv.repeats_chroma(picture),
         BLOCK=BLOCK,
     )
-    return picture.orientation.turn(rgb)
+    return rgb
 
 
 def to_yuv(frame: Tensor, matrix: ColourMatrix) -> Yuv420:
     """Return an RGB frame (3, H, W), uint8, as 8 bits of limited range; an odd size grows by its last row or column."""
     if not backend.use_triton(frame):
         return yuv.to_yuv(frame, matrix)
+    numbers = (*frame.shape[1:], *frame.stride())
+    if not compiling.is_compiled("yuv", (frame,), numbers, partial(launch_to_yuv, frame, matrix)):
+        return yuv.to_yuv(frame, matrix)
+    return launch_to_yuv(frame, matrix)
+
+
+def launch_to_yuv(frame: Tensor, matrix: ColourMatrix) -> Yuv420:
+    """Run the kernel."""
     _, height, width = frame.shape
     h, w = yuv.chroma_size((height, width))
     pixels = torch.empty(6 * h * w, dtype=torch.uint8, device=frame.device)

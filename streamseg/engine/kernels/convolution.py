@@ -27,6 +27,9 @@ class Plan(NamedTuple):
     """Number of input channels that are read at a time."""
     splits: int
     """Number of programs that share the sum of one output."""
+    warps: int = 4
+    stages: int = 3
+    """Number of steps that are read ahead, plus one."""
 
 
 def convolve(
@@ -58,7 +61,7 @@ def convolve(
     outputs, _, side, _ = weight.shape
     tall, wide = out.shape[2:]
     total = batch * tall * wide
-    plan = plan_blocks(total, channels, outputs, side * side)
+    plan = plan_blocks(total, channels, outputs, side * side, backend.is_hopper(x.device))
     tiles, across = backend.cdiv(total, plan.pixels), outputs // plan.channels
     sums = tiles * across * plan.splits * plan.pixels * plan.channels if plan.splits > 1 else 0
     convolve_kernel[tiles, across, plan.splits](
@@ -86,8 +89,8 @@ def convolve(
         SPLITS=plan.splits,
         SHORTCUT=shortcut is not None,
         RELU=relu,
-        num_warps=4,
-        num_stages=3,
+        num_warps=plan.warps,
+        num_stages=plan.stages,
         **backend.early(x.device),
     )
 
@@ -161,7 +164,7 @@ def convolve_kernel(
         tl.store(out + pixel[:, None] * out_stride + n[None, :], total_sum.to(out.dtype.element_ty), inside[:, None])
 
 
-def plan_blocks(pixels: int, inputs: int, outputs: int, taps: int) -> Plan:
+def plan_blocks(pixels: int, inputs: int, outputs: int, taps: int, hopper: bool) -> Plan:
     """Return a plan with enough programs for a large GPU; the limits were measured on an H200.
 
     Args:
@@ -169,12 +172,14 @@ def plan_blocks(pixels: int, inputs: int, outputs: int, taps: int) -> Plan:
         inputs: Channels of the input.
         outputs: Channels of the output.
         taps: Pixels of the kernel.
+        hopper: Whether a program has the shared memory of a Hopper GPU or a later one.
     """
     depth = min(128, inputs)
     if pixels >= 16384:
-        tiles = backend.cdiv(pixels, 128)
-        # with fewer than two programs per multiprocessor, half as wide ones share the work more evenly
-        return Plan(128, 128 if tiles * (outputs // 128) >= 256 else 64, min(64, depth), 1)
+        wide = outputs % 128 == 0
+        return Plan(64 if wide else 128, 128 if wide else 64, min(64, depth), 1)
+    if hopper and outputs % 256 == 0 and backend.cdiv(pixels, 64) * (outputs // 256) >= 64:
+        return Plan(64, 256, min(64, depth), 1, warps=8)
     tiles, steps = backend.cdiv(pixels, 64) * (outputs // 64), taps * inputs // depth
     if tiles >= 80 or steps < 9:
         return Plan(64, 64, depth, 1)

@@ -5,10 +5,12 @@ Shapes: H height, W width.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from streamseg.engine.kernels import backend
+from streamseg.engine.kernels import backend, compiling
 from streamseg.engine.kernels.backend import jit, tl
 
 GREY_WEIGHTS = (0.17, 0.33, 0.06)
@@ -27,7 +29,10 @@ def blend_labels(frame: Tensor, labels: Tensor, table: Tensor, hidden: Tensor | 
         borders: Whether to draw a line of one pixel between the classes; hidden classes count as one.
     """
     if backend.use_triton(frame) and labels.dtype == torch.uint8:
-        return launch(frame, labels.contiguous(), table, hidden, borders)
+        run = partial(launch, frame, labels.contiguous(), table, hidden, borders)
+        variant = f"blend, hidden {hidden is not None}, borders {borders}"
+        if compiling.is_compiled(variant, (frame,), (*frame.shape[1:], *frame.stride()), run):
+            return run()
     if hidden is not None:
         table = table & ~hidden[:, None]
         rest = dark_grey(frame) & lookup(hidden, labels)

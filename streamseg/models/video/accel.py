@@ -16,6 +16,8 @@ the authors have a ResNet-18; the fusion starts as the mean of both.
 Shapes: B batch, K classes, C channels, H height, W width, h x w the map of the features.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -26,7 +28,7 @@ from streamseg.models.baselines.swiftnet import swiftnet18
 from streamseg.models.layers import resize
 from streamseg.models.video.backbone import split
 from streamseg.models.video.flownet import FlowEstimator, flownet_slim
-from streamseg.models.video.scheme import VideoMethod, resize_flow, warp
+from streamseg.models.video.scheme import VideoMethod, resize_flow, sizes, warp
 
 
 class AccelState(NamedTuple):
@@ -38,11 +40,9 @@ class AccelState(NamedTuple):
     """(B, C, h, w)."""
     position: int
     """Frames since the key frame."""
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """Batch, height and width."""
-        return self.image.shape[0], self.image.shape[2], self.image.shape[3]
+    streams: int
+    height: int
+    width: int
 
 
 class Accel(VideoMethod[AccelState]):
@@ -78,15 +78,26 @@ class Accel(VideoMethod[AccelState]):
 
     def key_frame(self, image: Tensor) -> tuple[Tensor, AccelState]:
         features = self.backbone.features(image)
-        return resize(self.backbone.head(features), image), AccelState(image, features, 0)
+        return resize(self.backbone.head(features), image), AccelState(image, features, 0, *sizes(image))
 
     def next_frame(self, image: Tensor, state: AccelState) -> tuple[Tensor, AccelState]:
-        flow = resize_flow(self.flow(image, state.image), state.features)
-        features = warp(state.features, flow)
+        features = self.propagate(state.features, image, state.image)
         reference = resize(self.backbone.head(features), image)
         update = resize(self.update.head(self.update.features(self.halve(image))), image)
         logits = self.fuse(torch.cat([reference, update], dim=1))
-        return logits, AccelState(image, features, state.position + 1)
+        return logits, AccelState(image, features, state.position + 1, *sizes(image))
+
+    def propagate(self, features: Tensor, image: Tensor, previous: Tensor) -> Tensor:
+        """Return features of the previous frame, warped to the current one."""
+        return warp(features, resize_flow(self.flow(image, previous), features))
+
+    def clip_outputs(self, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Return the logits of the last frame; the frames between are warped through, and not segmented."""
+        features = self.backbone.features(clip[0])
+        for previous, image in pairwise(clip[:-1]):
+            features = self.propagate(features, image, previous)
+        logits, _ = self.next_frame(clip[-1], AccelState(clip[-2], features, len(clip) - 2, *sizes(clip[-2])))
+        return logits, None
 
     def halve(self, image: Tensor) -> Tensor:
         """Return an image (B, 3, H, W) at half its height and width, in the network's precision."""

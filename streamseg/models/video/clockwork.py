@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from streamseg.models.layers import initialise, resize
 from streamseg.models.video.backbone import Shallow
-from streamseg.models.video.schedule import check_threshold, chosen_streams, put_streams, take_streams
-from streamseg.models.video.scheme import VideoMethod, train_backbone
+from streamseg.models.video.schedule import check_threshold, chosen_entries, put_entries, take_entries
+from streamseg.models.video.scheme import VideoMethod, sizes, train_backbone
 
 
 class ClockworkState(NamedTuple):
@@ -31,12 +31,9 @@ class ClockworkState(NamedTuple):
 
     deep: Tensor
     position: int
+    streams: int
     height: int
     width: int
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        return len(self.deep), self.height, self.width
 
 
 class Clockwork(VideoMethod[ClockworkState]):
@@ -52,7 +49,7 @@ class Clockwork(VideoMethod[ClockworkState]):
     def key_frame(self, image: Tensor) -> tuple[Tensor, ClockworkState]:
         shallow = self.backbone.shallow(image)
         deep = self.backbone.deep(shallow)
-        return fuse(self, image, shallow, deep), ClockworkState(deep, 0, *image.shape[2:])
+        return fuse(self, image, shallow, deep), ClockworkState(deep, 0, *sizes(image))
 
     def next_frame(self, image: Tensor, state: ClockworkState) -> tuple[Tensor, ClockworkState]:
         logits = fuse(self, image, self.backbone.shallow(image), state.deep)
@@ -69,12 +66,9 @@ class PipelinedState(NamedTuple):
     out: Tensor
     """Res-2 of the last frame, from which the deep part continues."""
     position: int
+    streams: int
     height: int
     width: int
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        return len(self.out), self.height, self.width
 
 
 class PipelinedClockwork(VideoMethod[PipelinedState]):
@@ -93,11 +87,11 @@ class PipelinedClockwork(VideoMethod[PipelinedState]):
     def key_frame(self, image: Tensor) -> tuple[Tensor, PipelinedState]:
         shallow = self.backbone.shallow(image)
         deep = self.backbone.deep(shallow)
-        return fuse(self, image, shallow, deep), PipelinedState(deep, shallow.out, 0, *image.shape[2:])
+        return fuse(self, image, shallow, deep), PipelinedState(deep, shallow.out, 0, *sizes(image))
 
     def next_frame(self, image: Tensor, state: PipelinedState) -> tuple[Tensor, PipelinedState]:
         shallow = self.backbone.shallow(image)
-        logits = fuse(self, image, shallow, self.finish(state).deep)
+        logits = fuse(self, image, shallow, state.deep)
         empty = shallow.out.new_empty(0)
         return logits, state._replace(deep=empty, out=shallow.out, position=state.position + 1)
 
@@ -117,12 +111,9 @@ class AdaptiveState(NamedTuple):
     labels: Tensor
     """(B, h, w), uint8."""
     position: int
+    streams: int
     height: int
     width: int
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        return len(self.deep), self.height, self.width
 
 
 class AdaptiveClockwork(VideoMethod[AdaptiveState]):
@@ -135,6 +126,7 @@ class AdaptiveClockwork(VideoMethod[AdaptiveState]):
 
     state_type = AdaptiveState
     kind = "clockwork-adaptive"
+    decides_by = "threshold"
     trained = ("score2",)
 
     def __init__(self, network: nn.Module, threshold: float = 0.25, interval: int | None = None):
@@ -148,19 +140,19 @@ class AdaptiveClockwork(VideoMethod[AdaptiveState]):
         shallow = self.backbone.shallow(image)
         deep = self.backbone.deep(shallow)
         labels = self.shallow_labels(shallow)
-        return fuse(self, image, shallow, deep), AdaptiveState(deep, labels, 0, *image.shape[2:])
+        return fuse(self, image, shallow, deep), AdaptiveState(deep, labels, 0, *sizes(image))
 
     def next_frame(self, image: Tensor, state: AdaptiveState) -> tuple[Tensor, AdaptiveState]:
         shallow = self.backbone.shallow(image)
         labels = self.shallow_labels(shallow)
         changed = (labels != state.labels).flatten(1).float().mean(dim=1)
-        fired = chosen_streams(changed >= self.threshold, default=self.threshold <= 0)
+        fired = chosen_entries(changed >= self.threshold, default=self.threshold <= 0)
         deep, since = state.deep, state.labels
         if fired:
-            deep = put_streams(deep, fired, self.backbone.deep(take_streams(shallow, fired)))
-            since = put_streams(since, fired, labels[fired])
+            deep = put_entries(deep, fired, self.backbone.deep(take_entries(shallow, fired)))
+            since = put_entries(since, fired, labels[fired])
         position = 0 if len(fired) == len(image) else state.position + 1
-        return fuse(self, image, shallow, deep), AdaptiveState(deep, since, position, *image.shape[2:])
+        return fuse(self, image, shallow, deep), AdaptiveState(deep, since, position, *sizes(image))
 
     def shallow_labels(self, shallow: Shallow) -> Tensor:
         """Return the labels (B, h, w) by Res-2 alone."""

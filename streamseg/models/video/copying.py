@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from streamseg.models.layers import resize
-from streamseg.models.video.scheme import VideoMethod, train_backbone
+from streamseg.models.video.scheme import VideoMethod, sizes, train_backbone
 
 
 class CopyState(NamedTuple):
@@ -17,13 +17,9 @@ class CopyState(NamedTuple):
 
     logits: Tensor
     position: int
+    streams: int
     height: int
     width: int
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """Batch, height and width."""
-        return len(self.logits), self.height, self.width
 
 
 class Copying(VideoMethod[CopyState]):
@@ -35,7 +31,7 @@ class Copying(VideoMethod[CopyState]):
 
     def key_frame(self, image: Tensor) -> tuple[Tensor, CopyState]:
         logits = self.backbone.head(self.backbone.features(image))
-        return resize(logits, image), CopyState(logits, 0, *image.shape[2:])
+        return resize(logits, image), CopyState(logits, 0, *sizes(image))
 
     def next_frame(self, image: Tensor, state: CopyState) -> tuple[Tensor, CopyState]:
         return resize(state.logits, image), state._replace(position=state.position + 1)

@@ -13,6 +13,7 @@ FlowNetS computes it from frames of half the size, instead of averaged to 1/16.
 Shapes: B batch, C channels, H height, W width, h x w the map of the features.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 
 from streamseg.models.layers import resize
 from streamseg.models.video.flownet import FlowNetS, flownet_slim
-from streamseg.models.video.scheme import VideoMethod, resize_flow, warp
+from streamseg.models.video.scheme import VideoMethod, resize_flow, sizes, warp
 
 
 class DFFState(NamedTuple):
@@ -32,11 +33,9 @@ class DFFState(NamedTuple):
     """(B, C, h, w)."""
     position: int
     """Frames since then."""
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """Batch, height and width."""
-        return self.image.shape[0], self.image.shape[2], self.image.shape[3]
+    streams: int
+    height: int
+    width: int
 
 
 class DFF(VideoMethod[DFFState]):
@@ -55,7 +54,7 @@ class DFF(VideoMethod[DFFState]):
 
     def key_frame(self, image: Tensor) -> tuple[Tensor, DFFState]:
         features = self.backbone.features(image)
-        return resize(self.backbone.head(features), image), DFFState(image, features, 0)
+        return resize(self.backbone.head(features), image), DFFState(image, features, 0, *sizes(image))
 
     def next_frame(self, image: Tensor, state: DFFState) -> tuple[Tensor, DFFState]:
         outputs = self.flow.outputs(image, state.image)
@@ -64,6 +63,12 @@ class DFF(VideoMethod[DFFState]):
         scale = self.scale(F.avg_pool2d(outputs.detail, 2, ceil_mode=True))
         features = features * resize(scale, features)
         return resize(self.backbone.head(features), image), state._replace(position=state.position + 1)
+
+    def clip_outputs(self, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Return the logits of the last frame from the first, as published: nothing depends on those between."""
+        key = DFFState(clip[0], self.backbone.features(clip[0]), 0, *sizes(clip[0]))
+        logits, _ = self.next_frame(clip[-1], key)
+        return logits, None
 
 
 def dff(network: nn.Module, interval: int | None = 5) -> DFF:

@@ -9,7 +9,8 @@ authors' code.
 
 The score is the percentage of a cell's pixels on which both paths agree. Cells of a frame overlap; there the larger
 score of a class wins. Differences: the backbone is one of this package instead of "DeepLab-fast", and it keeps its
-logits at its own size. The target's optional drift is left out.
+logits at its own size. With an interval of 1 it is the backbone on each cell, and with one cell the backbone
+itself. The target's optional drift is left out.
 
 Shapes: B batch, R cells of it (B times those of the grid), K classes, H x W the image, h x w the map of the logits.
 
@@ -27,8 +28,8 @@ from torch.nn import functional as F
 from streamseg.checks import check_count
 from streamseg.models.layers import MIN_SIDE, resize
 from streamseg.models.video.flownet import FlowNetS, FlowOutputs, flownet_slim
-from streamseg.models.video.schedule import check_target, chosen_streams, put_streams
-from streamseg.models.video.scheme import VideoMethod, warp
+from streamseg.models.video.schedule import check_target, chosen_entries, put_entries
+from streamseg.models.video.scheme import VideoMethod, sizes, warp
 
 
 class DVSNetState(NamedTuple):
@@ -46,11 +47,6 @@ class DVSNetState(NamedTuple):
     height: int
     width: int
 
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """Batch, height and width."""
-        return self.streams, self.height, self.width
-
 
 class DVSNet(VideoMethod[DVSNetState]):
     """A segmentation path and a flow path, chosen cell by cell.
@@ -65,6 +61,7 @@ class DVSNet(VideoMethod[DVSNetState]):
 
     state_type = DVSNetState
     kind = "dvsnet"
+    decides_by = "target"
     trained = ("backbone", "flow", "scale", "decide")
 
     def __init__(
@@ -91,21 +88,21 @@ class DVSNet(VideoMethod[DVSNetState]):
     def key_frame(self, image: Tensor) -> tuple[Tensor, DVSNetState]:
         cells = self.cut(image)
         logits = self.segment(cells)
-        state = DVSNetState(cells, logits, len(cells), 0, *image[:, 0].shape)
+        state = DVSNetState(cells, logits, len(cells), 0, *sizes(image))
         return self.join(resize(logits, cells), image), state
 
     def next_frame(self, image: Tensor, state: DVSNetState) -> tuple[Tensor, DVSNetState]:
         cells = self.cut(image)
         outputs = self.flow.outputs(cells, state.cells)
         score = self.decide(outputs.deep).clamp(min=0)
-        chosen = chosen_streams((score < self.target) | (self.target >= 100), default=self.target >= 100)
+        chosen = chosen_entries((score < self.target) | (self.target >= 100), default=self.target >= 100)
         logits = resize(self.propagate(state.logits, outputs), cells)
         if chosen:
             segmented = self.segment(cells[chosen])
-            logits = put_streams(logits, chosen, resize(segmented, cells))
+            logits = put_entries(logits, chosen, resize(segmented, cells))
             state = state._replace(
-                cells=put_streams(state.cells, chosen, cells[chosen]),
-                logits=put_streams(state.logits, chosen, segmented),
+                cells=put_entries(state.cells, chosen, cells[chosen]),
+                logits=put_entries(state.logits, chosen, segmented),
             )
         position = 0 if len(chosen) == len(cells) else state.position + 1
         return self.join(logits, image), state._replace(segmented=len(chosen), position=position)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from streamseg.models.video.flownet import FlowEstimator, flownet_slim
-from streamseg.models.video.scheme import VideoMethod, resize_flow, warp
+from streamseg.models.video.scheme import VideoMethod, resize_flow, sizes, warp
 
 
 class GRFPState(NamedTuple):
@@ -33,11 +33,9 @@ class GRFPState(NamedTuple):
     """(B, K, H, W)."""
     position: int
     """Frames since the first."""
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """Batch, height and width."""
-        return self.image.shape[0], self.image.shape[2], self.image.shape[3]
+    streams: int
+    height: int
+    width: int
 
 
 class GRFP(VideoMethod[GRFPState]):
@@ -59,7 +57,7 @@ class GRFP(VideoMethod[GRFPState]):
 
     def key_frame(self, image: Tensor) -> tuple[Tensor, GRFPState]:
         logits = self.backbone(image)
-        return logits, GRFPState(image, logits, 0)
+        return logits, GRFPState(image, logits, 0, *sizes(image))
 
     def next_frame(self, image: Tensor, state: GRFPState) -> tuple[Tensor, GRFPState]:
         logits = self.backbone(image)
@@ -67,7 +65,7 @@ class GRFP(VideoMethod[GRFPState]):
         before = warp(centred_softmax(state.scores), flow)
         error = image.to(logits.dtype) - warp(state.image.to(logits.dtype), flow)
         scores = self.unit(centred_softmax(logits), before, error)
-        return scores, GRFPState(image, scores, state.position + 1)
+        return scores, GRFPState(image, scores, state.position + 1, *sizes(image))
 
 
 class STGRU(nn.Module):

@@ -26,8 +26,8 @@ from torch.nn import functional as F
 
 from streamseg.models.layers import conv, resize
 from streamseg.models.video.backbone import Shallow
-from streamseg.models.video.schedule import check_threshold, chosen_streams, put_streams
-from streamseg.models.video.scheme import VideoMethod
+from streamseg.models.video.schedule import check_threshold, chosen_entries, put_entries
+from streamseg.models.video.scheme import VideoMethod, sizes
 
 
 class LowLatencyState(NamedTuple):
@@ -40,14 +40,12 @@ class LowLatencyState(NamedTuple):
     out: Tensor
     """Res-2 of the last frame."""
     due: Tensor
-    """(B,), bool on the CPU: streams whose last frame becomes their key frame in finish()."""
+    """(B,), bool, on the device: streams whose last frame becomes their key frame in finish(); empty after that. It is
+    not read before the labels are out, so that no frame waits for the decision."""
     position: int
+    streams: int
     height: int
     width: int
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        return len(self.deep), self.height, self.width
 
 
 class LowLatency(VideoMethod[LowLatencyState]):
@@ -62,6 +60,7 @@ class LowLatency(VideoMethod[LowLatencyState]):
 
     state_type = LowLatencyState
     kind = "low-latency"
+    decides_by = "threshold"
     trained = ("kernel_predictor", "adapt", "schedule")
 
     def __init__(
@@ -83,29 +82,29 @@ class LowLatency(VideoMethod[LowLatencyState]):
     def key_frame(self, image: Tensor) -> tuple[Tensor, LowLatencyState]:
         shallow = self.backbone.shallow(image)
         deep = self.backbone.deep(shallow)
-        due = torch.zeros(len(image), dtype=torch.bool)
+        due = torch.empty(0, dtype=torch.bool, device=image.device)
         logits = resize(self.backbone.head(self.backbone.merge(shallow, deep)), image)
-        return logits, LowLatencyState(deep, shallow.out, shallow.out, due, 0, *image.shape[2:])
+        return logits, LowLatencyState(deep, shallow.out, shallow.out, due, 0, *sizes(image))
 
     def next_frame(self, image: Tensor, state: LowLatencyState) -> tuple[Tensor, LowLatencyState]:
-        state = self.finish(state)
         shallow = self.backbone.shallow(image)
         logits = resize(self.propagate(shallow, state), image)
         deviation = self.schedule(shrink(state.key, state.deep), shrink(shallow.out, state.deep))
-        chosen = chosen_streams((deviation > self.threshold) | (self.threshold <= 0), default=self.threshold <= 0)
-        due = torch.tensor([number in chosen for number in range(len(image))])
-        position = 0 if len(chosen) == len(image) else state.position + 1
-        return logits, state._replace(out=shallow.out, due=due, position=position)
+        due = (deviation > self.threshold) | (self.threshold <= 0)
+        return logits, state._replace(out=shallow.out, due=due, position=state.position + 1)
 
     def finish(self, state: LowLatencyState) -> LowLatencyState:
-        chosen = chosen_streams(state.due, default=False)
+        if not state.due.numel():
+            return state
+        chosen = chosen_entries(state.due, default=self.threshold <= 0)
+        state = state._replace(due=state.due[:0])
         if not chosen:
             return state
-        out = state.out if len(chosen) == len(state.out) else state.out[chosen]
-        deep = put_streams(state.deep, chosen, self.backbone.deep(Shallow(out, out, out)))
-        return state._replace(
-            deep=deep, key=put_streams(state.key, chosen, out), due=torch.zeros(len(deep), dtype=torch.bool)
-        )
+        every = len(chosen) == state.streams
+        out = state.out if every else state.out[chosen]
+        deep = put_entries(state.deep, chosen, self.backbone.deep(Shallow(out, out, out)))
+        position = 0 if every else state.position
+        return state._replace(deep=deep, key=put_entries(state.key, chosen, out), position=position)
 
     def propagate(self, shallow: Shallow, state: LowLatencyState) -> Tensor:
         """Return the logits (B, K, ...) of a frame from the deep map of its key frame."""

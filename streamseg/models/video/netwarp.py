@@ -14,6 +14,7 @@ Shapes: B batch, C channels, H height, W width, h x w the map of the features.
 Golden: the flow CNN has 6,396 parameters.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from torch.nn import functional as F
 
 from streamseg.models.layers import resize
 from streamseg.models.video.flownet import FlowEstimator, flownet_slim
-from streamseg.models.video.scheme import VideoMethod, resize_flow, warp
+from streamseg.models.video.scheme import VideoMethod, resize_flow, sizes, warp
 
 
 class NetWarpState(NamedTuple):
@@ -34,11 +35,9 @@ class NetWarpState(NamedTuple):
     """(B, C, h, w), of this frame alone: not mixed with earlier ones."""
     position: int
     """Frames since the first."""
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """Batch, height and width."""
-        return self.image.shape[0], self.image.shape[2], self.image.shape[3]
+    streams: int
+    height: int
+    width: int
 
 
 class NetWarp(VideoMethod[NetWarpState]):
@@ -63,7 +62,7 @@ class NetWarp(VideoMethod[NetWarpState]):
 
     def key_frame(self, image: Tensor) -> tuple[Tensor, NetWarpState]:
         features = self.backbone.features(image)
-        return resize(self.backbone.head(features), image), NetWarpState(image, features, 0)
+        return resize(self.backbone.head(features), image), NetWarpState(image, features, 0, *sizes(image))
 
     def next_frame(self, image: Tensor, state: NetWarpState) -> tuple[Tensor, NetWarpState]:
         features = self.backbone.features(image)
@@ -71,7 +70,14 @@ class NetWarp(VideoMethod[NetWarpState]):
         flow = self.correct(flow.to(features.dtype), shrink_like(image, features), shrink_like(state.image, features))
         warped = warp(state.features, flow)
         mixed = self.w0.view(1, -1, 1, 1) * features + self.w1.view(1, -1, 1, 1) * warped
-        return resize(self.backbone.head(mixed), image), NetWarpState(image, features, state.position + 1)
+        state = NetWarpState(image, features, state.position + 1, *sizes(image))
+        return resize(self.backbone.head(mixed), image), state
+
+    def clip_outputs(self, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Return the logits of the last frame; they depend on the frame before it, and on no other."""
+        before = NetWarpState(clip[-2], self.backbone.features(clip[-2]), 0, *sizes(clip[-2]))
+        logits, _ = self.next_frame(clip[-1], before)
+        return logits, None
 
 
 class FlowCNN(nn.Module):

@@ -13,6 +13,7 @@ first pretrain the predictor to foresee the frame itself, with an adversarial lo
 Shapes: B batch, K classes, H height, W width.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from streamseg.models.encoder import resnet18
 from streamseg.models.layers import conv, init_network, initialise, normalise, resize
-from streamseg.models.video.scheme import VideoMethod
+from streamseg.models.video.scheme import VideoMethod, sizes
 
 FRAMES = 4
 """Frames from which the next is foreseen."""
@@ -33,11 +34,9 @@ class PEARLState(NamedTuple):
     """(B, 4 * 3, H, W), oldest first; a short past is filled with its first frame."""
     position: int
     """Frames since the first."""
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """Batch, height and width."""
-        return self.frames.shape[0], self.frames.shape[2], self.frames.shape[3]
+    streams: int
+    height: int
+    width: int
 
 
 class PEARL(VideoMethod[PEARLState]):
@@ -63,7 +62,7 @@ class PEARL(VideoMethod[PEARLState]):
             self.fuse.bias.zero_()  # type: ignore[union-attr] # it has a bias
 
     def key_frame(self, image: Tensor) -> tuple[Tensor, PEARLState]:
-        return self.backbone(image), PEARLState(image.repeat(1, FRAMES, 1, 1), 0)
+        return self.backbone(image), PEARLState(image.repeat(1, FRAMES, 1, 1), 0, *sizes(image))
 
     def next_frame(self, image: Tensor, state: PEARLState) -> tuple[Tensor, PEARLState]:
         foreseen = self.predictor(state.frames)
@@ -72,7 +71,13 @@ class PEARL(VideoMethod[PEARLState]):
         deep = self.fuse(torch.cat([deep, resize(foreseen, deep)], dim=1))
         logits = resize(self.backbone.head(self.backbone.merge(shallow, deep)), image)
         frames = torch.cat([state.frames[:, 3:], image], dim=1)
-        return logits, PEARLState(frames, state.position + 1)
+        return logits, state._replace(frames=frames, position=state.position + 1)
+
+    def clip_outputs(self, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Return the logits of the last frame; of the frames before it, only the predictor sees anything."""
+        before = [*[clip[0]] * FRAMES, *clip[1:-1]][-FRAMES:]
+        logits, _ = self.next_frame(clip[-1], PEARLState(torch.cat(before, dim=1), 0, *sizes(clip[-1])))
+        return logits, None
 
 
 class Predictor(nn.Module):

@@ -1,6 +1,8 @@
-"""Schedules that decide by the frames' content: which streams of a batch do the expensive work, and on which maps.
+"""Schedules that decide by the frames' content: which entries of a batch get the expensive work, and their maps.
 
-Shapes: B streams in a batch, n of them chosen.
+An entry is a stream, or for DVSNet a cell of one.
+
+Shapes: B entries of a batch, n of them chosen.
 """
 
 import math
@@ -23,13 +25,17 @@ def check_target(target: float) -> None:
         raise ValueError(f"target is {target!r:.80}; expected 0 to 100.")
 
 
+CHECKS = {"threshold": check_threshold, "target": check_target}
+"""The check of each attribute by which a schedule decides."""
+
+
 def is_number(given: object) -> bool:
     """Return whether an option is a number, and no bool."""
     return isinstance(given, (int, float)) and not isinstance(given, bool)
 
 
-def chosen_streams(decisions: Tensor, default: bool) -> list[int]:
-    """Return the streams (n) of a batch for which a decision (B,) is true.
+def chosen_entries(decisions: Tensor, default: bool) -> list[int]:
+    """Return the entries (n) of a batch for which a decision (B,) is true.
 
     This waits for the device. On the meta device, where costs are counted and nothing has a value, the default decides.
     """
@@ -37,15 +43,15 @@ def chosen_streams(decisions: Tensor, default: bool) -> list[int]:
     return [number for number, yes in enumerate(decided) if yes]
 
 
-def take_streams(maps: Maps, chosen: list[int]) -> Maps:
-    """Return a NamedTuple of maps (B, ...) with only the chosen streams (n, ...)."""
+def take_entries(maps: Maps, chosen: list[int]) -> Maps:
+    """Return a NamedTuple of maps (B, ...) with only the chosen entries (n, ...)."""
     if len(chosen) == len(maps[0]):
         return maps
     return type(maps)(*(x[chosen] for x in maps))
 
 
-def put_streams(x: Tensor, chosen: list[int], new: Tensor) -> Tensor:
-    """Return maps (B, ...) in which those of the chosen streams are replaced by (n, ...); the old maps are kept."""
+def put_entries(x: Tensor, chosen: list[int], new: Tensor) -> Tensor:
+    """Return maps (B, ...) in which those of the chosen entries are replaced by (n, ...); the old maps are kept."""
     if len(chosen) == len(x):
         return new
     x = x.clone()

@@ -18,6 +18,7 @@ from streamseg.checks import check_count
 from streamseg.io.tensors import read_tensors, write_tensors
 from streamseg.models.layers import check_image, resize_to
 from streamseg.models.video.backbone import Backbone, split
+from streamseg.models.video.schedule import CHECKS
 
 
 class VideoState(Protocol):
@@ -28,8 +29,16 @@ class VideoState(Protocol):
         """Frames since the last key frame: 0 after a key frame."""
 
     @property
-    def size(self) -> tuple[int, int, int]:
-        """Batch, height and width of the frames."""
+    def streams(self) -> int:
+        """Streams in the batch: each entry of a batch of frames belongs to another video."""
+
+    @property
+    def height(self) -> int:
+        """Height of the frames."""
+
+    @property
+    def width(self) -> int:
+        """Width of the frames."""
 
 
 State = TypeVar("State", bound=VideoState)
@@ -50,12 +59,14 @@ class VideoMethod(nn.Module, ABC, Generic[State]):
     Attributes:
         state_type: The NamedTuple of this method's states.
         kind: Name of the method, the first part of its name on the command line.
+        decides_by: The attribute by which a schedule chooses key frames, `threshold` or `target`; empty without one.
         name: Name on the command line, that of the method and its backbone, such as dff-swiftnet18.
         trained: Names of the parts that are trained on video, as by the method's authors; freeze() freezes all others.
     """
 
     state_type: ClassVar[type]
     kind: ClassVar[str]
+    decides_by: ClassVar[str] = ""
     trained: tuple[str, ...]
 
     def __init__(self, network: nn.Module, interval: int | None):
@@ -81,15 +92,16 @@ class VideoMethod(nn.Module, ABC, Generic[State]):
             state: What step returned for the frame before; None for the first frame.
         """
         check_image(image)
-        if state is None or self.is_key(image, state):
+        if state is None:
             return self.key_frame(image)
-        return self.next_frame(image, state)
+        check_state(state, self.state_type, image)
+        state = self.finish(state)
+        return self.key_frame(image) if self.is_key(image, state) else self.next_frame(image, state)
 
     def is_key(self, image: Tensor, state: State) -> bool:
-        """Return whether the frame after a state is a key frame."""
-        check_state(state, self.state_type, image)
+        """Return whether the frame after a state, which is finished, is a key frame."""
         due = self.interval is not None and state.position + 1 >= self.interval
-        return due or state.size[1:] != tuple(image.shape[2:])
+        return due or (state.height, state.width) != tuple(image.shape[2:])
 
     @abstractmethod
     def key_frame(self, image: Tensor) -> tuple[Tensor, State]:
@@ -97,21 +109,40 @@ class VideoMethod(nn.Module, ABC, Generic[State]):
 
     @abstractmethod
     def next_frame(self, image: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the logits of a frame that is no key frame, and the next state."""
+        """Return the logits of a frame that is no key frame, and the next state.
+
+        Args:
+            state: A finished one.
+        """
+
+    @property
+    def schedule_value(self) -> float | None:
+        """The threshold or the target of the schedule; None without a schedule."""
+        return getattr(self, self.decides_by) if self.decides_by else None
+
+    def set_schedule(self, value: float) -> None:
+        """Set the threshold or the target of the schedule."""
+        if self.decides_by not in CHECKS:
+            raise ValueError(f"{self.name} has no schedule: its key frames come at a fixed interval.")
+        CHECKS[self.decides_by](value)
+        setattr(self, self.decides_by, value)
 
     def finish(self, state: State) -> State:
         """Do the work that a frame has left for the time after its labels; step does it if nobody has."""
         return state
 
     def key_share(self, state: State) -> float:
-        """Return the share, 0 to 1, of the last frame that was segmented as a key frame."""
+        """Return the share, 0 to 1, of the last frame that was segmented as a key frame, from a finished state."""
         return float(state.position == 0)
 
     def clip_outputs(self, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Return the logits (B, K, ...) to train on, of the last frame of a clip, and the loss of a scheduler.
 
         The first frame is the key frame, and the method runs as it does later. A method overrides this if its authors
-        train it otherwise.
+        train it otherwise, or to leave out what the last frame's logits do not need.
+
+        Args:
+            clip: Two frames (B, 3, H, W) or more.
         """
         logits, state = self.key_frame(clip[0])
         for image in clip[1:]:
@@ -134,6 +165,12 @@ class VideoMethod(nn.Module, ABC, Generic[State]):
         return self
 
 
+def sizes(image: Tensor) -> tuple[int, int, int]:
+    """Return the streams, the height and the width of a batch of frames (B, 3, H, W), as states hold them."""
+    streams, _, height, width = image.shape
+    return streams, height, width
+
+
 def train_backbone(method: VideoMethod, clip: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     """Return the logits of the last frame of a clip on its own, for a method whose image network alone is trained."""
     return method.backbone(clip[-1]), None
@@ -151,9 +188,9 @@ def check_state(state: VideoState, state_type: type, image: Tensor) -> None:
             f"The state is a {type(state).__name__}; expected the {state_type.__name__} that step() of this method "
             "returned, or None for a first frame."
         )
-    if state.size[0] != image.shape[0]:
+    if state.streams != image.shape[0]:
         raise ValueError(
-            f"The state is of {state.size[0]} streams and the batch has {image.shape[0]} frames; expected one frame a "
+            f"The state is of {state.streams} streams and the batch has {image.shape[0]} frames; expected one frame a "
             "stream: keep a state for each batch."
         )
 

@@ -7,10 +7,11 @@ export const currentToken = () => token;
 
 let dialog = null; // the open token dialog, a promise: one for all requests that wait for it
 
-// Returns the JSON at an address of the server; asks for the token until it is right.
-export async function fetchJson(path) {
+// Returns the JSON at an address of the server; asks for the token until it is right. request: { method, body }.
+export async function fetchJson(path, request = {}) {
   for (;;) {
-    const response = await fetch(path, { headers: token ? { Authorization: `Bearer ${token}` } : {} }).catch(() => {
+    const headers = token ? { Authorization: `Bearer ${token}` } : {};
+    const response = await fetch(path, { ...request, headers }).catch(() => {
       throw new Error("Cannot connect to the server: is it still running?");
     });
     if (response.status !== 401) {

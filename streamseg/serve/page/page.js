@@ -1,26 +1,49 @@
 // The page: open a picture, a video or the camera, label its frames with an engine, and show them.
 
 import { currentToken, fetchJson } from "./api.js";
+import { checkName, downloadFile, pictureFile, plainName } from "./downloads.js";
 import { BrowserEngine, ServerEngine, resize } from "./engines.js";
+import { fit } from "./layer.js";
+import { clearShares, colourLegend, listClasses, markVisible, showShares } from "./legend.js";
+import { SettingsLink } from "./link.js";
+import { PaintPanel } from "./paintpanel.js";
+import { drawMask, drawOverlay, parseColour } from "./picture.js";
 import { encodeLabels } from "./png.js";
+import { RegionPanel } from "./regionpanel.js";
+import { onOpened, openCamera, openFile, openSample, openServed, stopVideo, video } from "./sources.js";
 import { byId, showMessage, showProgress } from "./status.js";
+import { showThumbnails } from "./thumbnails.js";
+import { ZonePanel } from "./zonepanel.js";
 
 const view = byId("view").getContext("2d");
-const video = byId("video");
-const maskCanvas = document.createElement("canvas");
 const frameCanvases = [0, 1].map(() => document.createElement("canvas")); // one is shown while the other is labelled
 
 const MEGAPIXEL = 1e6;
 const PICTURE_MEGAPIXELS = 0.8, VIDEO_MEGAPIXELS = 0.25; // of the automatic resolution
 const NO_CLASS = 255; // label of pixels without a class
-const MID_GREY = 128; // what the colours of the legend are blended with
 
 let info, engine;
-let source = null; // { still, picture or video, width, height, name }
+let source = null; // { still, picture or video, width, height, name, blob, sample }
 let shown = null; // { canvas, labels } of the frame on the page, if it is labelled
 const hiddenClasses = new Set();
 let latestRun = 0; // number of the latest labelSource(); earlier ones stop by themselves
-let samplesShown = 0;
+
+const page = {
+  info: () => info,
+  source: () => source,
+  shown: () => shown,
+  hiddenClasses: () => hiddenClasses,
+  place: chosenPlace,
+  changed: () => link.update(),
+  redraw: () => { redraw(); showShares(shown.labels); },
+  freeze: freezeVideo,
+  setVisible,
+  showSettings,
+  openSample,
+  openServed: openWithZones,
+};
+const zonePanel = new ZonePanel(page), regionPanel = new RegionPanel(page), paintPanel = new PaintPanel(page);
+const link = new SettingsLink(page, zonePanel);
 
 const engines = new Map(); // by place, those of the server also by token
 let opening = null; // the progress of opening the browser engine: [text, share]
@@ -33,12 +56,16 @@ async function loadInfo() {
     entry.rgb = parseColour(entry.colour);
     entry.drawn = parseColour(info.drawn[i]);
   });
-  listClasses();
-  colourLegend();
-}
-
-function parseColour(code) {
-  return [1, 3, 5].map((i) => parseInt(code.slice(i, i + 2), 16));
+  const names = info.classes.map(({ name }) => name);
+  listClasses(info.classes, setVisible);
+  zonePanel.listClasses(names);
+  paintPanel.listClasses(names);
+  for (const id of ["paint-save", "zone-save"]) byId(id).hidden = !info.saves;
+  colourLegend(info.classes, byId("opacity").value / 100);
+  showThumbnails(info, currentToken(), { openSample: reportErrors(openSample), openSource: reportErrors(openWithZones) });
+  zonePanel.content = await fetchJson("zones");
+  zonePanel.update();
+  await link.apply();
 }
 
 // Returns the engine for the chosen place, opened once.
@@ -78,68 +105,51 @@ function chosenPlace() {
 
 // Sources
 
-async function openFile(file) {
-  if (file.type.startsWith("video/")) return openVideo(URL.createObjectURL(file), file.name);
-  try {
-    await openPicture(file, file.name);
-  } catch {
-    // not a picture: it may be a video without a media type
-    await openVideo(URL.createObjectURL(file), file.name);
-  }
+// Asks before corrections that are not saved are lost; returns whether to go on.
+function mayDiscard() {
+  return !paintPanel.edited || confirm("The corrections of this picture are not saved. Discard them?");
 }
 
-async function openPicture(blob, name) {
-  const picture = await createImageBitmap(blob, { imageOrientation: "from-image" });
-  await showSource({ still: true, picture, width: picture.width, height: picture.height, name });
+// The visitor's camera with the network in this browser: no frame leaves the computer.
+async function openCameraHere() {
+  document.querySelector("[name=place][value=browser]").checked = true;
+  await openCamera();
 }
 
-async function openVideo(address, name) {
-  await playVideo(() => { video.src = address; }, name);
+async function nextSample() {
+  await openSample(info.samples[(info.samples.indexOf(source?.sample) + 1) % info.samples.length]);
 }
 
-async function openCamera() {
-  if (!navigator.mediaDevices) throw new Error("Browsers allow the camera only on https:// and localhost pages.");
-  const constraints = { video: { facingMode: "environment", width: { ideal: 1280 } } };
-  const stream = await navigator.mediaDevices.getUserMedia(constraints).catch((error) => {
-    throw new Error(`The camera could not be opened (${error.message || error.name}).`);
-  });
-  await playVideo(() => { video.srcObject = stream; }, "camera");
+// A frame of a source that the server reads, with its zones.
+async function openWithZones(name) {
+  const zones = await fetchJson(`zones?name=${name}`);
+  if (!zonePanel.drawn) zonePanel.content = zones;
+  await openServed(name);
 }
 
-async function openSample() {
-  const name = info.samples[samplesShown++ % info.samples.length];
-  await openPicture(await (await fetch(`samples/${name}`)).blob(), name);
-}
-
-function stopVideo() {
-  video.pause();
-  video.srcObject?.getTracks().forEach((track) => track.stop());
-  if (video.src) URL.revokeObjectURL(video.src);
-  video.srcObject = null;
-  video.removeAttribute("src");
-}
-
-async function playVideo(load, name) {
-  stopVideo();
-  load();
-  await new Promise((resolve, reject) => {
-    video.onloadeddata = resolve;
-    video.onerror = () => reject(new Error(`This browser cannot open ${name}: try a JPEG, PNG or MP4.`));
-  });
-  await video.play();
-  await showSource({ still: false, video, width: video.videoWidth, height: video.videoHeight, name });
+// Makes the frame of a video that is shown a picture.
+async function freezeVideo() {
+  if (!source) throw new Error("Open a picture or a video first.");
+  if (source.still) return;
+  const name = video.srcObject ? new Date().toISOString().slice(0, 19) : video.currentTime.toFixed(2);
+  const picture = await createImageBitmap(video);
+  await showSource({ still: true, picture, width: picture.width, height: picture.height, name: plainName(`${plainName(source.name)}-${name}`) });
 }
 
 async function showSource(next) {
   if (next.still) stopVideo();
   source = next;
+  regionPanel.reset();
+  byId("save-name").value = plainName(source.name);
   byId("drop").hidden = true;
   byId("figure").hidden = byId("facts").hidden = byId("source-buttons").hidden = false;
   const focused = document.activeElement; // moving a button takes its focus away
   byId("source-buttons").append(byId("open"), byId("camera"), byId("sample"));
+  byId("panels").hidden = false;
   focused.focus({ preventScroll: true });
   byId("player").hidden = source.still || Boolean(video.srcObject);
   showUnlabelled();
+  link.update();
   await labelSource();
 }
 
@@ -148,6 +158,7 @@ async function showSource(next) {
 async function labelSource() {
   if (!source) return;
   const thisRun = ++latestRun;
+  paintPanel.reset();
   byId("privacy").textContent = "";
   if (byId("message").classList.contains("error")) showMessage("");
   try {
@@ -228,35 +239,12 @@ function copyFrame(canvas) {
 
 // Drawing
 
-function drawMask() {
-  const { canvas, labels } = shown;
-  maskCanvas.width = canvas.width;
-  maskCanvas.height = canvas.height;
-  const context = maskCanvas.getContext("2d");
-  const pixels = context.createImageData(maskCanvas.width, maskCanvas.height);
-  const colours = new Uint32Array(256); // transparent for hidden classes and NO_CLASS
-  const bytes = new Uint8Array(colours.buffer);
-  info.classes.forEach(({ drawn }, i) => { if (!hiddenClasses.has(i)) bytes.set([...drawn, 255], 4 * i); });
-  const words = new Uint32Array(pixels.data.buffer);
-  for (let i = 0; i < words.length; i++) words[i] = colours[labels[i]];
-  drawBorders(words, labels, canvas.width);
-  context.putImageData(pixels, 0, 0);
-}
-
-// Draws a line of one pixel between the classes where streamseg.overlay does: hidden classes count as one.
-function drawBorders(words, labels, width) {
-  const visible = (i) => (words[i] ? labels[i] : NO_CLASS);
-  for (let i = 0; i < words.length; i++) {
-    const right = (i + 1) % width ? i + 1 : i, below = i + width < words.length ? i + width : i;
-    if (visible(i) !== visible(right) || visible(i) !== visible(below)) words[i] = 0xffffffff;
-  }
-}
-
 function resizeView({ width, height }) {
   if (view.canvas.width !== width || view.canvas.height !== height) {
     view.canvas.width = width;
     view.canvas.height = height;
     byId("frame").style.setProperty("--ratio", width / height);
+    fit(width, height);
   }
 }
 
@@ -266,36 +254,26 @@ function showUnlabelled() {
   shown = null;
   resizeView(canvas);
   view.drawImage(canvas, 0, 0);
-  byId("save-overlay").disabled = byId("save-labels").disabled = true;
+  setLabelled(false);
   byId("class-name").hidden = true;
   for (const fact of ["latency", "rate", "resolution", "where"]) byId(fact).textContent = "–";
-  for (const entry of document.querySelectorAll("#classes li")) {
-    entry.classList.add("absent");
-    entry.querySelector(".share").textContent = "";
-  }
+  clearShares();
+  zonePanel.update();
+  regionPanel.update();
+}
+
+function setLabelled(labelled) {
+  for (const id of ["save-overlay", "save-labels", "paint", "paint-save", "paint-download"]) byId(id).disabled = !labelled;
 }
 
 function redraw() {
   if (!shown) return;
-  drawMask();
+  drawMask(shown, info.classes, hiddenClasses);
   resizeView(shown.canvas);
-  drawOverlay(view, shown.canvas, byId("split").value / 100);
-  byId("save-overlay").disabled = byId("save-labels").disabled = false;
-}
-
-// Draws a picture with its classes in colour, except for a share of its width at the left.
-function drawOverlay(context, picture, share) {
-  const { width, height } = context.canvas;
-  const from = Math.round(share * width);
-  context.drawImage(picture, 0, 0, width, height);
-  context.save();
-  context.beginPath();
-  context.rect(from, 0, width - from, height);
-  context.clip();
-  context.globalAlpha = byId("opacity").value / 100;
-  context.imageSmoothingEnabled = false;
-  context.drawImage(maskCanvas, 0, 0, width, height);
-  context.restore();
+  drawOverlay(view, shown.canvas, byId("split").value / 100, byId("opacity").value / 100);
+  setLabelled(true);
+  zonePanel.update();
+  regionPanel.update();
 }
 
 function showFacts(latency, times) {
@@ -305,55 +283,17 @@ function showFacts(latency, times) {
   byId("rate").textContent = span ? `${((1000 * (times.length - 1)) / span).toFixed(1)} fps` : "–";
   byId("resolution").textContent = `${canvas.width} × ${canvas.height}`;
   if (document.activeElement !== byId("time")) byId("time").value = video.currentTime / (video.duration || 1);
-  const counts = new Uint32Array(256);
-  for (const label of labels) counts[label]++;
-  document.querySelectorAll("#classes li").forEach((entry, i) => {
-    const share = (100 * counts[i]) / labels.length;
-    entry.classList.toggle("absent", counts[i] === 0);
-    entry.querySelector(".share").textContent = counts[i] ? `${share < 0.1 ? "<0.1" : share.toFixed(1)} %` : "";
-  });
-}
-
-function listClasses() {
-  byId("classes").classList.toggle("many", info.classes.length > 24);
-  byId("classes").replaceChildren(
-    ...info.classes.map(({ name }, i) => {
-      const entry = document.createElement("li");
-      const label = document.createElement("label");
-      const box = document.createElement("input");
-      box.type = "checkbox";
-      box.checked = true;
-      box.addEventListener("change", () => { setVisible([i], box.checked); });
-      const text = document.createElement("span");
-      text.textContent = name;
-      const share = document.createElement("span");
-      share.className = "share";
-      label.append(box, text, share);
-      entry.append(label);
-      entry.classList.add("absent");
-      return entry;
-    }),
-  );
-}
-
-// Gives the legend the colours that the classes have in the picture: blended with grey.
-function colourLegend() {
-  const opacity = byId("opacity").value / 100;
-  document.querySelectorAll("#classes input").forEach((box, i) => {
-    const blended = info.classes[i].drawn.map((part) => Math.round(opacity * part + (1 - opacity) * MID_GREY));
-    box.style.setProperty("--colour", `rgb(${blended.join(" ")})`);
-  });
+  showShares(labels);
 }
 
 function setVisible(numbers, visible) {
-  const entries = document.querySelectorAll("#classes li");
   for (const i of numbers) {
     if (visible) hiddenClasses.delete(i);
     else hiddenClasses.add(i);
-    entries[i].classList.toggle("off", !visible);
-    entries[i].querySelector("input").checked = visible;
+    markVisible(i, visible);
   }
   redraw();
+  link.update();
 }
 
 // Shows the name of the class under the pointer.
@@ -376,25 +316,47 @@ function outputSize() {
 }
 
 function download(blob, kind) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(blob);
-  link.download = `${source.name.replace(/\.[^.]*$/, "")}-${kind}.png`;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+  downloadFile(blob, `${source.name.replace(/\.[^.]*$/, "")}-${kind}.png`);
 }
 
 function saveOverlay() {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = outputSize();
-  drawOverlay(canvas.getContext("2d"), source.picture ?? shown.canvas, 0);
+  const context = canvas.getContext("2d");
+  drawOverlay(context, source.picture ?? shown.canvas, 0, byId("opacity").value / 100);
+  zonePanel.paint(context);
   canvas.toBlob((blob) => download(blob, "overlay"), "image/png");
 }
 
-async function saveLabels() {
+async function labelFile() {
   const { canvas, labels } = shown;
   const [width, height] = outputSize();
   const full = resize(labels, canvas.width, canvas.height, width, height);
-  download(await encodeLabels(full, width, height, info.classes.map(({ rgb }) => rgb)), "labels");
+  return encodeLabels(full, width, height, info.classes.map(({ rgb }) => rgb));
+}
+
+async function saveLabels() {
+  download(await labelFile(), "labels");
+  paintPanel.edited = false;
+}
+
+// Saves the picture with its labels into the data folder of the server.
+async function saveIntoFolder() {
+  const body = new FormData();
+  body.append("picture", await pictureFile(source));
+  body.append("labels", await labelFile());
+  body.append("classes", JSON.stringify(info.classes.map(({ name }) => name)));
+  const name = checkName(byId("save-name").value.trim());
+  const { saved } = await fetchJson(`data/${encodeURIComponent(name)}`, { method: "PUT", body });
+  paintPanel.edited = false;
+  showMessage(`Saved ${saved.join(" and ")} in the data folder of the server.`);
+}
+
+function showSettings() {
+  byId("opacity-value").textContent = `${byId("opacity").value} %`;
+  byId("frame").style.setProperty("--split", `${byId("split").value}%`);
+  colourLegend(info.classes, byId("opacity").value / 100);
+  redraw();
 }
 
 // Events
@@ -408,29 +370,53 @@ const reportErrors = (handler) => async (event) => {
   }
 };
 
-byId("open").addEventListener("click", () => byId("file").click());
+// Lets a control label the source anew, which discards corrections: without consent it takes its value back.
+const relabel = (control) => {
+  let before = control.value;
+  control.addEventListener("focus", () => { before = control.value; });
+  control.addEventListener("change", () => {
+    if (mayDiscard()) {
+      link.update();
+      return labelSource();
+    }
+    if (control.type === "radio") document.querySelector(`[name=${control.name}]:not(:checked)`).checked = true;
+    else control.value = before;
+  });
+};
+
+const onClick = (id, handler) => byId(id).addEventListener("click", reportErrors(handler));
+
+onClick("open", () => { if (mayDiscard()) byId("file").click(); });
 byId("file").addEventListener("change", reportErrors(async () => {
   const [file] = byId("file").files;
   byId("file").value = "";
   if (file) await openFile(file);
 }));
-byId("camera").addEventListener("click", reportErrors(openCamera));
-byId("sample").addEventListener("click", reportErrors(openSample));
-byId("opacity").addEventListener("input", () => {
-  byId("opacity-value").textContent = `${byId("opacity").value} %`;
-  colourLegend();
-  redraw();
-});
-byId("split").addEventListener("input", () => {
-  byId("frame").style.setProperty("--split", `${byId("split").value}%`);
-  redraw();
-});
-byId("resolution-choice").addEventListener("change", labelSource);
-document.querySelectorAll("[name=place]").forEach((choice) => choice.addEventListener("change", labelSource));
+onClick("camera", async () => { if (mayDiscard()) await openCamera(); });
+onClick("camera-here", openCameraHere);
+onClick("sample", async () => { if (mayDiscard()) await nextSample(); });
+for (const id of ["opacity", "split"]) byId(id).addEventListener("input", showSettings);
+for (const id of ["opacity", "split", "show-regions"]) byId(id).addEventListener("change", () => link.update());
+byId("show-regions").addEventListener("change", () => { regionPanel.reset(); regionPanel.update(); });
+for (const control of [byId("resolution-choice"), ...document.querySelectorAll("[name=place]")]) relabel(control);
 byId("all").addEventListener("click", () => setVisible(info.classes.keys(), true));
 byId("none").addEventListener("click", () => setVisible(info.classes.keys(), false));
-byId("save-overlay").addEventListener("click", saveOverlay);
-byId("save-labels").addEventListener("click", reportErrors(saveLabels));
+onClick("save-overlay", saveOverlay);
+for (const id of ["save-labels", "paint-download"]) onClick(id, saveLabels);
+onClick("paint", async () => { await (byId("paint").getAttribute("aria-pressed") === "true" ? paintPanel.stop() : paintPanel.start()); });
+onClick("paint-save", saveIntoFolder);
+onClick("zone-draw", () => zonePanel.toggle());
+onClick("zone-open", () => byId("zone-file").click());
+byId("zone-file").addEventListener("change", reportErrors(async () => {
+  const [file] = byId("zone-file").files;
+  byId("zone-file").value = "";
+  if (file) await zonePanel.set(await file.text());
+}));
+onClick("zone-download", () => zonePanel.download());
+onClick("zone-save", () => zonePanel.save());
+onClick("copy-link", () => link.copy());
+addEventListener("hashchange", reportErrors(() => link.apply()));
+addEventListener("beforeunload", (event) => { if (paintPanel.edited) event.preventDefault(); });
 byId("frame").addEventListener("pointermove", showClassName);
 byId("frame").addEventListener("pointerleave", () => { byId("class-name").hidden = true; });
 byId("play").addEventListener("click", () => (video.paused ? video.play() : video.pause()));
@@ -455,11 +441,12 @@ for (const event of ["dragover", "dragleave", "drop"]) {
 }
 document.addEventListener("drop", reportErrors(async (event) => {
   const [file] = event.dataTransfer.files;
-  if (file) await openFile(file);
+  if (file && mayDiscard()) await openFile(file);
 }));
 document.addEventListener("paste", reportErrors(async (event) => {
   const [file] = event.clipboardData.files;
-  if (file) await openFile(file);
+  if (file && mayDiscard()) await openFile(file);
 }));
 
+onOpened(showSource);
 reportErrors(loadInfo)();

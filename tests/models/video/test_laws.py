@@ -1,4 +1,7 @@
-"""Laws that hold for every video method with flow or a past."""
+"""Laws that hold for every video method."""
+
+import math
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -8,13 +11,38 @@ from video_methods import build, make_frames, run
 from streamseg.models.baselines.swiftnet import swiftnet18
 from streamseg.models.fanet import fanet18
 from streamseg.models.video.accel import Accel, accel
+from streamseg.models.video.clockwork import AdaptiveClockwork, clockwork, clockwork_pipelined
+from streamseg.models.video.copying import copying
 from streamseg.models.video.dff import dff
+from streamseg.models.video.dvsnet import DVSNet
+from streamseg.models.video.flownet import FlowNetS
 from streamseg.models.video.grfp import grfp
+from streamseg.models.video.low_latency import LowLatency
 from streamseg.models.video.netwarp import netwarp
 from streamseg.models.video.pearl import pearl
-from streamseg.models.video.scheme import is_part_of, load_state, save_state
+from streamseg.models.video.schedule import chosen_entries
+from streamseg.models.video.scheme import VideoMethod, is_part_of, load_state, save_state
 
-METHODS = [dff, accel, netwarp, grfp, pearl]
+
+def adaptive_clockwork(network, interval=None):
+    """The adaptive clock, whose schedule never fires: key frames come at the interval."""
+    return AdaptiveClockwork(network, threshold=math.inf, interval=interval)
+
+
+def low_latency(network, interval=None):
+    """Low-Latency, likewise."""
+    return LowLatency(network, threshold=math.inf, interval=interval, channels=8, kernel=3)
+
+
+def dvsnet(network, interval=None):
+    """DVSNet, likewise, with one cell: a key frame of several is the backbone on each of them."""
+    return DVSNet(network, FlowNetS((4, 8, 8, 8, 8, 8)), target=0, interval=interval, grid=(1, 1))
+
+
+BY_ITS_STEPS = [dff, accel, netwarp, grfp, pearl]
+"""Methods that are trained by the loss of what step() returns alone."""
+
+METHODS = [*BY_ITS_STEPS, copying, clockwork, clockwork_pipelined, adaptive_clockwork, low_latency, dvsnet]
 
 
 @pytest.fixture(params=METHODS, ids=lambda method: method.__name__)
@@ -142,6 +170,7 @@ def test_half_precision_is_nearly_the_same(method):
         assert (a.float() - b).norm() < 0.3 * b.norm()
 
 
+@pytest.mark.parametrize("method", BY_ITS_STEPS, ids=lambda method: method.__name__)
 def test_the_gradient_reaches_the_parts_that_train_and_no_others(method):
     built = build(method, interval=None)
     built.freeze()
@@ -159,6 +188,46 @@ def test_the_gradient_reaches_the_parts_that_train_and_no_others(method):
             assert parameter.grad.any(), name
     for name, buffer in built.named_buffers():
         assert is_part_of(name, built.trained) or buffer.equal(before[name]), name
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("method", BY_ITS_STEPS, ids=lambda method: method.__name__)
+@pytest.mark.parametrize("length", [2, 3, 6])
+def test_training_computes_the_logits_that_the_whole_clip_gives(method, length):
+    built = build(method, interval=None)
+    clip = [*make_frames(length)]
+    found, regression = built.clip_outputs(clip)
+    expected, _ = VideoMethod.clip_outputs(built, clip)
+    torch.testing.assert_close(found, expected)
+    assert regression is None
+
+
+READS = {"adaptive_clockwork": (1, 0), "dvsnet": (1, 0), "low_latency": (0, 1)}
+"""How often a method waits for the device on a frame after a key frame: before its labels, and after them."""
+
+
+@torch.no_grad()
+def test_no_frame_waits_for_the_device_but_where_a_schedule_decides(method):
+    """On the meta device nothing has a value: whoever reads one gets an error, and schedules read by chosen_entries."""
+    built = build(method, interval=None).to("meta")
+    reads = []
+
+    def read(decisions, default):
+        reads.append(decisions)
+        return chosen_entries(decisions, default)
+
+    image = torch.empty(1, 3, 64, 96, device="meta", dtype=torch.uint8)
+    with (
+        patch("streamseg.models.video.clockwork.chosen_entries", read),
+        patch("streamseg.models.video.dvsnet.chosen_entries", read),
+        patch("streamseg.models.video.low_latency.chosen_entries", read),
+    ):
+        _, state = built.step(image)
+        assert not reads
+        _, state = built.step(image, built.finish(state))
+        before = len(reads)
+        built.finish(state)
+    assert (before, len(reads) - before) == READS.get(method.__name__, (0, 0))
 
 
 @torch.inference_mode()

@@ -143,4 +143,4 @@ def test_a_threshold_of_0_makes_every_frame_a_key_frame(frames):
     nn.init.constant_(method.schedule.deviation.bias, -1.0)
     _, state = run(method, frames[:2])
     assert state.due.all()
-    assert method.key_share(state) == 1
+    assert method.key_share(method.finish(state)) == 1

@@ -67,6 +67,22 @@ def test_warping_in_half_precision_keeps_whole_pixels():
     assert warp(x, flow)[..., :-1].equal(x[..., 1:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_warping_wide_maps_in_half_precision_is_as_accurate_as_their_numbers(dtype):
+    """Positions and shares of a pixel are fp32: at 2048 pixels, fp16 has no fractions of a pixel left."""
+    exact = features(3, 2048).to(dtype).float()
+    generator = torch.Generator().manual_seed(1)
+    flow = (6 * torch.rand(2, 2, 3, 2048, generator=generator) - 3).to(dtype)
+    difference = (warp(exact.to(dtype), flow).float() - warp(exact, flow.float())).abs()
+    # a few roundings of numbers up to 4
+    assert difference.max() < 4 * 4 * torch.finfo(dtype).eps
+    # far less than with coordinates of half precision
+    x = torch.arange(2048, dtype=torch.float32)
+    coarse = (x + flow[:, 0].float()).to(dtype).float() - x
+    rounded = warp(exact, torch.stack([coarse, flow[:, 1].float()], dim=1))
+    assert difference.mean() < 0.05 * (rounded - warp(exact, flow.float())).abs().mean()
+
+
 def test_the_gradient_of_warping_reaches_features_and_flow():
     x = features(5, 6).double().requires_grad_()
     generator = torch.Generator().manual_seed(1)
