@@ -68,15 +68,16 @@ def parse(monkeypatch, recipe, options):
     monkeypatch.setattr("streamseg.train.runlog.summarise", lambda path: {})
     # only parsing is tested: not whether a run can have these settings, or has data
     monkeypatch.setattr(TrainConfig, "check", lambda config: None)
-    for check in (
+    checks = (
         "check_data",
         "check_weights",
         "check_second_folder",
         "check_share",
         "open_class_table",
         "check_mask_file",
-    ):
-        monkeypatch.setattr(training, check, lambda *_: None)
+    )
+    for check in checks:
+        monkeypatch.setattr(training, check, lambda *_, **__: None)
     cli.run(["train", recipe, "--data", "mine", "--out", "run", *options])
     return runs.pop()
 
