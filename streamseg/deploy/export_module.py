@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from streamseg.classes import IGNORE
-from streamseg.engine.steadying import Steadiness, average, shrink_to_luma
+from streamseg.engine.steadying import Steadiness, average, luma_size, shrink_to_luma
 from streamseg.io.masks import GREY, Mask
 from streamseg.models.fanet import FANet
 from streamseg.models.layers import resize
@@ -97,7 +97,7 @@ class ExportModule(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Return labels, logits, by how much the labels lose; and, for the next frame, brightness and scores."""
         assert self.steady is not None
-        luma = shrink_to_luma(image, (scores.shape[2], scores.shape[3]))
+        luma = shrink_to_luma(image, luma_size(scores.shape[2:], image.shape[2:]))
         fused, luma, margin = average(scores, luma, earlier, before, share, self.steady)
         logits = resize(fused, image)
         # as keep_labels, for all pixels

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from streamseg.checks import check_choice, check_count, check_readable
 from streamseg.classes import Classes
 from streamseg.engine.engine import Engine, FrameBatch, Prediction, resize_frames, to_uint8
-from streamseg.engine.steadying import Evidence, Steadiness, weigh_gap
+from streamseg.engine.steadying import Evidence, Steadiness, luma_size, weigh_gap
 from streamseg.io.checksums import BLANK_CHECKSUM, check_checksum, check_zip, pop_checksum
 from streamseg.io.tensors import short_error
 from streamseg.models.fanet import join_contexts
@@ -100,7 +100,7 @@ class Manifest:
         shapes |= {"weight": (1,)} if self.state and self.averages else {}
         if self.steady and self.size and self.score_size:
             h, w = self.score_size
-            shapes |= {"past_luma": (1, 1, h, w), "past_scores": (1, len(self.classes), h, w)}
+            shapes |= {"past_luma": (1, 1, *luma_size((h, w), self.size)), "past_scores": (1, len(self.classes), h, w)}
             shapes |= {"past_labels": (1, *self.size), "past_share": (1,)}
         return shapes
 

@@ -19,6 +19,7 @@ from streamseg.engine.steadying import (
     average,
     fit_evidence,
     keep_labels,
+    luma_size,
     shrink_to_luma,
     weigh_gap,
 )
@@ -41,7 +42,7 @@ class SteadyGraph:
         batch, classes, h, w = scores.shape
         device = scores.device
         self.earlier = torch.zeros(batch, classes, h, w, device=device)
-        self.before = torch.zeros(batch, 1, h, w, device=device)
+        self.before = torch.zeros(batch, 1, *luma_size((h, w), images.shape[2:]), device=device)
         self.previous = torch.zeros(batch, *size, dtype=torch.uint8, device=device)
         self.weight = torch.zeros(batch, device=device)
         self.weights = [0.0] * batch
@@ -71,7 +72,7 @@ class SteadyGraph:
         """Copy the evidence of the frames before to the buffers."""
         weights = []
         for i, (entry, gap) in enumerate(zip(evidence, gaps, strict=True)):
-            known = fit_evidence(entry, self.scores[i])
+            known = fit_evidence(entry, self.scores[i], self.before[i, 0])
             fits = known is not None and known.labels.shape == self.previous[i].shape
             weights.append(weigh_gap(gap) if known is not None and fits else 0.0)
             if known is not None and fits:
@@ -86,9 +87,8 @@ class SteadyGraph:
     @torch.no_grad()
     def run(self) -> None:
         """Compute labels, confidence and evidence from what is in the buffers."""
-        _, _, h, w = self.scores.shape
         size = (self.labels.shape[1], self.labels.shape[2])
-        luma = shrink_to_luma(self.images, (h, w))
+        luma = shrink_to_luma(self.images, (self.before.shape[2], self.before.shape[3]))
         fused, luma, margin = average(
             self.scores.float(), luma, self.earlier, self.before, self.weight, self.steadiness
         )

@@ -1,13 +1,13 @@
 """Steady labels of a video: the scores of earlier frames, carried along with the picture, are evidence for the next.
 
-The motion between two frames is estimated on their brightness at the size of the scores, by Lucas and Kanade's method
-from coarse to fine. The earlier scores are moved by it and averaged with the new ones where the moved picture looks
-like the new one: not where something was uncovered, and nowhere after a cut. At full size a pixel then changes its
+The motion between two frames is estimated on their brightness at twice the size of the scores, by Lucas and Kanade's
+method from coarse to fine. The earlier scores are moved by it and averaged with the new ones where the moved picture
+looks like the new one: not where something was uncovered, and nowhere after a cut. At full size a pixel then changes its
 class only if the new one scores higher by a margin, which is smaller where the picture changes.
 
 All functions have fixed shapes and never wait for the device, except where they say so.
 
-Shapes: B streams in a batch, K classes, h x w the map of scores, H x W the labels.
+Shapes: B streams in a batch, K classes, h x w the map of scores, H x W the labels, l x m the brightness.
 """
 
 import math
@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from streamseg.engine.motion import blur, estimate_motion, move, stays_inside
+from streamseg.engine.motion import blur, estimate_motion, halve, move, stays_inside
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in brightness."""
 
-CUT, SAME_SCENE = 0.5, 0.7
+CUT, SAME_SCENE = 0.6, 0.75
 """How much of a picture is found again in the one before: up to the first after a cut, where all evidence is dropped,
 and the second or more in one scene, where all of it counts. On CamVid 0.86 or more at 15 frames a second, 0.70 or more
 at 5, and 0.30 or less in another street."""
@@ -53,17 +53,17 @@ class Steadiness:
                 raise ValueError(f"{name} is {value!r:.80}; expected {expected}.")
 
 
-STEADY_LOW = Steadiness(share=0.5, tolerance=12.0, margin=0.5, still=25.0)
+STEADY_LOW = Steadiness(share=0.5, tolerance=16.0, margin=0.5, still=25.0)
 """The default of videos: more accurate than frame by frame, and steadier."""
-STEADY_HIGH = Steadiness(share=0.6, tolerance=12.0, margin=1.0, still=25.0)
-"""As steady as possible at the accuracy of frame by frame."""
+STEADY_HIGH = Steadiness(share=0.6, tolerance=16.0, margin=1.15, still=25.0)
+"""As steady as possible at no loss of accuracy."""
 
 
 class Evidence(NamedTuple):
     """What a frame leaves to the next one of its stream, so that labels stay steady. Its tensors are never modified."""
 
     luma: Tensor
-    """Brightness at the size of the scores, (h, w), fp32, 0 to 255."""
+    """Brightness at twice the size of the scores, (l, m), fp32, 0 to 255; see luma_size."""
     scores: Tensor
     """Averaged scores, (K, h, w), fp32."""
     labels: Tensor
@@ -76,7 +76,7 @@ class Fused(NamedTuple):
     scores: Tensor
     """(B, K, h, w), fp32."""
     luma: Tensor
-    """(B, 1, h, w)."""
+    """(B, 1, l, m)."""
     margin: Tensor
     """By how much a new class must win, (B, 1, h, w)."""
 
@@ -94,16 +94,21 @@ def fuse_scores(
         images: The frames (B, 3, H', W') in any size, 0 to 255.
         gaps: Seconds between each frame and the one before.
     """
-    size = (scores.shape[2], scores.shape[3])
     # contiguous: channels last, as the fast engine gives them, are slower to move and to label
-    scores, luma = scores.float().contiguous(), shrink_to_luma(images, size)
-    known = [fit_evidence(entry, scores[0]) for entry in evidence]
+    scores, luma = scores.float().contiguous(), shrink_to_luma(images, luma_size(scores.shape[2:], images.shape[2:]))
+    known = [fit_evidence(entry, scores[0], luma[0, 0]) for entry in evidence]
     if not any(known):
-        return Fused(scores, luma, torch.zeros_like(luma))
+        return Fused(scores, luma, torch.zeros_like(scores[:, :1]))
     before = torch.stack([now if entry is None else entry.luma[None] for entry, now in zip(known, luma, strict=True)])
     earlier = torch.stack([now if entry is None else entry.scores for entry, now in zip(known, scores, strict=True)])
     weights = [0.0 if entry is None else weigh_gap(gap) for entry, gap in zip(known, gaps, strict=True)]
     return Fused(*average(scores, luma, earlier, before, scores.new_tensor(weights), steadiness))
+
+
+def luma_size(scores: Sequence[int], images: Sequence[int]) -> tuple[int, int]:
+    """Return height and width of the brightness: twice those of the scores, if the images are as large."""
+    scale = 2 if 2 * scores[0] <= images[0] and 2 * scores[1] <= images[1] else 1
+    return scale * scores[0], scale * scores[1]
 
 
 def weigh_gap(gap: float) -> float:
@@ -114,11 +119,11 @@ def weigh_gap(gap: float) -> float:
 def average(
     scores: Tensor, luma: Tensor, earlier: Tensor, before: Tensor, weight: Tensor, steadiness: Steadiness
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the averaged scores (B, K, h, w), the brightness (B, 1, h, w), and the margin for new classes.
+    """Return the averaged scores (B, K, h, w), the brightness (B, 1, l, m), and the margin (B, 1, h, w) of new classes.
 
     Args:
         earlier: Averaged scores of the frame before, (B, K, h, w).
-        before: Its brightness (B, 1, h, w).
+        before: Its brightness (B, 1, l, m).
         weight: For each stream, how far the frame before counts, 0 to 1, (B,): 0 if there is none.
     """
     weight = weight.view(-1, 1, 1, 1)
@@ -126,31 +131,37 @@ def average(
     alike = likeness(luma, move(before, motion), steadiness.tolerance) * stays_inside(motion)
     # a mean instead of an if: the host would have to wait for the device
     seen_again = ((alike.mean(dim=(1, 2, 3), keepdim=True) - CUT) / (SAME_SCENE - CUT)).clamp(0, 1)
+    now = luma
+    if now.shape[2:] != scores.shape[2:]:  # then they are twice as large
+        now, before, alike, motion = halve(now), halve(before), halve(alike), halve(motion) / 2
     trust = steadiness.share * alike * seen_again * weight
     fused = scores + trust * (move(earlier, motion, "bicubic") - scores)
-    margin = steadiness.margin * likeness(luma, before, steadiness.still) * seen_again * weight
+    margin = steadiness.margin * likeness(now, before, steadiness.still) * seen_again * weight
     return fused, luma, margin
 
 
-def fit_evidence(evidence: Evidence | None, scores: Tensor) -> Evidence | None:
-    """Return evidence at the size and on the device of scores (K, h, w); None if it has other classes."""
+def fit_evidence(evidence: Evidence | None, scores: Tensor, brightness: Tensor) -> Evidence | None:
+    """Return evidence on the device and at the sizes of scores (K, h, w) and brightness (l, m).
+
+    None if it has other classes.
+    """
     if evidence is None or len(evidence.scores) != len(scores):
         return None
     luma, earlier, labels = (tensor.to(scores.device) for tensor in evidence)
-    size = (scores.shape[1], scores.shape[2])
-    if earlier.shape[1:] != size:  # the network input's size has changed, such as under a deadline
-        luma, earlier = (resize_map(tensor, size) for tensor in (luma[None], earlier))
-        luma = luma[0]
-    return Evidence(luma, earlier, labels)
+    # the network input's size may have changed, such as under a deadline
+    return Evidence(resize_map(luma[None], brightness)[0], resize_map(earlier, scores), labels)
 
 
-def resize_map(values: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize a map (C, h, w) bilinearly."""
+def resize_map(values: Tensor, like: Tensor) -> Tensor:
+    """Resize a map (C, h, w) bilinearly to the height and width of another."""
+    size = (like.shape[-2], like.shape[-1])
+    if values.shape[1:] == size:
+        return values
     return F.interpolate(values[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
 
 
 def shrink_to_luma(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return the brightness (B, 1, h, w), fp32, of images (B, 3, H, W) in a smaller size."""
+    """Return the brightness (B, 1, l, m), fp32, of images (B, 3, H, W) in a smaller size."""
     # on the CPU bytes are resized four times as fast as floats; other devices support only floats
     images = images if images.device.type == "cpu" else images.float()
     small = F.interpolate(images, size, mode="bilinear", antialias=True).float()

@@ -255,7 +255,8 @@ def pop_evidence(tensors: dict[str, Tensor]) -> Evidence | None:
         return None
     evidence = Evidence(*(tensors.pop(f"evidence.{name}") for name in Evidence._fields))
     luma, scores, labels = evidence
-    if (luma.ndim, scores.ndim, labels.ndim) != (2, 3, 2) or scores.shape[1:] != luma.shape or 0 in scores.shape:
+    sizes = [tuple(scale * side for side in scores.shape[1:]) for scale in (1, 2)]
+    if (luma.ndim, scores.ndim, labels.ndim) != (2, 3, 2) or luma.shape not in sizes or 0 in scores.shape:
         raise ValueError(f"evidence of the shapes {[tuple(tensor.shape) for tensor in evidence]}")
     if labels.dtype != torch.uint8:
         raise ValueError(f"labels of the type {labels.dtype}")
