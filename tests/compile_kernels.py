@@ -77,8 +77,14 @@ KERNELS = [
     (resize.resize_kernel, {"C": 64, "BLOCK": 32, "ADD": True}, dict.fromkeys(("small", "out", "add"), HALVES), {}),
     (
         labels.label_kernel,
-        {"CLASSES": 19, "ROWS": 8, "BLOCK": 64, "CONFIDENCE": True},
-        {"scores": HALVES, "labels": BYTES, "confidence": BYTES},
+        {"CLASSES": 19, "ROWS": 8, "BLOCK": 64, "CONFIDENCE": True, "STEADY": False},
+        {"scores": HALVES, "labels": BYTES, "confidence": BYTES, "previous": BYTES, "margin": HALVES},
+        {"num_warps": 2},
+    ),
+    (
+        labels.label_kernel,
+        {"CLASSES": 13, "ROWS": 8, "BLOCK": 64, "CONFIDENCE": True, "STEADY": True},
+        {"scores": FLOATS, "labels": BYTES, "confidence": BYTES, "previous": BYTES, "margin": FLOATS},
         {"num_warps": 2},
     ),
     (

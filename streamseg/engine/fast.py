@@ -270,6 +270,7 @@ class FastEngine(Engine):
             return predict_steadily(buffers.scores, batch, steadiness, label)
         known = buffers.steady
         if known is None or known.steadiness != steadiness or tuple(known.labels.shape[1:]) != size:
+            self.lock.synchronize()  # another CUDA stream may still use the buffers of the last one
             buffers.steady = known = SteadyGraph(buffers.frame, buffers.scores, size, steadiness, batch.with_confidence)
         return known.predict(batch)
 

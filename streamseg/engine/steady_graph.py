@@ -18,7 +18,6 @@ from streamseg.engine.steadying import (
     Steadiness,
     average,
     fit_evidence,
-    keep_labels,
     luma_size,
     shrink_to_luma,
     weigh_gap,
@@ -75,6 +74,8 @@ class SteadyGraph:
             known = fit_evidence(entry, self.scores[i], self.before[i, 0])
             fits = known is not None and known.labels.shape == self.previous[i].shape
             weights.append(weigh_gap(gap) if known is not None and fits else 0.0)
+            if weights[i] == 0 and self.weights[i] > 0:
+                self.earlier[i].zero_()  # nothing of another stream stays, not even a nan
             if known is not None and fits:
                 self.before[i, 0].copy_(known.luma)
                 self.earlier[i].copy_(known.scores)
@@ -94,12 +95,7 @@ class SteadyGraph:
         )
         self.fused.copy_(fused)
         self.luma.copy_(luma)
-        kernels.label(self.fused, size, self.labels, self.confidence)
-        for i, previous in enumerate(self.previous):
-            kept, behind = keep_labels(self.labels[i], previous, self.fused[i], margin[i])
-            self.labels[i].copy_(kept)
-            if self.confidence is not None:
-                self.confidence[i].copy_((self.confidence[i] * torch.exp(-behind)).round())
+        kernels.label(self.fused, size, self.labels, self.confidence, (self.previous, margin))
 
 
 def label_on_gpu(scores: Tensor, size: tuple[int, int], with_confidence: bool) -> tuple[Tensor, Tensor | None]:

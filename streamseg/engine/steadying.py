@@ -135,7 +135,7 @@ def average(
     if now.shape[2:] != scores.shape[2:]:  # then they are twice as large
         now, before, alike, motion = halve(now), halve(before), halve(alike), halve(motion) / 2
     trust = steadiness.share * alike * seen_again * weight
-    fused = scores + trust * (move(earlier, motion, "bicubic") - scores)
+    fused = torch.lerp(scores, move(earlier, motion, "bicubic"), trust)
     margin = steadiness.margin * likeness(now, before, steadiness.still) * seen_again * weight
     return fused, luma, margin
 
