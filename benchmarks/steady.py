@@ -4,11 +4,13 @@
     python benchmarks/steady.py moved COMMA10K WEIGHTS
     python benchmarks/steady.py tried CAMVID WEIGHTS
     python benchmarks/steady.py time [WEIGHTS [HEIGHT WIDTH]]
+    python benchmarks/steady.py gpu [WEIGHTS]
 
 accuracy  the network's scores of CamVid's val, computed once, labelled in several ways and as several streams
 moved     pictures of comma10k's val, over which a camera moves and zooms, with noise; no number was chosen on them
 tried     high with one of its parts replaced, on CamVid's val
 time      a frame in milliseconds, one way after the other on the same frame, so that a busy machine disturbs all alike
+gpu       the same on a GPU at 720 x 960 and 1024 x 2048, by CUDA events, frames and labels on the GPU
 """
 
 import random
@@ -27,7 +29,7 @@ from torch.nn import functional as F
 import streamseg
 from streamseg.data.datasets import Dataset
 from streamseg.engine import steadying
-from streamseg.engine.engine import ImageEngine
+from streamseg.engine.engine import Engine, ImageEngine
 from streamseg.engine.motion import estimate_motion, move
 from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW, Steadiness
 from streamseg.evaluate import metrics
@@ -268,9 +270,39 @@ def time(weights: str = "", height: str = "720", width: str = "960") -> None:
         print(f"--steady {name}: {median(times[2:]):.1f} ms a frame, {ratio:.3f} of off")
 
 
+def gpu(weights: str = "") -> None:
+    engine = streamseg.accelerate(streamseg.load(weights or None)[0].cuda())
+    for size in ((720, 960), (1024, 2048)):
+        wide = torch.randint(
+            0, 256, (1, 3, size[0] // 16, size[1] // 16 + 4), generator=torch.Generator().manual_seed(0)
+        )
+        wide = F.interpolate(wide.float(), (size[0], size[1] + 64), mode="bicubic").clamp(0, 255).byte()[0].cuda()
+        frames = [wide[:, :, 4 * i : 4 * i + size[1]].contiguous() for i in range(16)]
+        spent: dict[str, list[float]] = {name: [] for name in ("off", "low", "high")}
+        for _ in range(ROUNDS):
+            for name, times in spent.items():
+                times.append(time_stream(engine, frames, LastFrames(1, steady=WAYS[name])))
+        for name, times in spent.items():
+            ratio = median(t / p for t, p in zip(times[2:], spent["off"][2:], strict=True))
+            print(f"{size[0]} x {size[1]}, --steady {name}: {median(times[2:]):.3f} ms a frame, {ratio:.3f} of off")
+
+
+def time_stream(engine: Engine, frames: Sequence[Tensor], policy: LastFrames) -> float:
+    """Return the milliseconds that a GPU takes for each frame of a stream, after the first two, without a pause."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    state: State | None = None
+    for i, frame in enumerate(frames):
+        if i == 2:
+            start.record()
+        _, state = label_frame(engine, frame, state, policy, seconds=i / RATE)
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / (len(frames) - 2)
+
+
 if __name__ == "__main__":
     part, *arguments = sys.argv[1:] or [""]
-    parts = {"accuracy": accuracy, "moved": moved, "tried": tried, "time": time}
+    parts = {"accuracy": accuracy, "moved": moved, "tried": tried, "time": time, "gpu": gpu}
     if part not in parts:
         sys.exit(__doc__)
     parts[part](*arguments)
