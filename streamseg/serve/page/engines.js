@@ -19,10 +19,10 @@ export class ServerEngine {
   }
 
   async label(canvas, still) {
+    const { socket } = this; // not a later one: after a reset its answers are for other frames
     // pictures lossless, so that both engines get the same pixels; frames of a video small
     const blob = await new Promise((resolve) => canvas.toBlob(resolve, still ? "image/png" : "image/jpeg", 0.92));
     const bytes = await blob.arrayBuffer();
-    const { socket } = this;
     for (;;) {
       socket.send(bytes);
       const answer = JSON.parse(await socket.nextMessage());
