@@ -26,7 +26,8 @@ DATASET_LAYOUTS = {
     ),
     "ade20k": "images/training/, annotations/training/, images/validation/ and annotations/validation/",
     "folder": (
-        'classes.txt (one class a line, "name" or "name #rrggbb") and files of the same names in images/ and labels/'
+        'classes.txt (one class a line, "name" or "name #rrggbb") and files of the same names in images/ and labels/; '
+        "streamseg convert makes them of the export of an annotation tool"
     ),
 }
 """Expected contents of the folder of each data set."""

@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import zlib
+from functools import partial
 from itertools import pairwise
 
 import numpy
@@ -298,3 +299,23 @@ def write_supervisely(folder, pictures, polygons=False):
         save_json(
             folder / f"ds0/ann/{name}.png.json", {"description": "", "tags": [], "size": size, "objects": objects}
         )
+
+
+# ways to write an export; the first word is its format
+WITH_HOLES = {
+    "cvat masks": write_cvat_masks,
+    "cvat XML masks": write_cvat_xml,
+    "labelstudio brush": write_labelstudio,
+    "labelme masks": write_labelme,
+    "labelme polygons": partial(write_labelme, polygons=True),
+    "coco RLE": write_coco,
+    "coco-panoptic": write_coco_panoptic,
+    "supervisely bitmaps": write_supervisely,
+    "supervisely polygons": partial(write_supervisely, polygons=True),
+}
+WITHOUT_HOLES = {
+    "cvat XML polygons": partial(write_cvat_xml, polygons=True),
+    "labelstudio polygons": partial(write_labelstudio, polygons=True),
+    "coco polygons": partial(write_coco, polygons=True),
+    "yolo polygons": write_yolo,
+}

@@ -116,7 +116,7 @@ def test_wrong_names_are_reported_without_importing_torch(tmp_path):
             "steet",
         ): "No class table is called 'steet'",
         ("evaluate", "w.pt2", "--dataset", "camvid", "--data", "data"): "No weights at w.pt2: check the path.",
-        ("check", "folder", *data): "No data set of kind folder in nothere: expected classes.txt",
+        ("check", "folder", *data): "images/ and labels/; streamseg convert makes them of the export of an annotation",
         ("check", "folder", "--data", "data", "--sheet", "a.gif"): "a.gif does not have the suffix of a picture",
         ("pack", "folder", "out", *data): "No data set of kind folder in nothere: expected classes.txt",
         ("export", "w.safetensors", "model.onnx"): "No weights at w.safetensors: check the path.",

@@ -119,11 +119,15 @@ def test_only_the_server_is_reached_from_other_machines_and_it_needs_a_token():
 CLIENTS = {
     "segment.py": [sys.executable],
     "segment.mjs": ["node"],
+    "Segment.java": ["java"],
     "segment.sh": ["sh"],
 }
 
 
-def run_client(name, server, picture, token=""):
+UNUSED_PORT = 9  # discard, which no machine of today serves
+
+
+def run_client(name, port, *pictures, token=""):
     program = CLIENTS[name][0]
     needed = {"segment.sh": ("sh", "curl")}.get(name, (program,))
     for each in needed:
@@ -133,9 +137,13 @@ def run_client(name, server, picture, token=""):
         version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
         if int(re.match(r"v(\d+)", version)[1]) < 18:
             pytest.skip(f"node is {version.strip()}, expected 18 or newer")
+    if name.endswith(".java"):
+        version = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True).stderr
+        if int(re.search(r'version "(\d+)', version)[1]) < 17 or shutil.which("javac") is None:
+            pytest.skip("the JDK is older than 17, or has no compiler")
     environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     return subprocess.run(
-        [*CLIENTS[name], str(ROOT / "examples/clients" / name), f"http://127.0.0.1:{server.port}/", str(picture)],
+        [*CLIENTS[name], str(ROOT / "examples/clients" / name), f"http://127.0.0.1:{port}/", *map(str, pictures)],
         capture_output=True,
         text=True,
         env=environment | {"STREAMSEG_TOKEN": token},
@@ -159,7 +167,7 @@ def guarded():
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_gets_the_shares_and_the_labels(name, guarded, picture):
-    done = run_client(name, guarded, picture, "secret")
+    done = run_client(name, guarded.port, picture, token="secret")
     assert done.returncode == 0, done.stderr
     answer = guarded.ask("/segment", PICTURE, Accept="application/json", Authorization="Bearer secret")
     shares = {entry["name"]: entry["share"] for entry in answer.json["classes"] if entry["share"]}
@@ -180,14 +188,29 @@ def test_a_client_gets_the_shares_and_the_labels(name, guarded, picture):
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_says_what_the_server_says(name, guarded, picture):
-    done = run_client(name, guarded, picture, "wrong")
+    done = run_client(name, guarded.port, picture, token="wrong")
     assert done.returncode == 1
     assert done.stderr.startswith("401: ")
     picture.write_bytes(b"no picture")
-    done = run_client(name, guarded, picture, "secret")
+    done = run_client(name, guarded.port, picture, token="secret")
     assert done.returncode == 1
     assert done.stderr.startswith("415: ")
     assert "send a PNG, JPEG" in done.stderr
+    assert [path.name for path in picture.parent.iterdir()] == ["my street.png"]
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_says_what_is_missing(name, picture):
+    done = run_client(name, UNUSED_PORT, picture)
+    assert done.returncode == 1
+    assert f"http://127.0.0.1:{UNUSED_PORT}" in done.stderr
+    assert "cannot be reached" in done.stderr
+    assert done.stderr.endswith("start it with streamseg serve.\n")
+    for pictures in ((), (picture.parent / "nowhere.png",)):
+        done = run_client(name, UNUSED_PORT, *pictures)
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("Give the address of a server and a picture: ")
     assert [path.name for path in picture.parent.iterdir()] == ["my street.png"]
 
 

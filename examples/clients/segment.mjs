@@ -4,6 +4,7 @@
 // the variable STREAMSEG_TOKEN. The server describes itself at /openapi.json. In a browser, label() works as it is,
 // on pages of the server itself, with a File instead of the bytes.
 
+import { existsSync } from "node:fs";
 import { readFile, writeFile } from "node:fs/promises";
 
 const TRIES = 5;
@@ -13,7 +14,9 @@ async function label(server, picture, mediaType, token) {
   const headers = { Accept: mediaType, "Content-Type": "application/octet-stream" };
   if (token) headers.Authorization = `Bearer ${token}`;
   for (let i = 0; i < TRIES; i++) {
-    const response = await fetch(`${server}/segment`, { method: "POST", headers, body: picture });
+    const response = await fetch(`${server}/segment`, { method: "POST", headers, body: picture }).catch((error) => {
+      throw new Error(`${server} cannot be reached (${error.cause?.message ?? error.message}): start it with streamseg serve.`);
+    });
     if (response.ok) return response;
     // each other error says in a sentence what is wrong
     if (response.status !== 503) throw new Error(`${response.status}: ${(await response.json()).error}`);
@@ -23,6 +26,10 @@ async function label(server, picture, mediaType, token) {
   throw new Error(`The server was busy ${TRIES} times: try again later.`);
 }
 
+if (process.argv.length !== 4 || !existsSync(process.argv[3])) {
+  console.error("Give the address of a server and a picture: node segment.mjs http://localhost:8000 street.jpg");
+  process.exit(1);
+}
 const [server, path] = [process.argv[2].replace(/\/$/, ""), process.argv[3]];
 const token = process.env.STREAMSEG_TOKEN;
 const picture = await readFile(path);

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 TRIES = 5
@@ -28,9 +28,13 @@ def label(server: str, picture: bytes, media_type: str) -> bytes:
             if error.code != 503:  # each other error says in a sentence what is wrong
                 sys.exit(f"{error.code}: {json.load(error)['error']}")
             time.sleep(float(error.headers.get("Retry-After", 1)))  # the queue is full
+        except URLError as error:
+            sys.exit(f"{server} cannot be reached ({error.reason}): start it with streamseg serve.")
     sys.exit(f"The server was busy {TRIES} times: try again later.")
 
 
+if len(sys.argv) != 3 or not Path(sys.argv[2]).is_file():
+    sys.exit("Give the address of a server and a picture: python segment.py http://localhost:8000 street.jpg")
 server, path = sys.argv[1].rstrip("/"), Path(sys.argv[2])
 found = json.loads(label(server, path.read_bytes(), "application/json"))
 for entry in sorted(found["classes"], key=lambda entry: -entry["share"]):

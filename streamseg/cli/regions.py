@@ -63,6 +63,14 @@ def check_region_options(options: RegionOptions, used: Sequence[Path]) -> None:
     from streamseg.regions.zones import read_zones
 
     check_count("--min-area", options.min_area)
+    if not options.regions:
+        for name, given in (
+            ("--regions-format", options.regions_format),
+            ("--regions-classes", options.regions_classes),
+            ("--min-area", options.min_area != MIN_AREA),
+        ):
+            if given:
+                raise ValueError(f"{name} is about the regions of --regions: give a file for them, or leave it out.")
     if options.events and not options.zones:
         raise ValueError("--events reports what happens in zones: give a file of them with --zones.")
     if options.zones:

@@ -366,6 +366,8 @@ def run_plan(
         clear_line()
     for line in list_results(pipeline, result, options.deadline):
         print(line, file=messages)
+    if region_options.regions and region_options.regions != STANDARD_OUTPUT:
+        print(f"regions: {region_options.regions}", file=messages)
     if result.frames > 1:
         print(latency.format_summary(meter.summary(), streams), file=messages)
     if lines and lines.reached:

@@ -99,6 +99,10 @@ def decode_upload(data: bytes, most: int) -> Tensor:
 def decode_uploaded_ids(data: bytes, most: int) -> Tensor:
     """Return the ids (H, W), int32, of an uploaded label file, with the same limit."""
     check_upload(data, most)
+    if not data.startswith(b"\x89PNG"):
+        raise UnknownFormatError(
+            "The labels' file is no PNG: send one in which each pixel is the number of its class, as /segment answers."
+        )
     return to_label_ids(
         decode_file(io.BytesIO(data), "The labels' file", Image.Image.copy, ("PNG",)), "The labels' file"
     )

@@ -130,8 +130,12 @@ def open_address(address: str, part: str = "") -> Iterator[HTTPResponse]:
             raise response_error(address, error) from None
 
 
-def response_error(address: str, error: Exception) -> OSError:
-    """Return why a request failed."""
+def response_error(address: str, error: Exception, failure: str = "cannot be read") -> OSError:
+    """Return why a request failed.
+
+    Args:
+        failure: What to say of an address that does not answer.
+    """
     if isinstance(error, HTTPError):
         error.close()
         login = " Is it the right user and password, as in http://user:password@host/path?"
@@ -140,7 +144,7 @@ def response_error(address: str, error: Exception) -> OSError:
         return OSError(f"{redact(address)} {answer}.{login if error.code == 401 else ''}")
     reason = error.reason if isinstance(error, URLError) else error
     words = (reason.strerror if isinstance(reason, OSError) else None) or str(reason) or type(reason).__name__
-    return OSError(f"{redact(address)} cannot be read: {words}.")
+    return OSError(f"{redact(address)} {failure}: {words}.")
 
 
 def content_type(response: HTTPResponse) -> str:

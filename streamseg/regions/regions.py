@@ -129,6 +129,8 @@ def measure(pixels: Ints, first: Ints, after: Ints, area: Ints) -> tuple[NDArray
 
 def wanted_labels(classes: Classes, only: Sequence[str]) -> NDArray[numpy.bool_]:
     """Return whether regions of each label are wanted, (256,)."""
+    if isinstance(only, str):  # whose letters would be taken for names
+        raise ValueError(f"only is {only!r:.80}; expected a list of classes, such as [{only!r:.80}].")
     wanted = numpy.zeros(IGNORE + 1, dtype=bool)
     wanted[[classes.find(name) for name in only] if only else slice(len(classes))] = True
     return wanted
@@ -137,7 +139,7 @@ def wanted_labels(classes: Classes, only: Sequence[str]) -> NDArray[numpy.bool_]
 def to_label_array(labels: "Tensor | NDArray") -> NDArray[numpy.uint8]:
     """Return labels (H, W) as an array of bytes."""
     # not by its type, for which torch would have to be imported
-    array = labels if isinstance(labels, numpy.ndarray) or not hasattr(labels, "cpu") else labels.cpu().numpy()
+    array = labels if isinstance(labels, numpy.ndarray) or not hasattr(labels, "cpu") else labels.detach().cpu().numpy()
     if not isinstance(array, numpy.ndarray) or array.ndim != 2 or array.dtype.kind not in "iu":
         kind = f"{array.dtype} of shape {array.shape}" if isinstance(array, numpy.ndarray) else type(array).__name__
         raise ValueError(f"The labels are {kind}; expected integers (H, W), as streamseg.segment returns.")

@@ -176,7 +176,7 @@ class Webhook:
                     self.sent += 1
                     return
             except (OSError, HTTPException, ValueError) as error:
-                reason = response_error(self.address, error)
+                reason = response_error(self.address, error, "cannot be reached")
             if delay is None or self.closing.wait(delay):
                 break
         self.reason = self.reason or str(reason)

@@ -46,6 +46,7 @@ class Zone:
     """pixels or fractions; if not given, fractions where no number is above 1."""
 
     def __post_init__(self) -> None:
+        check_names(f"Zone {self.name!r:.80}", classes=self.classes, events=self.events)
         check_shape(self.name, self.points, self.units, self.debounce)
         if not self.classes:
             raise ValueError(f"Zone {self.name!r:.80} watches no class: give classes, such as classes = ['Car'].")
@@ -78,6 +79,7 @@ class Lane:
     """pixels or fractions; if not given, fractions where no number is above 1."""
 
     def __post_init__(self) -> None:
+        check_names(f"Lane {self.name!r:.80}", drivable=self.drivable)
         check_shape(self.name, self.points, self.units, self.debounce)
         if not self.drivable:
             raise ValueError(f"Lane {self.name!r:.80} has no drivable class: give some, such as drivable = ['Road'].")
@@ -99,6 +101,13 @@ class Lane:
 Area = TypeVar("Area", Zone, Lane)
 
 
+def check_names(area: str, **entries: Sequence[str]) -> None:
+    """Raise a ValueError if a list of names is one text, whose letters would be taken for names."""
+    for entry, names in entries.items():
+        if isinstance(names, str):
+            raise ValueError(f"{area}: {entry} is {names!r:.80}; expected a list of texts, such as [{names!r:.80}].")
+
+
 def check_shape(name: str, points: Sequence[Point], units: str, debounce: float) -> None:
     """Raise a ValueError if points are not the corners of a polygon."""
     if not (isinstance(name, str) and name.strip() and name.isprintable()):
@@ -108,6 +117,7 @@ def check_shape(name: str, points: Sequence[Point], units: str, debounce: float)
     check_choice(f"Zone {name!r:.80}: units", units, ("", "pixels", "fractions"))
     if not (debounce >= 0 and math.isfinite(debounce)):
         raise ValueError(f"Zone {name!r:.80}: debounce is {debounce!r:.80}; expected seconds, 0 or more.")
+    check_fractions(name, points, units)
     edges = [(points[i], points[(i + 1) % len(points)]) for i in range(len(points))]
     if any(begin == end for begin, end in edges):
         raise ValueError(f"Zone {name!r:.80} has the same point twice in a row: leave out one.")
@@ -120,6 +130,22 @@ def check_shape(name: str, points: Sequence[Point], units: str, debounce: float)
     x, y = numpy.array(points).T
     if abs(x @ numpy.roll(y, -1) - y @ numpy.roll(x, -1)) < 1e-9:
         raise ValueError(f"Zone {name!r:.80} has no area: its points lie on a line.")
+
+
+def check_fractions(name: str, points: Sequence[Point], units: str) -> None:
+    """Raise a ValueError if points that must be fractions of the frame lie outside of it."""
+    numbers = [number for point in points for number in point]
+    # pixels are whole numbers, or reach further than two of them
+    meant = not units and max(numbers) <= 2 and any(number % 1 for number in numbers)
+    if not (units == "fractions" or meant):
+        return
+    for point in points:
+        if not all(0 <= number <= 1 for number in point):
+            hint = " For pixels give units = 'pixels'." if not units else ""
+            raise ValueError(
+                f"Zone {name!r:.80} has the point {list(point)}, outside of the frame: fractions of the width and "
+                f"height are 0 to 1.{hint}"
+            )
 
 
 def cross(a: Point, b: Point, c: Point, d: Point) -> bool:

@@ -232,10 +232,13 @@ def parse_sources(given: Sequence[str]) -> dict[str, str]:
     addresses: dict[str, str] = {}
     for text in given:
         name, mark, address = text.partition("=")
-        if not mark or not address or not NAME.fullmatch(name):
-            shown = name if mark else "it"
+        if not mark:
             raise ValueError(
-                f"--source takes NAME=ADDRESS, with letters, digits, _ and - in the name; {shown!r:.80} does not fit."
+                f"--source is {redact(text)!r:.80}; expected NAME=ADDRESS, such as front={redact(text):.80}."
+            )
+        if not address or not NAME.fullmatch(name):
+            raise ValueError(
+                f"--source takes NAME=ADDRESS, with letters, digits, _ and - in the name; {name!r:.80} does not fit."
             )
         if name in addresses:
             raise ValueError(f"Two sources are called {name}: give each a name of its own.")

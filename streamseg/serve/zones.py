@@ -75,13 +75,6 @@ def decode_zones(data: bytes, classes: Classes) -> Areas:
             raise ValueError(f"A zone has {len(points)} points; expected at most {MAX_POINTS}: simplify it.")
     areas = tuple(parse_zones(content, "The file of zones"))
     ZoneMonitor(areas, classes)  # refuses unknown classes
-    for area in areas:
-        outside = [point for point in area.points if not all(0 <= number <= 1 for number in point)]
-        if area.units == "fractions" and outside:
-            raise ValueError(
-                f"Zone {area.name!r:.80} has the point {list(outside[0])}, outside of the frame: fractions of the "
-                "width and height are 0 to 1."
-            )
     return areas
 
 

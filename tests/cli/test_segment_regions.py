@@ -24,8 +24,9 @@ def inputs(here):
 
 
 @pytest.mark.parametrize("name", ["r.jsonl", "r.coco.json", "r.geojson"])
-def test_regions_are_written_in_the_format_of_the_name(segment, inputs, name):
+def test_regions_are_written_in_the_format_of_the_name(segment, inputs, capsys, name):
     assert segment("v.mp4", "out.mp4", "--regions", name, "--min-area", "1") == 0
+    assert f"regions: {name}" in capsys.readouterr().out.splitlines()
     assert segment("v.mp4", "out.mp4", "--regions", name, "--min-area", "1") == 0  # our own file may be replaced
     text = Path(name).read_text()
     if name == "r.jsonl":
@@ -84,6 +85,13 @@ def test_zones_that_fit_one_video_only_end_the_other_with_one_sentence(segment, 
         ("a.png o.png --regions a.png", "a.png exists and was not written by streamseg"),
         ("a.png o.png --regions o.png", "o.png is an input or output already"),
         ("a.png o.png --regions r --regions-format coco --min-area 0", "--min-area is 0; expected a whole number"),
+        ("a.png o.png --min-area 100", "--min-area is about the regions of --regions: give a file for them"),
+        ("a.png o.png --regions-classes Car", "--regions-classes is about the regions of --regions"),
+        ("a.png o.png --regions-format coco", "--regions-format is about the regions of --regions"),
+        (
+            "a.png o.png --zones beside.toml",
+            "beside.toml: Zone 'x' has the point [1.5, 0.0], outside of the frame",
+        ),
         ("a.png o.png --regions nowhere/r.json", "No folder nowhere to write r.json into: create it first."),
         ("a.png o.png --regions - --regions-format coco", "Standard output takes regions as JSON lines only"),
         ("a.png o.png --regions r.json --regions-classes Unicorn", "No class is called 'Unicorn'"),
@@ -95,6 +103,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(segment, inputs, capfd, ar
         ("crossed", "[[0, 0], [1, 1], [1, 0], [0, 1]]", "Car"),
         ("foreign", EVERYWHERE, "Unicorn"),
         ("outside", "[[0, 0], [5000, 0], [10, 10]]", "Car"),
+        ("beside", "[[0, 0], [1.5, 0], [0.5, 0.5]]", "Car"),
     ):
         Path(f"{name}.toml").write_text(f'[[zone]]\nname = "x"\npoints = {points}\nclasses = ["{kind}"]\n')
     before = {path.name: path.read_bytes() for path in inputs.iterdir()}

@@ -2,13 +2,10 @@
 
 import json
 import zipfile
-from functools import partial
 
 import annotation_exports as exports
 import numpy
 import pytest
-import runs
-from PIL import Image
 
 from streamseg.classes import Classes
 from streamseg.data.datasets import folder
@@ -21,24 +18,7 @@ from streamseg.io.images import read_label_ids
 
 HOLE = slice(exports.SIZE[0] - 8, exports.SIZE[0] - 4), slice(40, 46)
 
-WITH_HOLES = {
-    "cvat masks": exports.write_cvat_masks,
-    "cvat XML masks": exports.write_cvat_xml,
-    "labelstudio brush": exports.write_labelstudio,
-    "labelme masks": exports.write_labelme,
-    "labelme polygons": partial(exports.write_labelme, polygons=True),
-    "coco RLE": exports.write_coco,
-    "coco-panoptic": exports.write_coco_panoptic,
-    "supervisely bitmaps": exports.write_supervisely,
-    "supervisely polygons": partial(exports.write_supervisely, polygons=True),
-}
-WITHOUT_HOLES = {
-    "cvat XML polygons": partial(exports.write_cvat_xml, polygons=True),
-    "labelstudio polygons": partial(exports.write_labelstudio, polygons=True),
-    "coco polygons": partial(exports.write_coco, polygons=True),
-    "yolo polygons": exports.write_yolo,
-}
-EVERY = WITH_HOLES | WITHOUT_HOLES
+EVERY = exports.WITH_HOLES | exports.WITHOUT_HOLES
 
 
 def pictures(count=2):
@@ -68,7 +48,7 @@ def test_an_export_becomes_the_labels_that_it_was_written_from(tmp_path, kind):
     found = labels_in(out, done.classes.names)
     assert [*found] == [*pictures()]
     for name, labels in pictures().items():
-        if kind in WITHOUT_HOLES:
+        if kind in exports.WITHOUT_HOLES:
             labels[HOLE] = 0
         numpy.testing.assert_array_equal(found[name], labels)
         (original,) = [
@@ -92,25 +72,6 @@ def test_the_labels_of_labelme_give_the_order_of_classes(tmp_path):
 @pytest.mark.parametrize("kind", ["cvat masks", "cvat XML masks", "supervisely bitmaps"])
 def test_order_and_colours_of_classes_are_kept(tmp_path, kind):
     assert convert(make(tmp_path, kind), tmp_path / "mine").classes == exports.CLASSES
-
-
-def test_training_on_a_converted_export_is_training_on_the_same_data(tmp_path):
-    size = (72, 80)
-    given = {f"frame_{i:03}": exports.make_labels(i, size) for i in range(5)}
-    source, own = tmp_path / "export", tmp_path / "own"
-    source.mkdir()
-    exports.write_cvat_masks(source, given)
-    (own / "labels").mkdir(parents=True)
-    for i, (name, labels) in enumerate(given.items()):
-        exports.save_picture(own / f"images/{name}.png", labels, i)
-        Image.fromarray(labels).save(own / f"labels/{name}.png")
-    lines = (f"{name} #{bytes(colour).hex()}\n" for name, colour in zip(exports.NAMES, exports.COLOURS, strict=True))
-    (own / "classes.txt").write_text("".join(lines))
-    convert(source, tmp_path / "mine")
-    config = runs.replace(runs.TINY, iterations=2, validate_every=2)
-    for data in ("own", "mine"):
-        runs.run(tmp_path / data, tmp_path / f"run-{data}", config)
-    runs.assert_same_run(tmp_path / "run-mine", tmp_path / "run-own")
 
 
 def test_a_background_covers_what_no_object_covers(tmp_path):
@@ -347,6 +308,15 @@ def test_what_is_no_export_is_told_so(tmp_path):
     (tmp_path / "export").mkdir()
     refuse(tmp_path, "is no export that is known; expected labelmap.txt")
     refuse(tmp_path, "No export at", source="nowhere")
+
+
+def test_predictions_for_label_studio_are_no_export(tmp_path):
+    write_prelabels(tmp_path / "export", "labelstudio", 0)
+    edit(
+        tmp_path / "export/tasks.json",
+        lambda tasks: [task.update(predictions=task.pop("annotations")) for task in tasks],
+    )
+    refuse(tmp_path, "export has predictions for Label Studio, which nobody has corrected: import tasks.json there")
 
 
 def test_a_packed_export_is_to_be_unpacked(tmp_path):

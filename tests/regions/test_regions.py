@@ -76,6 +76,8 @@ def test_labels_without_a_class_have_no_regions(labels):
         ({"labels": torch.zeros(2, 3, 4).byte()}, "expected integers (H, W)"),
         ({"labels": [[0]]}, "The labels are list; expected integers"),
         ({"labels": torch.full((2, 2), 300)}, "The labels are 300 to 300; expected 0 to 255."),
+        ({"labels": torch.zeros(3, 4, requires_grad=True)}, "The labels are float32 of shape (3, 4); expected"),
+        ({"only": "car"}, "only is 'car'; expected a list of classes, such as ['car']."),
         ({"min_area": 0}, "min_area is 0; expected a whole number, 1 or more."),
         ({"connectivity": 6}, "connectivity is 6; choose one of: 4, 8."),
         ({"only": ["cat"]}, "No class is called 'cat'; there are road, car, sky."),

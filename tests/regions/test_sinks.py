@@ -108,7 +108,7 @@ def test_a_webhook_that_is_not_there_is_one_sentence(monkeypatch):
     hook.close()
     assert hook.lost == 1
     assert re.fullmatch(
-        r"1 of 1 events could not be sent, the first because http://\S+ cannot be read: .+\.", hook.problem()
+        r"1 of 1 events could not be sent, the first because http://\S+ cannot be reached: .+\.", hook.problem()
     )
 
 

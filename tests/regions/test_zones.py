@@ -45,6 +45,9 @@ def test_zones_as_json_are_the_same_zones_without_defaults():
         ({"points": [[0, 0], [0, 0], [1, 1], [1, 0]]}, "has the same point twice in a row"),
         ({"points": [[0, 0], [1, "a"], [1, 0]]}, "points is [[0, 0], [1, 'a'], [1, 0]]; expected a list of points"),
         ({"points": [[0, 0], [float("nan"), 1], [1, 0]]}, "expected a list of points"),
+        ({"points": [[0, 0], [1.5, 0], [0.5, 0.5]]}, "has the point [1.5, 0.0], outside of the frame: fractions of"),
+        ({"points": [[-0.1, 0], [1, 0], [0.5, 0.5]]}, "height are 0 to 1. For pixels give units = 'pixels'."),
+        ({"points": [[0, 0], [9, 0], [9, 9]], "units": "fractions"}, "height are 0 to 1."),
         ({"points": 3}, "points is 3; expected a list of points [x, y]."),
         ({"classes": []}, "Zone 'door' watches no class"),
         ({"classes": "Car"}, "classes is 'Car'; expected a list of texts."),
@@ -101,6 +104,15 @@ def test_a_wrong_file_is_one_sentence(tmp_path, name, text, sentence):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=re.escape(sentence)):
         read_zones(tmp_path / name)
+
+
+def test_one_text_instead_of_a_list_of_names_is_refused():
+    with pytest.raises(ValueError, match=r"Zone 'a': classes is 'Car'; expected a list of texts, such as \['Car'\]"):
+        Zone("a", SQUARE, "Car")
+    with pytest.raises(ValueError, match="Zone 'a': events is 'enter'; expected a list"):
+        Zone("a", SQUARE, ("Car",), events="enter")
+    with pytest.raises(ValueError, match="Lane 'a': drivable is 'Road'; expected a list"):
+        Lane("a", SQUARE, "Road")
 
 
 def test_a_missing_file_is_named():

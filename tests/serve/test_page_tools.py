@@ -205,7 +205,10 @@ def test_a_zone_is_drawn_corrected_and_downloaded(street, labels, tmp_path):
     (zone,) = read_zones(download(street, "#zone-download", tmp_path))
     assert (zone.name, zone.classes) == ("middle", (watched,))
     assert numpy.abs(numpy.array(zone.points) - [(0.2, 0.2), (0.8, 0.2), (0.8, 0.8), (0.2, 0.8)]).max() < 0.01
-    ((reading,), _) = ZoneMonitor([zone], CLASSES).update(labels, 0.0)
+    monitor = ZoneMonitor([zone], CLASSES)
+    ((reading,), _) = monitor.update(labels, 0.0)
+    _, (event,) = monitor.update(labels, 1.0)  # after its debounce
+    assert (event.zone, event.kind, event.class_name) == ("middle", "enter", watched)
     share = float(street.inner_text("#zone-list .share").split()[1])
     assert share == pytest.approx(100 * reading.shares[watched], abs=1)
     # the overlay that is saved has its outline
@@ -217,6 +220,41 @@ def test_a_zone_is_drawn_corrected_and_downloaded(street, labels, tmp_path):
     street.click("[aria-label='Remove middle']")
     street.wait_for_selector("#zone-list li", state="detached")
     assert street.locator("#layer-zones polygon").count() == 0
+
+
+def test_a_zone_without_its_class_has_a_share_of_nothing(street, labels, tmp_path):
+    absent = next(name for i, name in enumerate(CLASSES.names) if not (labels == i).any())
+    path = tmp_path / "zones.toml"
+    path.write_text(f'[[zone]]\nname = "all"\npoints = [[0, 0], [1, 0], [1, 1], [0, 1]]\nclasses = ["{absent}"]\n')
+    street.set_input_files("#zone-file", path)
+    street.wait_for_selector("#zone-list li", state="attached")
+    assert street.text_content("#zone-list .share") == f"{absent} 0 %"
+    assert street.text_content("#layer-zones text") == "all"
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_nothing_is_wider_than_a_phone(street, width):
+    street.check("#show-regions")
+    street.click("#zone-panel summary")
+    street.click("#paint-panel summary")
+    street.set_viewport_size({"width": width, "height": 800})
+    street.wait_for_timeout(200)
+    assert street.evaluate("document.documentElement.scrollWidth") <= width
+    beyond = """aside => {
+        const edge = aside.getBoundingClientRect().right - parseFloat(getComputedStyle(aside).paddingRight);
+        const children = [...aside.children];
+        return children.filter(child => child.getBoundingClientRect().right > edge + 1).map(child => child.id);
+    }"""
+    assert street.locator("aside").evaluate(beyond) == []
+    # the region captions are redrawn by the next change, and stay on the picture
+    street.uncheck("#show-regions")
+    street.check("#show-regions")
+    outside = """layer => {
+        const { left, right } = layer.getBoundingClientRect();
+        const boxes = [...layer.querySelectorAll("text.region")].map(text => text.getBoundingClientRect());
+        return boxes.filter(box => box.left < left - 4 || box.right > right + 4).length;
+    }"""
+    assert street.locator("#layer").evaluate(outside) == 0
 
 
 def test_a_zone_is_drawn_with_the_keyboard_and_saved_on_the_server(street, served):

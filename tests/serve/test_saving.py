@@ -170,6 +170,7 @@ def test_labels_of_foreign_classes_are_one_sentence(saved):
         ({"picture": b"hello", "labels": label_file(LABELS)}, 415, "The data is no picture"),
         ({"picture": PICTURE, "labels": b"hello"}, 415, "The data is no picture"),
         ({"picture": PICTURE, "labels": PICTURE}, 400, "The labels' file is a colour picture (RGB), expected ids"),
+        ({"picture": PICTURE, "labels": picture_file("JPEG")}, 415, "The labels' file is no PNG: send one"),
         ({"picture": PICTURE[:200], "labels": label_file(LABELS)}, 400, "The picture is damaged"),
     ],
 )

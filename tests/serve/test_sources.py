@@ -49,7 +49,8 @@ def test_a_camera_that_is_lost_is_opened_again(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (["rtsp://u:secret@h/x"], "--source takes NAME=ADDRESS"),
+        (["rtsp://u:secret@h/x"], "--source is 'rtsp://h/x'; expected NAME=ADDRESS, such as front=rtsp://h/x."),
+        (["drive.mp4"], "--source is 'drive.mp4'; expected NAME=ADDRESS, such as front=drive.mp4."),
         (["a b=0"], "'a b' does not fit"),
         (["a="], "--source takes NAME=ADDRESS"),
         (["a=0", "a=1"], "Two sources are called a"),

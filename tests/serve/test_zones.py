@@ -142,7 +142,8 @@ BAD = [
     ),
     (
         {"zone": [ZONE | {"points": [[0.1, 0.1], [1.4, 0.1], [0.5, 0.9]], "units": "fractions"}]},
-        "Zone 'a' has the point [1.4, 0.1], outside of the frame: fractions of the width and height are 0 to 1.",
+        "The file of zones: Zone 'a' has the point [1.4, 0.1], outside of the frame: fractions of the width and height "
+        "are 0 to 1.",
     ),
     (
         {"zone": [ZONE | {"points": [[i, i * i] for i in range(501)]}]},

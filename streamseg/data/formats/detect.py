@@ -10,7 +10,7 @@ from streamseg.data.formats.coco import is_coco, is_coco_panoptic, read_coco, re
 from streamseg.data.formats.cvat import is_cvat, read_cvat
 from streamseg.data.formats.files import ExportError, PictureFiles, json_files, read_json
 from streamseg.data.formats.labelme import is_labelme, read_labelme
-from streamseg.data.formats.labelstudio import is_labelstudio, read_labelstudio
+from streamseg.data.formats.labelstudio import holds_predictions, is_labelstudio, read_labelstudio
 from streamseg.data.formats.shapes import Export
 from streamseg.data.formats.supervisely import read_supervisely
 from streamseg.data.formats.yolo import find_yaml, read_yolo
@@ -84,6 +84,11 @@ def find_format(source: Path) -> str:
             content = read_json(path)
             found |= {name for name, matches in JSON_KINDS.items() if matches(content)}
     if not found:
+        if (source / "tasks.json").is_file() and holds_predictions(read_json(source / "tasks.json")):
+            raise ExportError(
+                f"{source} has predictions for Label Studio, which nobody has corrected: import tasks.json there, and "
+                'convert what it exports as "JSON".'
+            )
         raise ExportError(f"{source} is no export that is known; expected {EXPECTED}. --format says which it is.")
     if len(found) > 1:
         names = " and ".join(sorted(found))

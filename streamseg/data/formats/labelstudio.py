@@ -35,6 +35,11 @@ def is_labelstudio(content: Any) -> bool:
     )
 
 
+def holds_predictions(content: Any) -> bool:
+    """Return whether JSON is tasks with predictions for Label Studio, such as prelabel writes, and no export."""
+    return isinstance(content, list) and bool(content) and isinstance(content[0], dict) and "predictions" in content[0]
+
+
 def read_labelstudio(source: Path, pictures: PictureFiles) -> Export:
     """Read an export of Label Studio."""
     tasks_of, names, count = {}, set(), 0

@@ -27,10 +27,12 @@ export function fit(width, height) {
 
 export const scaleOf = () => [1000, Number(layer.getAttribute("viewBox").split(" ")[3])];
 
+const largeText = matchMedia("(max-width: 56rem)"); // as in page.css
+
 // Returns a text with a dark edge, in the middle above a point, within the picture.
 export function caption(text, x, y, className) {
   const [width, height] = scaleOf();
-  const half = Math.min(text.length * 5.5, width / 2);
+  const half = Math.min(text.length * (largeText.matches ? 9 : 5.5), width / 2);
   const place = { x: Math.min(Math.max(x, half), width - half), y: Math.min(Math.max(y, 22), height - 6) };
   return element("text", { ...place, class: className }, text);
 }

@@ -140,11 +140,11 @@ export class ZonePanel {
     byId("zone-files").hidden = !this.readings.length;
   }
 
-  entry({ area, text, active, problem }) {
+  entry({ area, text, shares, active, problem }) {
     const entry = document.createElement("li");
     const name = document.createElement("span"), state = document.createElement("span"), remove = document.createElement("button");
     name.textContent = area.name;
-    state.textContent = text;
+    state.textContent = text || describeShares(Object.keys(shares), shares); // also of classes that are not there
     state.className = "share";
     entry.classList.toggle("on", Boolean(active.length || problem));
     remove.type = "button";
@@ -192,7 +192,11 @@ function percent(share) {
 function describe(area, { shares, active, free, problem }) {
   if (problem) return problem;
   if (free !== undefined) return `${percent(free)} free`;
-  return active.map((name) => `${name} ${percent(shares[name])}`).join(", ");
+  return describeShares(active, shares);
+}
+
+function describeShares(names, shares) {
+  return names.map((name) => `${name} ${percent(shares[name])}`).join(", ");
 }
 
 // Returns the place above the middle of a polygon.
