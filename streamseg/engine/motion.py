@@ -26,7 +26,7 @@ def estimate_motion(luma: Tensor, before: Tensor) -> Tensor:
     pixels at the smallest size is found.
     """
     sizes = [(luma, before)]
-    while len(sizes) < LEVELS and min(sizes[-1][0].shape[2:]) >= 2 * SMALLEST_SIDE:
+    for _ in level_sizes((luma.shape[2], luma.shape[3]))[1:]:
         now, earlier = sizes[-1]
         sizes.append((halve(now), halve(earlier)))
     motion = torch.zeros_like(sizes[-1][0]).expand(-1, 2, -1, -1)
@@ -35,6 +35,15 @@ def estimate_motion(luma: Tensor, before: Tensor) -> Tensor:
             motion = 2 * F.interpolate(motion, now.shape[2:], mode="bilinear", align_corners=False)
         motion = correct_motion(motion, now, earlier)
     return motion
+
+
+def level_sizes(size: tuple[int, int]) -> list[tuple[int, int]]:
+    """Return the sizes at which the motion between pictures is estimated, height and width, the largest first."""
+    sizes = [size]
+    while len(sizes) < LEVELS and min(sizes[-1]) >= 2 * SMALLEST_SIDE:
+        height, width = sizes[-1]
+        sizes.append(((height + 1) // 2, (width + 1) // 2))
+    return sizes
 
 
 def correct_motion(motion: Tensor, now: Tensor, before: Tensor) -> Tensor:

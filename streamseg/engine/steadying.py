@@ -28,6 +28,8 @@ CUT, SAME_SCENE = 0.6, 0.75
 """How much of a picture is found again in the one before: up to the first after a cut, where all evidence is dropped,
 and the second or more in one scene, where all of it counts. On CamVid's val 0.87 or more at 15 frames a second, 0.74 or
 more at 5, and 0.54 or less 3 seconds later."""
+MIN_TOLERANCE = 1e-3
+"""A smaller tolerance counts as this one: no division by 0."""
 USUAL_GAP = 0.1
 """Seconds between frames up to which the margin counts in full; it falls as frames are further apart."""
 
@@ -81,6 +83,19 @@ class Fused(NamedTuple):
     """By how much a new class must win, (B, 1, h, w)."""
 
 
+class Comparison(NamedTuple):
+    """What of frames is found again in those before, in the size of the scores."""
+
+    motion: Tensor
+    """Where each pixel was, relative to its place, (B, 2, h, w)."""
+    alike: Tensor
+    """How alike a pixel and the one that it was are, 0 to 1, (B, 1, h, w)."""
+    still: Tensor
+    """How alike the frames are at the same place, (B, 1, h, w)."""
+    found: Tensor
+    """Parts (B, n) whose sum is the share of each frame that is found again, 0 to 1."""
+
+
 def fuse_scores(
     scores: Tensor,
     images: Tensor,
@@ -126,18 +141,36 @@ def average(
         before: Its brightness (B, 1, l, m).
         weight: For each stream, how far the frame before counts, 0 to 1, (B,): 0 if there is none.
     """
-    weight = weight.view(-1, 1, 1, 1)
+    comparison = compare(luma, before, (scores.shape[2], scores.shape[3]), steadiness)
+    fused, margin = combine(scores, earlier, comparison, weight, steadiness)
+    return fused, luma, margin
+
+
+def compare(luma: Tensor, before: Tensor, size: tuple[int, int], steadiness: Steadiness) -> Comparison:
+    """Compare frames with those before by their brightness (B, 1, l, m).
+
+    Args:
+        size: Height and width of the scores.
+    """
     motion = estimate_motion(luma, before)
     alike = likeness(luma, move(before, motion), steadiness.tolerance) * stays_inside(motion)
-    # a mean instead of an if: the host would have to wait for the device
-    seen_again = ((alike.mean(dim=(1, 2, 3), keepdim=True) - CUT) / (SAME_SCENE - CUT)).clamp(0, 1)
-    now = luma
-    if now.shape[2:] != scores.shape[2:]:  # then they are twice as large
-        now, before, alike, motion = halve(now), halve(before), halve(alike), halve(motion) / 2
-    trust = steadiness.share * alike * seen_again * weight
-    fused = torch.lerp(scores, move(earlier, motion, "bicubic"), trust)
-    margin = steadiness.margin * likeness(now, before, steadiness.still) * seen_again * weight
-    return fused, luma, margin
+    found = alike.mean(dim=(1, 2, 3))[:, None]
+    if luma.shape[2:] != size:  # then they are twice as large
+        luma, before, alike, motion = halve(luma), halve(before), halve(alike), halve(motion) / 2
+    return Comparison(motion, alike, likeness(luma, before, steadiness.still), found)
+
+
+def combine(
+    scores: Tensor, earlier: Tensor, comparison: Comparison, weight: Tensor, steadiness: Steadiness
+) -> tuple[Tensor, Tensor]:
+    """Return the averaged scores (B, K, h, w) and the margin (B, 1, h, w) of frames that were compared."""
+    found = comparison.found.sum(dim=1).view(-1, 1, 1, 1)
+    # a factor instead of an if: the host would have to wait for the device
+    seen_again = ((found - CUT) / (SAME_SCENE - CUT)).clamp(0, 1)
+    weight = weight.view(-1, 1, 1, 1)
+    trust = steadiness.share * comparison.alike * seen_again * weight
+    fused = torch.lerp(scores, move(earlier, comparison.motion, "bicubic"), trust)
+    return fused, steadiness.margin * comparison.still * seen_again * weight
 
 
 def fit_evidence(evidence: Evidence | None, scores: Tensor, brightness: Tensor) -> Evidence | None:
@@ -171,7 +204,7 @@ def shrink_to_luma(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 def likeness(luma: Tensor, other: Tensor, tolerance: float) -> Tensor:
     """Return how alike (B, 1, h, w) two pictures are around each pixel: 1 for equal, 0.37 at the tolerance."""
-    return torch.exp(-(blur((luma - other).abs(), 3) / max(tolerance, 1e-3)).square())
+    return torch.exp(-(blur((luma - other).abs(), 3) / max(tolerance, MIN_TOLERANCE)).square())
 
 
 def keep_labels(labels: Tensor, previous: Tensor, scores: Tensor, margin: Tensor) -> tuple[Tensor, Tensor]:
