@@ -19,8 +19,9 @@ import weakref
 import torch
 from torch import Tensor
 
+from streamseg.engine.buffers import Size, key_of
 from streamseg.engine.engine import EagerEngine, Engine, FrameBatch, Prediction
-from streamseg.engine.fast import FastEngine, Size, key_of
+from streamseg.engine.fast import FastEngine
 from streamseg.parallel.threads import set_torch_threads
 
 LOG = logging.getLogger("streamseg")

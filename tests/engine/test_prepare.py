@@ -122,7 +122,7 @@ def test_a_size_can_be_asked_for_before_a_frame_comes(engine, slow):
 
 def test_sizes_that_are_rare_among_many_are_not_prepared(engine, slow):
     slow.may_go_on.set()
-    slow.buffers = {(torch.Size((1, 3, 32, side)), False, False, False): None for side in range(fast.MAX_GRAPHS)}
+    slow.buffers = {(torch.Size((1, 3, 32, side)), False, False, False, False): None for side in range(fast.MAX_GRAPHS)}
     for key in [*slow.buffers] * 10:
         slow.sizes.add(key)
     for _ in range(5):

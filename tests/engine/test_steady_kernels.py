@@ -4,13 +4,17 @@ Without a GPU they run in Triton's interpreter, if Triton is installed.
 """
 
 import importlib.util
+import itertools
+from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from streamseg.engine import kernels, motion, steadying
+from streamseg.engine.engine import FrameBatch, predict_steadily
 from streamseg.engine.kernels import backend, brightness
+from streamseg.engine.steady_graph import SteadyGraph, label_on_gpu
 from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW, Steadiness
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -54,7 +58,7 @@ def test_triton_makes_the_brightness_of_frames_in_all_sizes(use_triton, size, sm
         levels = kernels.make_pyramids(given, pair)
         torch.testing.assert_close(pair[0][:, None], expected, rtol=1e-5, atol=1e-3)
         assert [tuple(level.shape[2:]) for level in levels] == motion.level_sizes(small)
-        for finer, level in zip(levels, levels[1:], strict=False):
+        for finer, level in itertools.pairwise(levels):
             torch.testing.assert_close(level, motion.halve(finer), rtol=1e-5, atol=1e-3)
 
 
@@ -134,3 +138,32 @@ def test_triton_drops_all_evidence_after_a_cut(use_triton):
         assert margin[1].eq(0).all()
         assert not out.isnan().any()
         assert out[0].equal(scores[0]) is (steadiness is sharp)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("size", "map_size"), [((64, 128), (8, 16)), ((65, 70), (9, 9))])
+def test_streams_of_a_batch_are_kept_steady_by_the_kernels_as_by_their_definitions(use_triton, size, map_size):
+    dice = torch.Generator().manual_seed(0)
+    images, scores = picture(0, size).repeat(2, 1, 1, 1), torch.zeros(2, 5, *map_size, device=DEVICE)
+    graph, label = SteadyGraph(images, scores, size, STEADY_HIGH, True), partial(label_on_gpu, with_confidence=True)
+    batch = FrameBatch(images, None, [0.0] * 2, [size] * 2, True, STEADY_HIGH)
+    evidence = [None, None]
+    for step in range(4):
+        second = picture(2 if step == 3 else 1, size)  # it ends with a cut
+        images.copy_(torch.cat([picture(0, size).roll(2 * step, 3), second.roll(step, 2)]))
+        scores.copy_(3 * torch.randn(scores.shape, generator=dice))
+        if step == 2:
+            evidence[0] = None  # another stream begins
+        now = batch._replace(evidence=evidence, gaps=[0.04, 0.2])
+        use_triton(True)
+        ours = graph.predict(now)
+        use_triton(False)
+        # as floats: the CPU rounds the brightness of bytes
+        theirs = predict_steadily(scores, now._replace(images=images.float()), STEADY_HIGH, label)
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a.evidence.luma, b.evidence.luma, rtol=1e-5, atol=1e-3)
+            assert ((a.evidence.scores - b.evidence.scores).abs() > 0.01).float().mean() < 0.01
+            assert (a.labels != b.labels).float().mean() < 0.005
+            assert ((a.confidence.int() - b.confidence.int()).abs() > 2).float().mean() < 0.01
+            assert a.evidence.labels.equal(a.labels)
+        evidence = [prediction.evidence for prediction in theirs]

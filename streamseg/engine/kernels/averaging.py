@@ -135,11 +135,11 @@ def average_kernel(
 @jit
 def cubic_shares(place):
     """Return the weights of four pixels in a row for a place, 0 to 1, between the middle two, as torch's bicubic."""
-    A: tl.constexpr = -0.75
+    a: tl.constexpr = -0.75
     far, near, rest, other = place + 1.0, place, 1.0 - place, 2.0 - place
     return (
-        ((A * far - 5.0 * A) * far + 8.0 * A) * far - 4.0 * A,
-        ((A + 2.0) * near - (A + 3.0)) * near * near + 1.0,
-        ((A + 2.0) * rest - (A + 3.0)) * rest * rest + 1.0,
-        ((A * other - 5.0 * A) * other + 8.0 * A) * other - 4.0 * A,
+        ((a * far - 5.0 * a) * far + 8.0 * a) * far - 4.0 * a,
+        ((a + 2.0) * near - (a + 3.0)) * near * near + 1.0,
+        ((a + 2.0) * rest - (a + 3.0)) * rest * rest + 1.0,
+        ((a * other - 5.0 * a) * other + 8.0 * a) * other - 4.0 * a,
     )

@@ -167,11 +167,12 @@ def pyramid_kernel(
 @jit
 def halve_part(value, target, image, tall, wide, SIDE: tl.constexpr):
     """Write the means of squares of 2x2 pixels, of those inside a map; return them and the size of their map."""
-    HALF: tl.constexpr = SIDE // 2
-    y, x = tl.program_id(1) * HALF + tl.arange(0, HALF), tl.program_id(0) * HALF + tl.arange(0, HALF)
+    half_side: tl.constexpr = SIDE // 2
+    index = tl.arange(0, half_side)
+    y, x = tl.program_id(1) * half_side + index, tl.program_id(0) * half_side + index
     down, across = tl.minimum(tl.maximum(tall - 2 * y, 1), 2), tl.minimum(tl.maximum(wide - 2 * x, 1), 2)
     inside = (2 * y < tall)[:, None] & (2 * x < wide)[None, :]
-    squares = tl.sum(tl.sum(tl.reshape(value, (HALF, 2, HALF, 2)), axis=3), axis=1)
+    squares = tl.sum(tl.sum(tl.reshape(value, (half_side, 2, half_side, 2)), axis=3), axis=1)
     half = tl.where(inside, squares / (down[:, None] * across[None, :]), 0.0)
     tall, wide = (tall + 1) // 2, (wide + 1) // 2
     tl.store(target + (image * tall + y)[:, None] * wide + x[None, :], half, inside)

@@ -1,7 +1,7 @@
 """The motion between frames by Lucas and Kanade's method, and what of the frames is found again.
 
 A program computes a square of pixels, and all that it depends on around it. Sums over neighbours are products with
-matrices of ones, on the tensor cores: these round to TF32, so a number is split into two whose sum is exact to 2 ** -22.
+matrices of ones, on the tensor cores: these round to TF32, so a number is split into two, exact to 2 ** -22.
 
 Shapes: B streams in a batch, l x m the largest map of brightness, h x w the map of scores.
 """
@@ -116,9 +116,9 @@ def correct_kernel(
 ):
     """Estimate the motion in one size, from that in the next smaller one."""
     wait(EARLY)
-    HALO: tl.constexpr = (SIDE - STEP) // 2
+    halo: tl.constexpr = (SIDE - STEP) // 2
     image, index = tl.program_id(2), tl.arange(0, SIDE)
-    y, x = tl.program_id(1) * STEP - HALO + index, tl.program_id(0) * STEP - HALO + index
+    y, x = tl.program_id(1) * STEP - halo + index, tl.program_id(0) * STEP - halo + index
     inside = ((y >= 0) & (y < h))[:, None] & ((x >= 0) & (x < w))[None, :]
     row, column = tl.minimum(tl.maximum(y, 0), h - 1), tl.minimum(tl.maximum(x, 0), w - 1)
     now, before = pair + image * h * w, pair + (batch + image) * h * w
@@ -151,7 +151,7 @@ def correct_kernel(
         v += tl.minimum(tl.maximum(xx * error_y - xy * error_x, -1.0), 1.0)
     release(EARLY)
     share = 1.0 / (count_near(y, h, 1)[:, None] * count_near(x, w, 1)[None, :])
-    own = (index >= HALO) & (index < SIDE - HALO)
+    own = (index >= halo) & (index < SIDE - halo)
     stored = inside & own[:, None] & own[None, :]
     target = out + image * 2 * h * w + row[:, None] * w + column[None, :]
     tl.store(target, sum_near(tl.where(inside, u, 0.0), 1, SIDE) * share, stored)
