@@ -135,8 +135,9 @@ class PyramidPooling(nn.Module):
 def pyramid_columns(rows: int, x: Tensor) -> int:
     """Return the number of columns that makes the cells of a grid over a map (B, C, h, w) nearly square; at least 2."""
     height, width = x.shape[-2:]
-    # torch.export would take a single column for a constant
-    return torch.sym_max(2, (2 * rows * width + height) // (2 * height))
+    columns = (2 * rows * width + height) // (2 * height)
+    # torch.compile knows max alone; torch.export, whose sizes are no int, would take a single column for a constant
+    return max(2, columns) if isinstance(columns, int) else torch.sym_max(2, columns)
 
 
 def average_cells(x: Tensor, rows: int, columns: int) -> Tensor:

@@ -259,6 +259,12 @@ def test_double_precision_works(image, factory):
     assert factory(classes=2).eval().double()(image).dtype == torch.float64
 
 
+def test_torch_compile_takes_a_step_as_one_graph(model, image):
+    _, context = model.step(image)
+    compiled, _ = torch.compile(model.step, fullgraph=True, backend="eager")(image, context)
+    torch.testing.assert_close(compiled, model.step(image, context)[0])
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
