@@ -95,7 +95,7 @@ def draw_drive(
 def draw_slice(
     path: Path, clip: Path | None = None, frames: int = 150, size: tuple[int, int] = (360, 640), height: float = 0.6
 ) -> None:
-    """Draw one row of a video over time, with its labels frame by frame and with --steady 0.5.
+    """Draw one row of a video over time, with its labels frame by frame and with --steady low.
 
     Args:
         clip: A video; by default the demo's virtual camera films a sample.
@@ -107,12 +107,14 @@ def draw_slice(
     scene = streamseg.read_frames(clip) if clip else demo.drive(DRIVE[:1], frames, size)
     shown = [fit(frame, size) for frame in islice(scene, frames)]
     recorder = SliceRecorder(round(height * size[0]))
-    alone, steady = (streamseg.label_frames(fast, shown, streamseg.LastFrames(1, steady=margin)) for margin in (0, 0.5))
+    alone, steady = (
+        streamseg.label_frames(fast, shown, streamseg.LastFrames(1, steady=how)) for how in (0.0, streamseg.STEADY_LOW)
+    )
     for (frame, labels), (_, steadier) in zip(alone, steady, strict=True):
         recorder.add(frame, steadier, labels)
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder, "slice.png")
-        write_slice(plain, recorder.result(), classes, "--steady 0.5")
+        write_slice(plain, recorder.result(), classes, "--steady low")
         rows = Image.open(plain).convert("RGB")
     bright = streamseg.bright_colours(classes)
     legend = class_legend(bright, rows.width, 6, rows.width // 46, alpha=1.0)

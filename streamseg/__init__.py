@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from streamseg.draw import overlay as overlay, show as show
     from streamseg.engine.fast import accelerate as accelerate
     from streamseg.engine.runtime import open_exported as open_exported
+    from streamseg.engine.steadying import (
+        STEADY_HIGH as STEADY_HIGH,
+        STEADY_LOW as STEADY_LOW,
+        Steadiness as Steadiness,
+    )
     from streamseg.engine.tiles import label_tiled as label_tiled
     from streamseg.evaluate.benchmark import count_macs as count_macs
     from streamseg.io.bgr import from_bgr as from_bgr, to_bgr as to_bgr
@@ -86,6 +91,7 @@ MODULES = {
     "draw": "overlay show",
     "engine.fast": "accelerate",
     "engine.runtime": "open_exported",
+    "engine.steadying": "STEADY_HIGH STEADY_LOW Steadiness",
     "engine.tiles": "label_tiled",
     "evaluate.benchmark": "count_macs",
     "io.bgr": "from_bgr to_bgr",

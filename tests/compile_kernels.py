@@ -5,19 +5,22 @@ from triton.compiler import ASTSource, compile as compile_kernel
 
 from streamseg.engine.kernels import (
     attention,
+    averaging,
     backend,
     boxes,
+    brightness,
     colour,
     convolution,
     drawing,
     labels,
+    motion,
     patches,
     pyramid,
     resize,
     stem,
 )
 
-HALVES, FLOATS, BYTES, SHORTS, NUMBERS = "*fp16", "*fp32", "*u8", "*i16", "*i32"
+HALVES, FLOATS, BYTES, SHORTS, NUMBERS, FLOAT = "*fp16", "*fp32", "*u8", "*i16", "*i32", "fp32"
 SHARED = {86: 99, 90: 227}
 """Limit of shared memory per program, in KiB, by compute capability."""
 
@@ -96,9 +99,61 @@ KERNELS = [
     (resize.resize_kernel, {"C": 64, "BLOCK": 32, "ADD": True}, dict.fromkeys(("small", "out", "add"), HALVES), {}),
     (
         labels.label_kernel,
-        {"CLASSES": 19, "ROWS": 8, "BLOCK": 64, "CONFIDENCE": True},
-        {"scores": HALVES, "labels": BYTES, "confidence": BYTES},
+        {"CLASSES": 19, "ROWS": 8, "BLOCK": 64, "CONFIDENCE": True, "STEADY": False},
+        {"scores": HALVES, "labels": BYTES, "confidence": BYTES, "previous": BYTES, "margin": HALVES},
         {"num_warps": 2},
+    ),
+    (
+        labels.label_kernel,
+        {"CLASSES": 13, "ROWS": 8, "BLOCK": 64, "CONFIDENCE": True, "STEADY": True},
+        {"scores": FLOATS, "labels": BYTES, "confidence": BYTES, "previous": BYTES, "margin": FLOATS},
+        {"num_warps": 2},
+    ),
+    (
+        brightness.rows_kernel,
+        {"TAPS": 9, "BLOCK": 512},
+        {"images": BYTES, "rows": FLOATS} | dict.fromkeys(("red", "green", "blue"), FLOAT),
+        {},
+    ),
+    (
+        brightness.pyramid_kernel,
+        {"TAPS": 9, "SIDE": 16, "LEVELS": 5},
+        dict.fromkeys(("rows", "level0", "level1", "level2", "level3", "level4"), FLOATS),
+        {"num_warps": 2},
+    ),
+    (
+        motion.correct_kernel,
+        {"SIDE": 32, "STEP": 18, "NEAR": 3, "ITERATIONS": 2, "NOISE": 20.0, "FIRST": True},
+        dict.fromkeys(("pair", "coarse", "out"), FLOATS),
+        {},
+    ),
+    (
+        motion.correct_kernel,
+        {"SIDE": 32, "STEP": 18, "NEAR": 3, "ITERATIONS": 2, "NOISE": 20.0, "FIRST": False},
+        dict.fromkeys(("pair", "coarse", "out"), FLOATS),
+        {},
+    ),
+    (
+        motion.compare_kernel,
+        {"SIDE": 32, "SCALE": 1},
+        dict.fromkeys(("pair", "found", "small", "alike", "still", "parts"), FLOATS)
+        | dict.fromkeys(("tolerance", "stillness"), FLOAT),
+        {},
+    ),
+    (
+        motion.compare_kernel,
+        {"SIDE": 32, "SCALE": 2},
+        dict.fromkeys(("pair", "found", "small", "alike", "still", "parts"), FLOATS)
+        | dict.fromkeys(("tolerance", "stillness"), FLOAT),
+        {},
+    ),
+    (
+        averaging.average_kernel,
+        {"CUT": 0.6, "SAME_SCENE": 0.75, "PARTS": 256, "CHUNK": 5, "BLOCK": 128},
+        {"scores": HALVES}
+        | dict.fromkeys(("earlier", "motion", "alike", "still", "found", "weight", "out", "margin"), FLOATS)
+        | dict.fromkeys(("share", "most"), FLOAT),
+        {},
     ),
     (
         colour.rgb_kernel,
@@ -122,7 +177,9 @@ KERNELS = [
 ]
 
 for kernel, constants, pointers, settings in KERNELS:
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name in pointers}
+    aligned = {
+        (i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if "*" in pointers.get(name, "")
+    }
     for generation, most in SHARED.items():
         early = generation >= 90 and "EARLY" in kernel.arg_names
         known = constants | ({"EARLY": early} if "EARLY" in kernel.arg_names else {})

@@ -150,7 +150,9 @@ def read_stream_state(path: Path) -> object:
     import streamseg
 
     state = streamseg.load_state(path)
-    return hash_tensors({"contexts": state.contexts, "coarse": state.low_res_labels}), state.weights, state.seconds
+    tensors = {"contexts": state.contexts, "coarse": state.low_res_labels}
+    tensors |= state.evidence._asdict() if state.evidence else {}
+    return hash_tensors(tensors), state.weights, state.seconds
 
 
 def read_exported(path: Path) -> object:

@@ -4,7 +4,8 @@ import threading
 
 import torch
 
-from streamseg.engine.fast import FastEngine, key_of
+from streamseg.engine.buffers import key_of
+from streamseg.engine.fast import FastEngine
 
 
 class SlowEngine(FastEngine):

@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional as F
 
+from streamseg.engine.steadying import STEADY_HIGH
 from streamseg.stream.label_frames import (
     label_frame,
 )
@@ -22,6 +23,7 @@ POLICIES = [
     FadingInTime(2.0, limit=1),
     LastFrames(2, steady=0.1),
     FadingInTime(0.5, steady=0.1),
+    LastFrames(2, steady=STEADY_HIGH),
 ]
 
 
@@ -49,7 +51,9 @@ def context_of(*numbers):
 
 def same(one, other):
     labels = one.low_res_labels is other.low_res_labels or one.low_res_labels.equal(other.low_res_labels)
-    return one.weights == other.weights and one.contexts.equal(other.contexts) and labels
+    evidence = (one.evidence or ()), (other.evidence or ())
+    alike = len(evidence[0]) == len(evidence[1]) and all(a.equal(b) for a, b in zip(*evidence, strict=True))
+    return one.weights == other.weights and one.contexts.equal(other.contexts) and labels and alike
 
 
 def differing(one, other):

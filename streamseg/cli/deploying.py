@@ -15,6 +15,7 @@ from streamseg.cli.options import (
     check_weights,
     option,
     parse_size,
+    parse_steadiness,
     pick_device,
 )
 from streamseg.io.files import check_writable
@@ -32,6 +33,7 @@ def export(
     confidence: bool = False,
     video: bool = False,
     int8: bool = False,
+    steady: Annotated[str, option("HOW", "off", choices=("off", "low", "high"))] = "",
     pictures: Annotated[str | None, option("DIR", "the samples")] = None,
     mask: Annotated[str, option("FILE", "none")] = "",
     json: Json = None,
@@ -50,6 +52,7 @@ def export(
         confidence: Also give the confidence of each label.
         video: Carry the state of a stream: a matrix for each stage with attention in, and one out.
         int8: Quantise most layers to int8 (ONNX), calibrated on half of the pictures and compared on the others.
+        steady: With --video and --size, keep the labels of a stream steady: low or high; see streamseg segment.
         pictures: A folder, a video or the like to compare on and, with --int8, to calibrate on: use frames like those
             that the file will label.
         mask: A picture in which what is not looked at is black, which becomes a part of the file; it needs --size.
@@ -90,6 +93,7 @@ def export(
         confidence=confidence,
         video=video,
         int8=int8,
+        steady=parse_steadiness(steady),
         pictures=pictures,
         window=description.window,
         source=description.source,

@@ -31,6 +31,7 @@ from streamseg.cli.options import (
     check_folder,
     check_weights,
     option,
+    parse_steady,
     pick_device,
     pick_policy,
     set_key_interval,
@@ -79,8 +80,8 @@ class EvaluateOptions:
     images."""
     half_life: Annotated[float | None, option("SECONDS", "the exact window")] = None
     """Instead of a window, let the past decay by half in this time."""
-    steady: Annotated[float, option("MARGIN", "0, off")] = 0.0
-    """With one of the two, or a --video, change the class of a pixel only if the new score is higher by this much."""
+    steady: Annotated[str, option("HOW", "off")] = ""
+    """With one of the two, or a --video, keep labels steady: low, high, or a margin by which a new class must win."""
     mask: Annotated[str, option("FILE", "none")] = ""
     """A picture in which what is not looked at is black: the network leaves it out, and so do all figures."""
     class_table: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
@@ -153,7 +154,7 @@ def evaluate_labelled(weights: Path | None, options: EvaluateOptions, folder: Pa
         from streamseg.evaluate.engines import open_evaluation_engine
         from streamseg.evaluate.translate import describe_translation, translate_dataset
 
-    policy = pick_policy(options.window, options.half_life, options.steady)
+    policy = pick_policy(options.window, options.half_life, parse_steady(options.steady))
     check_combination(options, policy)
     if options.plots:
         plot.new_figure(1, 1)  # fails here rather than after the work, if the library is missing
@@ -172,7 +173,8 @@ def evaluate_labelled(weights: Path | None, options: EvaluateOptions, folder: Pa
     translation, frames = translate_dataset(classes, frames, table)
     policy = set_key_interval(engine, policy) or method_policy(engine, options)
     if isinstance(engine, runtime.ExportedEngine):
-        check_exported(engine, policy, precision=options.precision, steady=options.steady, mask=bool(options.mask))
+        steady = parse_steady(options.steady)
+        check_exported(engine, policy, precision=options.precision, steady=steady, mask=bool(options.mask))
     if not options.quiet and (sentence := describe_translation(translation, options.dataset)):
         print_error(f"{sentence}.")
     if policy:
@@ -184,7 +186,7 @@ def evaluate_labelled(weights: Path | None, options: EvaluateOptions, folder: Pa
 
 def check_combination(options: EvaluateOptions, policy: "Policy | None") -> None:
     """Raise an error if options of evaluate do not go together."""
-    if options.steady and not policy:
+    if parse_steady(options.steady) and not policy:
         raise ValueError("--steady is for frames in order: give --window or --half-life too.")
     if options.mask and (options.ray or options.flip or options.scales != (1.0,)):
         raise ValueError("--mask is for one run of each frame on this machine: leave out --ray, --scales and --flip.")

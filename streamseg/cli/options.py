@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from streamseg.engine.engine import Engine
     from streamseg.engine.runtime import ExportedEngine
+    from streamseg.engine.steadying import Steadiness
     from streamseg.stream.state import Policy
 
 
@@ -99,7 +100,45 @@ def parse_size(name: str, text: str) -> tuple[int, int] | None:
     return int(sides[0]), int(sides[1])
 
 
-def pick_policy(window: int | None, half_life: float | None, steady: float = 0.0) -> "Policy | None":
+def parse_steady(text: str) -> "float | Steadiness":
+    """Return how steady labels are to be, of off, low, high or a margin; 0 for an empty text."""
+    from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW
+
+    named: dict[str, float | Steadiness] = {"": 0.0, "off": 0.0, "low": STEADY_LOW, "high": STEADY_HIGH}
+    if text.lower() in named:
+        return named[text.lower()]
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--steady is {text!r:.80}; expected off, low, high, or a number such as 1.") from None
+
+
+def parse_steadiness(text: str) -> "Steadiness | None":
+    """Return the steadiness of low or high; None for off or an empty text."""
+    from streamseg.checks import check_choice
+
+    check_choice("--steady", text.lower(), ("", "off", "low", "high"))
+    steady = parse_steady(text)
+    return None if isinstance(steady, float) else steady
+
+
+def steady_by_default(policy: "Policy", engine: "Engine") -> "Policy":
+    """Return a policy that keeps the labels of videos steady, if an engine can do that at little cost.
+
+    An exported file is as steady as it was made; a video method is run as its authors describe it.
+    """
+    from dataclasses import replace
+
+    from streamseg.engine.engine import VideoEngine
+    from streamseg.engine.runtime import ExportedEngine
+    from streamseg.engine.steadying import STEADY_LOW
+
+    if isinstance(engine, ExportedEngine):
+        return replace(policy, steady=engine.manifest.steady or 0.0)
+    return policy if isinstance(engine, VideoEngine) else replace(policy, steady=STEADY_LOW)
+
+
+def pick_policy(window: int | None, half_life: float | None, steady: "float | Steadiness" = 0.0) -> "Policy | None":
     """Return the window policy that the options ask for: the last frames, or a decaying past; None for neither."""
     from streamseg.stream.state import FadingInTime, LastFrames
 
@@ -158,7 +197,7 @@ def check_exported(
     deadline: float | None = None,
     precision: str = "",
     confidence: bool = False,
-    steady: float = 0.0,
+    steady: "float | Steadiness" = 0.0,
     mask: bool = False,
 ) -> None:
     """Raise a ValueError if an option asks for something that an exported file cannot do."""
@@ -171,7 +210,7 @@ def check_exported(
         raise ValueError(f"The precision of {path} was fixed when it was exported: leave out --precision.")
     if confidence and not file.manifest.confidence:
         raise ValueError(f"{path} gives no confidence: leave out --confidence, or export it with --confidence.")
-    if steady:
+    if steady and steady != file.manifest.steady:
         raise ValueError(f"{path} gives labels without scores: leave out --steady, or give a checkpoint.")
     if mask:
         does = "has a mask built in" if file.manifest.masked else "looks at all pixels"

@@ -21,10 +21,12 @@ from streamseg.cli.options import (
     check_weights,
     option,
     parse_size,
+    parse_steady,
     pick_device,
     pick_palette,
     pick_policy,
     set_key_interval,
+    steady_by_default,
     weights_on_cluster,
 )
 from streamseg.cli.records import open_records
@@ -87,9 +89,9 @@ class SegmentOptions:
     """Instead of a window, let the past decay by half in this time, also where frames were dropped."""
     cut: Annotated[float | None, option("DISTANCE", "off")] = None
     """Drop the past at a change of scene: where contexts differ by more than this."""
-    steady: Annotated[float, option("MARGIN", "0, off")] = 0.0
-    """Against flicker: change the class of a pixel only if the new score is higher by this much; try 1 at 15 frames per
-    second or more."""
+    steady: Annotated[str, option("HOW", "low for videos")] = ""
+    """Against flicker: low or high average the scores of a video along the motion of the picture; a number lets a pixel
+    change its class only if the new one scores higher by it; off labels each frame by itself."""
     mask: Annotated[str, option("FILE", "none")] = ""
     """What is not looked at: a picture in which it is black, such as the own car, letterboxes or burnt-in text; or
     bonnet, for the own car as the network finds it in the first frames. It has no class, and counts neither in the
@@ -189,7 +191,7 @@ def check_options(options: SegmentOptions, out: str, region_options: RegionOptio
         raise ValueError("OUT, --json, --regions and --events cannot share standard output: give file names.")
     if options.ray and (region_options.results or region_options.zones):
         raise ValueError("--ray labels videos into a folder: leave out --regions, --zones and --events.")
-    video = (options.window or 1) > 1 or options.half_life or options.steady
+    video = (options.window or 1) > 1 or options.half_life or parse_steady(options.steady)
     if options.tile and (options.confidence or video or options.deadline or options.size):
         raise ValueError(
             "--tile processes single pictures at full size: leave out --confidence, --window, --half-life, --steady, "
@@ -265,7 +267,8 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     from streamseg.stream.state import LastFrames
     from streamseg.stream.together import check_together
 
-    policy = pick_policy(options.window, options.half_life, options.steady)
+    steady = parse_steady(options.steady)
+    policy = pick_policy(options.window, options.half_life, steady)
     size = parse_size("--size", options.size)
     device = pick_device(options.device or runtime.default_device(options.weights))
     engine, classes, trained = open_preparing_engine(
@@ -280,13 +283,15 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
             deadline=options.deadline,
             precision=options.precision,
             confidence=options.confidence,
-            steady=options.steady,
+            steady=steady,
             mask=bool(options.mask),
         )
         size = engine.manifest.size or size
     elif options.tile and isinstance(engine, ImageEngine | VideoEngine):
         checkpoint.require_fanet(engine.model, "--tile")
-    policy = set_key_interval(engine, policy) or LastFrames(1 if options.tile else trained, steady=options.steady)
+    policy = set_key_interval(engine, policy) or LastFrames(1 if options.tile else trained, steady=steady)
+    if not (options.steady or options.tile):
+        policy = steady_by_default(policy, engine)
     check_window(engine, policy)
     chosen = tuple(classes.find(name) for name in options.classes.split(",") if name.strip())
     if options.together:

@@ -24,9 +24,11 @@ from streamseg.cli.options import (
     check_exported,
     check_weights,
     option,
+    parse_steady,
     pick_device,
     pick_palette,
     set_key_interval,
+    steady_by_default,
     weights_on_cluster,
 )
 from streamseg.cli.replicas import serve_replicas
@@ -112,6 +114,7 @@ def serve(
     port: int = 8000,
     token: Annotated[str, option("TEXT", "the variable STREAMSEG_TOKEN, or none")] = "",
     window: Annotated[int | None, option("FRAMES", "what the weights were trained with")] = None,
+    steady: Annotated[str, option("HOW", "low for streams")] = "",
     limits: Annotated[LimitOptions, Parameter(name="*")] = LIMITS,
     streams: Annotated[StreamOptions, Parameter(name="*")] = STREAMS,
     processes: Annotated[ReplicaOptions, Parameter(name="*")] = REPLICAS,
@@ -131,6 +134,7 @@ def serve(
         port: The port to listen on; 0 for any free one.
         token: The token that clients must send, as Authorization: Bearer TEXT.
         window: How many frames of a stream the network attends to.
+        steady: How steady the labels of a stream are kept: off, low, high, or a margin; see streamseg segment.
         mask: A picture in which what is not looked at is black; it holds for all pictures, streams and sources.
         palette: Colours of overlays and of the page: bright ones, or the data set's own. Label files keep its own.
         device: cuda or cpu.
@@ -148,11 +152,12 @@ def serve(
     limits.check()
     check_weights(weights)
     check_mask_file(mask, bonnet=False)
+    parse_steady(steady)  # an error now rather than in a replica
     with loading(quiet):
         from streamseg.engine.runtime import default_device
     token = find_token(token)
     # absolute, as the processes of replicas may have another folder
-    options = (device, precision, window, trust, palette, str(Path(mask).absolute()) if mask else "")
+    options = (device, precision, window, trust, palette, str(Path(mask).absolute()) if mask else "", steady)
     if not (processes.replicas or processes.ray):
         if processes.gpu_share is not None:
             raise ValueError("--gpu-share is for replicas: give --replicas too, or leave it out.")
@@ -250,23 +255,33 @@ def open_events(events: str, areas: Mapping[str, object], lost: list[str]) -> It
 
 
 def open_served(
-    weights: Path | None, device: str, precision: str, window: int | None, trust: bool, palette: str, mask: str = ""
+    weights: Path | None,
+    device: str,
+    precision: str,
+    window: int | None,
+    trust: bool,
+    palette: str,
+    mask: str = "",
+    steady: str = "",
 ) -> "ServedModel":
     """Open the network to serve."""
     from streamseg import serve as server
     from streamseg.engine import runtime
     from streamseg.engine.open import open_preparing_engine
     from streamseg.stream.label_frames import check_window
-    from streamseg.stream.state import LastFrames
+    from streamseg.stream.state import LastFrames, Policy
 
     place = pick_device(device or runtime.default_device(weights))
     engine, classes, trained = open_preparing_engine(weights, place, precision, trust=trust)
     if isinstance(engine, runtime.ExportedEngine):
-        check_exported(engine, None if window is None else LastFrames(window), precision=precision, mask=bool(mask))
+        given = None if window is None else LastFrames(window)
+        check_exported(engine, given, precision=precision, steady=parse_steady(steady), mask=bool(mask))
     frames = trained if window is None else window
     if window is not None and set_key_interval(engine, LastFrames(window)) != LastFrames(window):
         frames = 1  # the streams of a video method have a key interval, and no window
-    check_window(engine, LastFrames(frames))
+    policy: Policy = LastFrames(frames, steady=parse_steady(steady))
+    check_window(engine, policy)
+    policy = policy if steady else steady_by_default(policy, engine)
     drawn, path = pick_palette(classes, palette), find_weights(weights)
     name = str(weights) if is_hub_address(weights) else path.name
-    return server.ServedModel(engine, classes, frames, path, drawn, name, read_mask_option(mask))
+    return server.ServedModel(engine, classes, frames, path, drawn, name, read_mask_option(mask), policy.steady)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamseg.cli.messages import clear_line, loading, open_messages, pick_progress, print_error, write_figures
-from streamseg.cli.options import check_exported, pick_device, pick_policy, set_key_interval
+from streamseg.cli.options import check_exported, parse_steady, pick_device, pick_policy, set_key_interval
 
 if TYPE_CHECKING:
     from streamseg.cli.measuring import EvaluateOptions
@@ -40,16 +40,17 @@ def evaluate_unlabelled(weights: Path | None, options: "EvaluateOptions") -> int
     source = video_file.find_video(options.video)
     if options.slice:
         check_slice(options.slice, source.paths)
-    policy = pick_policy(options.window, options.half_life, options.steady)
+    steady = parse_steady(options.steady)
+    policy = pick_policy(options.window, options.half_life, steady)
     device = pick_device(options.device or runtime.default_device(weights))
     engine, classes, trained = open_engine(
         weights, device, options.precision or "fp32", eager=not options.precision, trust=options.trust
     )
     size = None
     if isinstance(engine, runtime.ExportedEngine):
-        check_exported(engine, policy, precision=options.precision, steady=options.steady)
+        check_exported(engine, policy, precision=options.precision, steady=steady)
         size = engine.manifest.size
-    policy = set_key_interval(engine, policy) or LastFrames(trained, steady=options.steady)
+    policy = set_key_interval(engine, policy) or LastFrames(trained, steady=steady)
     messages = open_messages(options.quiet, options.json)
     recorder = SliceRecorder(options.row) if options.slice else None
     problems: list[str] = []

@@ -17,11 +17,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from streamseg.checks import EXPORT_SUFFIXES, pick_export_format
-from streamseg.classes import IGNORE, Classes
+from streamseg.classes import Classes
+from streamseg.deploy.export_module import ExportModule
 from streamseg.deploy.onnx_int8 import quantise_onnx
 from streamseg.engine.engine import resize_frames
 from streamseg.engine.inputs import check_model
@@ -33,17 +34,18 @@ from streamseg.engine.runtime import (
     open_exported,
     require_packages,
 )
+from streamseg.engine.steadying import Steadiness
 from streamseg.evaluate import metrics
 from streamseg.io.checksums import write_checksum
 from streamseg.io.files import check_writable, written_whole
 from streamseg.io.images import Picture
-from streamseg.io.masks import GREY, Mask, to_mask
+from streamseg.io.masks import Mask, to_mask
 from streamseg.io.resolve import read_frames
 from streamseg.io.tensors import short_error
 from streamseg.models.fanet import FANet
 from streamseg.models.fanet_plus import FANetPlus
-from streamseg.models.layers import resize
 from streamseg.stream.label_frames import check_size, label_frame, label_frames
+from streamseg.stream.state import LastFrames
 
 OPSET = 18
 """The oldest ONNX opset that torch exports to, for as many runtimes as possible."""
@@ -76,74 +78,6 @@ class Agreement:
     """The share of pixels with the same label over a clip, with the state carried along; None for a file without."""
 
 
-class ExportModule(nn.Module):
-    """The network as it is exported: uint8 frames in, uint8 labels out."""
-
-    hidden: Tensor | None
-
-    def __init__(self, network: FANet, confident: bool, mask: Mask | None = None, size: tuple[int, int] = (0, 0)):
-        """
-        Args:
-            mask: What is not looked at, in frames of the size; it becomes a constant of the file.
-        """
-        super().__init__()
-        self.network = network
-        self.confident = confident
-        device = network.mean.device
-        self.register_buffer("hidden", None if mask is None else ~mask.pixels(size, device)[None])
-        weights = [] if mask is None else self.weigh(mask, size)
-        self.weights = [f"weights{number}" for number in range(len(weights))]
-        for name, weight in zip(self.weights, weights, strict=True):
-            self.register_buffer(name, weight)
-
-    def weigh(self, mask: Mask, size: tuple[int, int]) -> list[Tensor]:
-        """Return the weight of each pixel in the contexts of frames of a size."""
-        device = self.network.mean.device
-        maps = self.network.encode(torch.zeros(1, 3, *size, device=device))
-        return self.network.weigh_pixels(mask.shares(size, device)[None], maps)
-
-    def forward(self, frame: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """Return labels (1, H, W); then, if asked for, confidence; then, with a state, the context of each stage.
-
-        Args:
-            frame: RGB (1, H, W, 3), uint8, the layout of cameras and canvases.
-            state: For each stage with attention, the sum of the contexts of the earlier frames in the window,
-                (1, D, C); zeros for the first frame. Then, for a network that averages, the number of frames in that
-                sum, (1,).
-        """
-        # float from the first operator to the last: TensorRT takes uint8 only as an input or output
-        image = frame.to(self.network.mean.dtype).permute(0, 3, 1, 2)
-        stages = len(self.network.attentions)
-        past, weight = state[:stages], state[stages:]
-        count = weight[0].view(1, 1, 1) if weight else 1.0
-        if self.hidden is None:
-            logits, context = self.network.step(image, past or None, count)
-        else:
-            logits, context = self.step_masked(image.masked_fill(self.hidden, GREY), past or None, count)
-        outputs = [self.hide(cast_uint8(logits.argmax(dim=1)), IGNORE)]
-        if self.confident:
-            # the softmax of the highest logit only
-            others = (logits - logits.amax(dim=1, keepdim=True)).exp().sum(dim=1)
-            outputs.append(self.hide(cast_uint8((255 / others).round()), 0))
-        return (*outputs, *(context if past else ()))
-
-    def step_masked(
-        self, image: Tensor, past: Sequence[Tensor] | None, weight: Tensor | float
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the logits and the context of an image whose hidden pixels are painted over."""
-        network, pixels = self.network, [self.get_buffer(name) for name in self.weights]
-        maps, context = network.attend(network.encode(image), past, weight, pixels)
-        return resize(network.score(network.merge(maps)), image), context
-
-    def hide(self, values: Tensor, value: int) -> Tensor:
-        """Return values (1, H, W) with another one where the mask hides the frame."""
-        return values if self.hidden is None else torch.where(self.hidden, value, values).to(torch.uint8)
-
-
-def cast_uint8(values: Tensor) -> Tensor:
-    return values.float().to(torch.uint8)
-
-
 def export_model(
     model: FANet,
     classes: Classes,
@@ -154,6 +88,7 @@ def export_model(
     confidence: bool = False,
     video: bool = False,
     int8: bool = False,
+    steady: Steadiness | None = None,
     pictures: str | Path | None = None,
     window: int = 1,
     source: str = "",
@@ -168,6 +103,7 @@ def export_model(
         confidence: Whether the file also outputs the probability of each label.
         video: Whether the file takes and returns the state of a stream.
         int8: Whether most of it computes in int8, calibrated with the pictures.
+        steady: How steady it keeps the labels of a stream, such as STEADY_LOW; this needs video and a size.
         pictures: A folder, a video, … to compare on, and for int8 to calibrate with; by default the samples.
         window: The number of frames that the network was trained with.
         source: Where the weights came from, in words.
@@ -185,6 +121,10 @@ def export_model(
         mask.check_fits(*size)
     if int8 and kind != "onnx":
         raise ValueError(f"int8 needs an ONNX file, but {path} is for {kind}: end its name in .onnx.")
+    if steady and (size is None or not video or int8):
+        raise ValueError("Steady labels need a file for video, of one size, in fp32: give --video and --size.")
+    if steady and kind == "openvino":  # which agrees on 99.4 % of the labels: it resizes and moves maps differently
+        raise ValueError(f"Steady labels need an ONNX or .pt2 file, but {path} is for OpenVINO: end its name in .onnx.")
     if int8 and pictures is None:
         raise ValueError("int8 is calibrated with pictures like those that you will label: give some (--pictures).")
     check_libraries(kind)
@@ -201,6 +141,8 @@ def export_model(
         device=model.mean.device.type if kind == "aotinductor" else "",
         min_side=model.min_free_side,
         masked=mask is not None,
+        steady=steady,
+        score_size=None if steady is None or size is None else score_size(model, size),
     )
     with quiet_exporters(), TemporaryDirectory() as folder:
         temporary = Path(folder) / f"model{EXPORT_SUFFIXES[kind]}"
@@ -249,8 +191,10 @@ def export_program(model: FANet, manifest: Manifest, mask: Mask | None = None) -
     frame = torch.zeros(1, height, width, 3, dtype=torch.uint8, device=device)
     shapes = [shape for name, shape in manifest.inputs.items() if name != "frame"]
     state = [torch.zeros([side or 1 for side in shape], device=device) for shape in shapes]
+    if manifest.steady:
+        state[-2] = state[-2].to(torch.uint8)  # the labels of the frame before
     with torch.no_grad():
-        graph = ExportModule(model, manifest.confidence, mask, (height, width)).eval()
+        graph = ExportModule(model, manifest.confidence, mask, (height, width), manifest.steady).eval()
         program = torch.export.export(
             graph,
             (frame, *state),
@@ -262,6 +206,13 @@ def export_program(model: FANet, manifest: Manifest, mask: Mask | None = None) -
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # contains paths of this machine
     return program
+
+
+@torch.no_grad()
+def score_size(model: FANet, size: tuple[int, int]) -> tuple[int, int]:
+    """Return the height and width of a network's scores for frames of a size."""
+    scores, _ = model.outputs(torch.zeros(1, 3, *size, device=model.mean.device))
+    return scores.shape[2], scores.shape[3]
 
 
 def free_sides(manifest: Manifest) -> dict[int, Dim]:
@@ -365,7 +316,8 @@ def compare_labels(
 
 def compare_clip(model: FANet, exported: ExportedEngine, picture: Tensor, mask: Mask | None = None) -> float:
     """Return the share of equal labels over a clip, in which network and file each carry their own state."""
-    size, window = exported.manifest.size or CLIP_SIZE, max(2, exported.manifest.window)
+    manifest = exported.manifest
+    size, window = manifest.size or CLIP_SIZE, LastFrames(max(2, manifest.window), steady=manifest.steady or 0.0)
     truth = label_frames(model, pan(picture, size), window, mask=mask)
     predicted = label_frames(exported, pan(picture, size), window)
     same = [(a == b).double().mean().item() for (_, a), (_, b) in zip(truth, predicted, strict=True)]

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from streamseg.engine.inputs import check_model, to_checked_frame
 from streamseg.engine.labels import labels_and_confidence_from_scores, labels_from_scores
+from streamseg.engine.steadying import Evidence, Steadiness, fuse_scores, keep_labels
 from streamseg.io.images import Picture
 from streamseg.models.baselines import Baseline
 from streamseg.models.checkpoint import Network
@@ -36,6 +37,8 @@ class Prediction(NamedTuple):
     """With hysteresis, the labels at the size of the scores, (h, w), uint8."""
     method_state: object = None
     """The state of a video method after the frame."""
+    evidence: Evidence | None = None
+    """With a Steadiness, what keeps the labels of later frames steady."""
 
 
 class FrameBatch(NamedTuple):
@@ -51,8 +54,8 @@ class FrameBatch(NamedTuple):
     """Height and width of the labels of each frame."""
     with_confidence: bool = False
     """Whether to compute the probability of each label too."""
-    steady: float = 0.0
-    """Hysteresis: what is added to the score of each pixel's previous class."""
+    steady: float | Steadiness = 0.0
+    """How steady labels are kept; a number is hysteresis, added to the score of each pixel's previous class."""
     previous_labels: Sequence[Tensor | None] = ()
     """Low-resolution labels of the previous frame of each stream, (h, w); required with hysteresis."""
     method_states: Sequence[object] = ()
@@ -61,6 +64,10 @@ class FrameBatch(NamedTuple):
     """The share of each pixel that is looked at (B, H, W), 0 to 1; the images are painted over elsewhere. None: all."""
     shares: Tensor | None = None
     """The share of each frame (B,) in the context that all of them attend to; None for contexts of their own."""
+    evidence: Sequence[Evidence | None] = ()
+    """With a Steadiness, the evidence of the previous frame of each stream; empty if all frames are the first."""
+    gaps: Sequence[float] = ()
+    """Seconds since the previous frame of each stream; empty for the usual."""
 
 
 class Engine(Protocol):
@@ -183,6 +190,9 @@ class VideoEngine(Engine):
 
 def predict_from_scores(scores: Tensor, batch: FrameBatch) -> list[Prediction]:
     """Return the predictions of frames from their scores (B, K, h, w)."""
+    if isinstance(batch.steady, Steadiness):
+        label = labels_and_confidence_from_scores if batch.with_confidence else labels_without_confidence
+        return predict_steadily(scores, batch, batch.steady, label)
     scores, low_res = apply_hysteresis(scores, batch)
     predictions = []
     for x, size, small in zip(scores, batch.sizes, low_res, strict=True):
@@ -196,7 +206,7 @@ def predict_from_scores(scores: Tensor, batch: FrameBatch) -> list[Prediction]:
 
 def apply_hysteresis(scores: Tensor, batch: FrameBatch) -> tuple[Tensor, Sequence[Tensor | None]]:
     """Raise the scores (B, K, h, w) of each pixel's previous class; return them and the best classes (h, w)."""
-    if not batch.steady:
+    if not batch.steady or isinstance(batch.steady, Steadiness):
         return scores, [None] * len(scores)
     scores = scores.clone()
     for x, previous in zip(scores, batch.previous_labels, strict=True):
@@ -204,6 +214,38 @@ def apply_hysteresis(scores: Tensor, batch: FrameBatch) -> tuple[Tensor, Sequenc
             index = previous[None].to(x.device, torch.int64).clamp(max=len(x) - 1)
             x.scatter_add_(0, index, torch.full_like(index, batch.steady, dtype=x.dtype))
     return scores, [*scores.argmax(dim=1).to(torch.uint8)]
+
+
+def predict_steadily(
+    scores: Tensor,
+    batch: FrameBatch,
+    steadiness: Steadiness,
+    label: Callable[[Tensor, tuple[int, int]], tuple[Tensor, Tensor | None]],
+) -> list[Prediction]:
+    """Return predictions from the scores (B, K, h, w) of frames and the evidence of earlier ones.
+
+    Args:
+        label: Returns the labels of scores (K, h, w) in a height and width, and their confidence if it is wanted.
+    """
+    count = len(scores)
+    evidence = list(batch.evidence) or [None] * count
+    fused = fuse_scores(scores, batch.images, evidence, batch.gaps or [0.0] * count, steadiness)
+    predictions = []
+    for i, (size, earlier) in enumerate(zip(batch.sizes, evidence, strict=True)):
+        labels, confidence = label(fused.scores[i], size)
+        if earlier is not None and earlier.labels.shape == labels.shape:
+            labels, behind = keep_labels(labels, earlier.labels.to(labels.device), fused.scores[i], fused.margin[i])
+            if confidence is not None:  # that of the label that was kept
+                confidence = (confidence * torch.exp(-behind)).round().to(torch.uint8)
+        # copies: the caller may change the labels, and no other stream of the batch stays in memory
+        after = Evidence(fused.luma[i, 0].clone(), fused.scores[i].clone(), labels.clone())
+        predictions.append(Prediction(labels, confidence, evidence=after))
+    return predictions
+
+
+def labels_without_confidence(scores: Tensor, size: tuple[int, int]) -> tuple[Tensor, None]:
+    """Return the labels of scores (K, h, w) in a height and width, and no confidence."""
+    return labels_from_scores(scores, size), None
 
 
 def to_engine(model: "Network | Engine") -> Engine:

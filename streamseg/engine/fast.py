@@ -10,7 +10,6 @@ Shapes: B batch, H x W the frame, D key channels, C channels of the stages with 
 import copy
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from streamseg.checks import check_choice
 from streamseg.engine import kernels
+from streamseg.engine.buffers import GraphBuffers, Size, key_of
 from streamseg.engine.convolutions import has_int8
 from streamseg.engine.engine import (
     EagerEngine,
@@ -28,6 +28,7 @@ from streamseg.engine.engine import (
     apply_hysteresis,
     make_frame_batch,
     predict_from_scores,
+    predict_steadily,
     to_engine,
     to_frames,
     to_uint8,
@@ -37,6 +38,8 @@ from streamseg.engine.graphs import CAPTURE_LOCK, capture_graph, new_stream, rec
 from streamseg.engine.inputs import check_model, to_checked_frame
 from streamseg.engine.scratch import DeviceLock
 from streamseg.engine.sizes import SizeCounter
+from streamseg.engine.steady_graph import SteadyGraph, compile_steady, label_on_gpu
+from streamseg.engine.steadying import Steadiness
 from streamseg.io.images import Picture
 from streamseg.models.attention import FastAttention
 from streamseg.models.checkpoint import Network
@@ -54,42 +57,6 @@ CALIBRATION_FRAMES = 8
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.uint8}
 """Precisions by their names on the command line."""
-
-Size = tuple[torch.Size, bool, bool, bool]
-"""Shape of the frames as given, whether to compute confidence, whether there is a mask, and whether frames attend to
-one context."""
-
-
-def key_of(batch: FrameBatch) -> Size:
-    """Return what a graph is captured for."""
-    return batch.images.shape, batch.with_confidence, batch.mask is not None, batch.shares is not None
-
-
-@dataclass(eq=False)
-class GraphBuffers:
-    """The buffers of one size of frames on a GPU, and the CUDA graph that reads and writes them."""
-
-    input: Tensor
-    """The frames in the shape in which they are given, (3, H, W) or (B, 3, H, W)."""
-    frame: Tensor
-    """A view of the input as (B, 3, H, W)."""
-    past: Tensor
-    scale: Tensor
-    context: Tensor
-    unfolded: Tensor
-    labels: Tensor
-    output: Tensor
-    """A view of the labels in the shape that corresponds to the input."""
-    confidence: Tensor | None
-    no_weights: tuple[float, ...]
-    """The weights of frames without a past: zeros."""
-    weights: tuple[float, ...]
-    """The weights from which `scale` was computed."""
-    view: View
-    """The mask and the shares of the frames, if the key has them."""
-    scores: Tensor | None = None
-    graph: "torch.cuda.CUDAGraph | None" = None
-    has_past: bool = False
 
 
 class FastEngine(Engine):
@@ -205,6 +172,7 @@ class FastEngine(Engine):
                 with CAPTURE_LOCK:  # a capture in another thread could record these kernels
                     warm_up(partial(twin.run, twin_buffers))
                     twin.read_predictions(twin_buffers, batch)
+                    compile_steady(twin_buffers.frame, twin_buffers.scores, batch)
                 buffers = self.allocate(key)
                 buffers.graph = record_graph(partial(self.run, buffers))
             stream.synchronize()
@@ -217,7 +185,7 @@ class FastEngine(Engine):
         """Run frames and return their buffers, which are valid until the next call."""
         # the GPU is idle until the graph is launched, so the host does as little as possible before that
         if isinstance(frame, Tensor):
-            key = (frame.shape, False, False, False)
+            key = (frame.shape, False, False, False, False)
             buffers = self.buffers.get(key)
             past_fits = past is None or (buffers is not None and past.shape == buffers.past.shape)
             if (
@@ -244,6 +212,11 @@ class FastEngine(Engine):
     def read_predictions(self, buffers: GraphBuffers, batch: FrameBatch) -> list[Prediction]:
         """Return the predictions in the buffers; with hysteresis or another label size, they are made from scores."""
         assert buffers.scores is not None
+        if isinstance(batch.steady, Steadiness):
+            if buffers.graph is not None and buffers.steady is not None and buffers.steady.fits(batch):
+                return buffers.steady.finish()
+            label = partial(label_on_gpu, with_confidence=batch.with_confidence)
+            return predict_steadily(buffers.scores, batch, batch.steady, label)
         scores, low_res = apply_hysteresis(buffers.scores, batch)
         predictions: list[Prediction] = []
         for i, size in enumerate(batch.sizes):
@@ -251,10 +224,7 @@ class FastEngine(Engine):
                 confidence = None if buffers.confidence is None else buffers.confidence[i].clone()
                 predictions.append(Prediction(buffers.labels[i].clone(), confidence))
                 continue
-            labels = torch.empty(1, *size, dtype=torch.uint8, device=self.device)
-            confidence = torch.empty_like(labels) if batch.with_confidence else None
-            kernels.label(scores[i : i + 1], size, labels, confidence)
-            predictions.append(Prediction(labels[0], None if confidence is None else confidence[0], low_res[i]))
+            predictions.append(Prediction(*label_on_gpu(scores[i], size, batch.with_confidence), low_res[i]))
         return predictions
 
     def run_batch(self, batch: FrameBatch, shape: torch.Size, capture_first: bool = False) -> GraphBuffers:
@@ -284,8 +254,21 @@ class FastEngine(Engine):
             with CAPTURE_LOCK:  # a capture in another thread could record these kernels
                 self.run(buffers)
         else:
+            self.start_steady(buffers, batch)
             buffers.graph.replay()
         return buffers
+
+    def start_steady(self, buffers: GraphBuffers, batch: FrameBatch) -> None:
+        """If labels are kept steady, start to compare the frames in the buffers, while the network looks at them."""
+        if not isinstance(batch.steady, Steadiness) or len(set(batch.sizes)) > 1:
+            return
+        if buffers.steady is None or not buffers.steady.fits(batch):
+            assert buffers.scores is not None
+            self.lock.synchronize()  # another CUDA stream may still use the buffers of the last one
+            buffers.steady = SteadyGraph(
+                buffers.frame, buffers.scores, batch.sizes[0], batch.steady, batch.with_confidence
+            )
+        buffers.steady.start(batch)
 
     def set_past(self, buffers: GraphBuffers, past: Tensor | None, weights: tuple[float, ...]) -> None:
         """Copy the past and the scale to their buffers."""
@@ -301,7 +284,7 @@ class FastEngine(Engine):
     @torch.inference_mode(False)
     def allocate(self, key: Size) -> GraphBuffers:
         """Allocate the buffers of a size of frames."""
-        shape, with_confidence, masked, together = key
+        shape, with_confidence, masked, together, only_scores = key
         batch, height, width = (shape[0] if len(shape) == 4 else 1), *shape[-2:]
         device, half = self.device, self.folded.precision
         rows, columns = ((side + 1) // 2 + 3 for side in self.folded.image_size(height, width))
@@ -323,6 +306,7 @@ class FastEngine(Engine):
                 torch.ones(batch, height, width, device=device) if masked else None,
                 torch.full((batch,), 1 / batch, device=device) if together else None,
             ),
+            only_scores=only_scores,
         )
 
     def keep_buffers(self, key: Size, buffers: GraphBuffers) -> None:
@@ -345,7 +329,8 @@ class FastEngine(Engine):
         buffers.scores = self.folded.scores(
             buffers.frame, buffers.past, buffers.scale, buffers.context, buffers.unfolded, buffers.view
         )
-        kernels.label(buffers.scores, size, buffers.labels, buffers.confidence)
+        if not buffers.only_scores:
+            kernels.label(buffers.scores, size, buffers.labels, buffers.confidence)
 
 
 def accelerate(

@@ -19,8 +19,9 @@ import weakref
 import torch
 from torch import Tensor
 
+from streamseg.engine.buffers import Size, key_of
 from streamseg.engine.engine import EagerEngine, Engine, FrameBatch, Prediction
-from streamseg.engine.fast import FastEngine, Size, key_of
+from streamseg.engine.fast import FastEngine
 from streamseg.parallel.threads import set_torch_threads
 
 LOG = logging.getLogger("streamseg")
@@ -173,6 +174,5 @@ def without_images(batch: FrameBatch) -> FrameBatch:
     count = len(batch.images)
     images = torch.empty(batch.images.shape, dtype=torch.uint8, device="meta")
     mask, shares = (None if x is None else x.to("meta") for x in (batch.mask, batch.shares))
-    return batch._replace(
-        images=images, past=None, weights=[0.0] * count, previous_labels=[None] * count, mask=mask, shares=shares
-    )
+    first = batch._replace(past=None, weights=[0.0] * count, previous_labels=[None] * count, evidence=(), gaps=())
+    return first._replace(images=images, mask=mask, shares=shares)

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from streamseg.checks import check_choice, check_count, check_readable
 from streamseg.classes import Classes
 from streamseg.engine.engine import Engine, FrameBatch, Prediction, resize_frames, to_uint8
+from streamseg.engine.steadying import Evidence, Steadiness, luma_size, weigh_gap
 from streamseg.io.checksums import BLANK_CHECKSUM, check_checksum, check_zip, pop_checksum
 from streamseg.io.tensors import short_error
 from streamseg.models.fanet import join_contexts
@@ -67,6 +68,10 @@ class Manifest:
     """Minimum height and width of its frames, if it takes any size: its Res-4 map must have more than one pixel."""
     masked: bool = False
     """Whether a mask is built in: what it hides has the label 255."""
+    steady: Steadiness | None = None
+    """How steady it keeps the labels of a stream; None if it labels each frame by itself."""
+    score_size: tuple[int, int] | None = None
+    """Height and width of its scores, if it keeps labels steady."""
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, ("fp32", "int8"))
@@ -82,6 +87,8 @@ class Manifest:
         for flag in (self.confidence, self.averages, self.masked):
             if not isinstance(flag, bool):
                 raise ValueError(f"confidence, averages or masked is {flag!r:.80}; expected true or false.")
+        if self.steady is not None and not (self.state and self.size and is_shape(self.score_size or ())):
+            raise ValueError(f"score_size is {self.score_size!r:.80}; expected that of a file for video of one size.")
         if not (isinstance(self.source, str) and self.source.isprintable()):
             raise ValueError(f"source is {self.source!r:.80}; expected printable text in one line.")
 
@@ -90,13 +97,19 @@ class Manifest:
         """Names and shapes of the inputs."""
         shapes: dict[str, Shape] = {"frame": (1, *(self.size or (None, None)), 3)}
         shapes |= {f"past{stage}": (1, *shape) for stage, shape in enumerate(self.state, 1)}
-        return shapes | ({"weight": (1,)} if self.state and self.averages else {})
+        shapes |= {"weight": (1,)} if self.state and self.averages else {}
+        if self.steady and self.size and self.score_size:
+            h, w = self.score_size
+            shapes |= {"past_luma": (1, 1, *luma_size((h, w), self.size)), "past_scores": (1, len(self.classes), h, w)}
+            shapes |= {"past_labels": (1, *self.size), "past_share": (1,)}
+        return shapes
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs."""
         contexts = [f"context{stage}" for stage in range(1, len(self.state) + 1)]
-        return ("labels", *(["confidence"] if self.confidence else []), *contexts)
+        evidence = ["luma", "scores"] if self.steady else []
+        return ("labels", *(["confidence"] if self.confidence else []), *contexts, *evidence)
 
     def to_json(self) -> str:
         """Return the JSON for a file, with a blank for the file's checksum."""
@@ -121,6 +134,8 @@ def read_manifest(path: Path, text: str | None) -> Manifest:
         pop_checksum(path, entry)
         size, state, classes = entry["size"], entry["state"], entry["classes"]
         entry |= {"size": size and tuple(size), "state": tuple(map(tuple, state)), "classes": Classes(**classes)}
+        if entry.get("steady") is not None:
+            entry |= {"steady": Steadiness(**entry["steady"]), "score_size": tuple(entry["score_size"])}
         return Manifest(**entry)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{path} has invalid metadata ({error!r:.200}): it cannot be used.") from None
@@ -150,20 +165,27 @@ class ExportedEngine(Engine):
         if batch.shares is not None:
             return self.predict_together(batch, batch.shares)
         images, past, weights, sizes, with_confidence, steady, *_ = batch
+        count = len(images)
+        evidence, gaps = list(batch.evidence) or [None] * count, list(batch.gaps) or [0.0] * count
         if batch.mask is not None:
             raise ValueError(f"{self.path} looks at all pixels: export it with --mask, or use a network.")
         if with_confidence and not self.manifest.confidence:
             raise ValueError(f"{self.path} gives no confidence: export it again with --confidence.")
-        if steady:
+        if steady and steady != self.manifest.steady:
             raise ValueError(f"{self.path} gives labels, and no scores: leave out steady, or use a network.")
         height, width = (min(max(self.manifest.min_side, side), MAX_EXPORT_SIDE) for side in images.shape[-2:])
         frames = to_uint8(resize_frames(images, self.manifest.size or (height, width)))
         pasts = images.new_zeros(len(images), *self.context_shape, dtype=torch.float32) if past is None else past
         predictions, contexts = [], []
-        for frame, own_past, weight, size in zip(frames, pasts.float(), weights, sizes, strict=True):
-            outputs = self.run(self.name_inputs(frame, own_past, weight))
+        each = zip(frames, pasts.float(), weights, sizes, evidence, gaps, strict=True)
+        for frame, own_past, weight, size, earlier, gap in each:
+            inputs = self.name_inputs(frame, own_past, weight)
+            if self.manifest.steady:
+                inputs |= self.name_evidence(earlier if steady else None, gap)
+            outputs = self.run(inputs)
             confidence = resize_labels(outputs["confidence"][0], size) if with_confidence else None
-            predictions.append(Prediction(resize_labels(outputs["labels"][0], size), confidence))
+            after = read_evidence(outputs) if steady else None
+            predictions.append(Prediction(resize_labels(outputs["labels"][0], size), confidence, evidence=after))
             contexts.append(self.join_context(outputs) if self.manifest.state else pasts.new_zeros(1, 0, 0))
         return predictions, torch.cat(contexts)
 
@@ -186,6 +208,26 @@ class ExportedEngine(Engine):
         inputs = {"frame": frame.permute(1, 2, 0)[None].contiguous()}
         inputs |= {f"past{stage}": part.contiguous() for stage, part in enumerate(parts, 1)}
         return inputs | ({"weight": past.new_tensor([weight])} if "weight" in self.manifest.inputs else {})
+
+    def name_evidence(self, evidence: Evidence | None, gap: float) -> dict[str, Tensor]:
+        """Return the inputs of a file that keeps labels steady, for the evidence of the frame before, if any."""
+        shapes = self.manifest.inputs
+        names, types = ("past_luma", "past_scores", "past_labels"), (torch.float32, torch.float32, torch.uint8)
+        zeros = [
+            torch.zeros([side or 1 for side in shapes[name]], dtype=kind, device=self.device)
+            for name, kind in zip(names, types, strict=True)
+        ]
+        given = () if evidence is None else (evidence.luma[None, None], evidence.scores[None], evidence.labels[None])
+        fits = bool(given) and all(a.shape == b.shape for a, b in zip(given, zeros, strict=True))
+        tensors = [tensor.to(self.device).contiguous() for tensor in given] if fits else zeros
+        share = torch.tensor([weigh_gap(gap) if fits else 0.0], device=self.device)
+        return dict(zip((*names, "past_share"), (*tensors, share), strict=True))
+
+
+def read_evidence(outputs: Mapping[str, Tensor]) -> Evidence:
+    """Return the evidence among the outputs of a file that keeps labels steady."""
+    luma, scores, labels = (outputs[name][0].clone() for name in ("luma", "scores", "labels"))
+    return Evidence(luma[0], scores, labels)
 
 
 def resize_labels(values: Tensor, size: tuple[int, int]) -> Tensor:

@@ -27,12 +27,13 @@ from torch import Tensor
 
 from streamseg.classes import Classes
 from streamseg.engine.engine import Engine
+from streamseg.engine.steadying import Steadiness
 from streamseg.io.images import TooLargeError, UnknownFormatError, decode_upload
 from streamseg.io.masks import Mask
 from streamseg.serve.batches import Batcher, Labelled
 from streamseg.serve.counters import Counter, Gauge, PrometheusHistogram, format_metrics
 from streamseg.serve.zone_watch import ServedZones
-from streamseg.stream.state import State
+from streamseg.stream.state import LastFrames, State
 
 if TYPE_CHECKING:
     from streamseg.serve.saving import DataFolder
@@ -77,6 +78,8 @@ class ServedModel:
     """What the weights are called; empty for the name of the file."""
     mask: Mask | None = None
     """What is not looked at; None for nothing."""
+    steady: float | Steadiness = 0.0
+    """How steady the labels of a stream are kept."""
 
     @property
     def title(self) -> str:
@@ -138,7 +141,8 @@ class RequestGate:
             (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
         )
         batches = PrometheusHistogram("streamseg_batch_frames", "Frames in a batch.", (1, 2, 4, 8, 16, 32))
-        self.batcher = Batcher(served.engine, served.window, batch, batches.add, served.mask)
+        policy = LastFrames(served.window, steady=served.steady)
+        self.batcher = Batcher(served.engine, policy, batch, batches.add, served.mask)
         self.metrics: list[Counter | PrometheusHistogram | Gauge] = [
             self.answered,
             self.frames,

@@ -201,9 +201,21 @@ def step_batch(
             check_past(past, engine.context_shape)
         previous = [state.low_res_labels if state else None for state in known]
         methods = [state.method_state if state else None for state in known]
-        mask = stack_masks(masks, images)
+        evidence = [state.evidence if state else None for state in known]
+        gaps = [seconds - state.seconds if state else 0.0 for state, seconds in zip(known, now, strict=True)]
         batch = FrameBatch(
-            images, stack_pasts(pasts), weights, sizes, with_confidence, policy.steady, previous, methods, mask, shares
+            images,
+            stack_pasts(pasts),
+            weights,
+            sizes,
+            with_confidence,
+            policy.steady,
+            previous,
+            methods,
+            mask=stack_masks(masks, images),
+            shares=shares,
+            evidence=evidence,
+            gaps=gaps,
         )
         predictions, contexts = engine.predict(batch)
         if cut is not None:
@@ -215,7 +227,12 @@ def step_batch(
         predictions = [hide_prediction(*entry) for entry in zip(predictions, masks or [None] * len(sizes), strict=True)]
         after = [advance(*entry, policy) for entry in zip(decayed, contexts.split(1), now, strict=True)]
         return predictions, [
-            replace(state, low_res_labels=prediction.low_res_labels, method_state=prediction.method_state)
+            replace(
+                state,
+                low_res_labels=prediction.low_res_labels,
+                method_state=prediction.method_state,
+                evidence=prediction.evidence,
+            )
             for state, prediction in zip(after, predictions, strict=True)
         ]
 
@@ -238,7 +255,8 @@ def predict_again(engine: Engine, batch: FrameBatch, one: slice) -> list[Predict
         mask = None if batch.mask is None else batch.mask[one]
         batch = batch._replace(images=batch.images[one], sizes=batch.sizes[one], mask=mask)
     count = len(batch.images)
-    alone = batch._replace(past=None, weights=[0.0] * count, previous_labels=[None] * count, method_states=())
+    first = batch._replace(past=None, weights=[0.0] * count, previous_labels=[None] * count)
+    alone = first._replace(method_states=(), evidence=(), gaps=())
     predictions, _ = engine.predict(alone)
     return predictions if batch.shares is None else predictions[one]
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.checks import check_count, check_positive
+from streamseg.engine.steadying import Evidence, Steadiness
 from streamseg.io.checksums import BLANK_CHECKSUM, pop_checksum
 from streamseg.io.tensors import load_tensors, open_tensors, write_tensors
 
@@ -34,13 +35,13 @@ class LastFrames:
     frames: int
     limit: float = math.inf
     """The largest total weight of the past; a network trained with T frames expects T - 1."""
-    steady: float = 0.0
-    """How much higher a new class must score to replace the class that a pixel had in the previous frame."""
+    steady: float | Steadiness = 0.0
+    """How steady labels are kept: a Steadiness, or the margin by which a class must win to replace the last one."""
 
     def __post_init__(self) -> None:
         check_count("window", self.frames)
         check_positive("limit", self.limit)
-        check_steady_margin(self.steady)
+        check_steady(self.steady)
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,15 @@ class Fading:
     """The factor; with 0.5 all frames together weigh two in the end."""
     limit: float = math.inf
     """The largest total weight of the past; a network trained with T frames expects T - 1."""
-    steady: float = 0.0
-    """How much higher a new class must score to replace the class that a pixel had in the previous frame."""
+    steady: float | Steadiness = 0.0
+    """How steady labels are kept: a Steadiness, or the margin by which a class must win to replace the last one."""
 
     def __post_init__(self) -> None:
         check_positive("share", self.share)
         if self.share >= 1:
             raise ValueError(f"share is {self.share}; expected less than 1, or the past grows without limit.")
         check_positive("limit", self.limit)
-        check_steady_margin(self.steady)
+        check_steady(self.steady)
 
 
 @dataclass(frozen=True)
@@ -70,15 +71,15 @@ class FadingInTime:
     """Seconds in which a weight halves."""
     limit: float = math.inf
     """The largest total weight of the past; a network trained with T frames expects T - 1."""
-    steady: float = 0.0
-    """How much higher a new class must score to replace the class that a pixel had in the previous frame."""
+    steady: float | Steadiness = 0.0
+    """How steady labels are kept: a Steadiness, or the margin by which a class must win to replace the last one."""
 
     def __post_init__(self) -> None:
         check_positive("half_life", self.half_life)
         if self.half_life == math.inf:
             raise ValueError("half_life is inf; expected seconds, or the past grows without limit.")
         check_positive("limit", self.limit)
-        check_steady_margin(self.steady)
+        check_steady(self.steady)
 
 
 Policy = LastFrames | Fading | FadingInTime
@@ -96,9 +97,11 @@ class State:
     seconds: float
     """The time of the last frame."""
     low_res_labels: Tensor | None = None
-    """(h, w), uint8: the last frame's labels at the resolution of the scores, if the policy keeps labels steady."""
+    """(h, w), uint8: the last frame's labels at the resolution of the scores, if the policy has a margin."""
     method_state: object = None
     """The state of a video method, such as DFF, which has no contexts."""
+    evidence: Evidence | None = None
+    """What keeps the labels of later frames steady, if the policy has a Steadiness."""
 
 
 def to_policy(window: int | Policy) -> Policy:
@@ -106,10 +109,12 @@ def to_policy(window: int | Policy) -> Policy:
     return window if isinstance(window, Policy) else LastFrames(window)
 
 
-def check_steady_margin(margin: float) -> None:
-    """Raise a ValueError if the margin of `steady` is not a number from 0 up."""
-    if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin < math.inf:
-        raise ValueError(f"steady is {margin!r:.80}; expected a number from 0 up, such as 1.")
+def check_steady(steady: float | Steadiness) -> None:
+    """Raise a ValueError if `steady` is neither a Steadiness nor a margin, a number from 0 up."""
+    if isinstance(steady, Steadiness):
+        return
+    if isinstance(steady, bool) or not isinstance(steady, (int, float)) or not 0 <= steady < math.inf:
+        raise ValueError(f"steady is {steady!r:.80}; expected a number from 0 up, such as 1.")
 
 
 def frame_time(state: State | None, seconds: float | None) -> float:
@@ -208,6 +213,8 @@ def save_state(state: State, path: str | Path) -> None:
         raise ValueError(f"The state is that of a video method ({name}), and only those of FANets can be written.")
     entry = json.dumps({"weights": state.weights, "seconds": state.seconds, "checksum": BLANK_CHECKSUM})
     tensors = {"contexts": state.contexts} | ({} if state.low_res_labels is None else {"coarse": state.low_res_labels})
+    if state.evidence is not None:
+        tensors |= {f"evidence.{name}": tensor for name, tensor in state.evidence._asdict().items()}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     write_tensors(Path(path), tensors, {"format": "pt", STATE_ENTRY: entry})
 
@@ -226,12 +233,31 @@ def load_state(path: str | Path) -> State:
         pop_checksum(path, entry)
         weights, seconds = tuple(map(float, entry["weights"])), float(entry["seconds"])
         contexts, labels = tensors.pop("contexts"), tensors.pop("coarse", None)
+        evidence = pop_evidence(tensors)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} has invalid metadata ({error!r:.200}): it cannot be used.") from None
     labels_valid = labels is None or (labels.ndim == 2 and labels.dtype == torch.uint8)
     if tensors or contexts.ndim != 3 or len(contexts) != len(weights) or not labels_valid:
         raise ValueError(f"{path} holds other tensors than the contexts of a stream: it cannot be used.")
-    finite = contexts.dtype == torch.float32 and bool(contexts.isfinite().all())
+    values = [contexts, *(evidence[:2] if evidence else ())]
+    finite = all(value.dtype == torch.float32 and bool(value.isfinite().all()) for value in values)
     if not (finite and math.isfinite(seconds) and all(0 < weight < math.inf for weight in weights)):
         raise ValueError(f"{path} holds invalid numbers, such as nan: it cannot be used.")
-    return State(contexts, weights, seconds, labels)
+    return State(contexts, weights, seconds, labels, evidence=evidence)
+
+
+def pop_evidence(tensors: dict[str, Tensor]) -> Evidence | None:
+    """Remove the evidence from the tensors of a state's file and return it; None if there is none.
+
+    Raises a ValueError if its tensors do not fit together, a KeyError if one is missing.
+    """
+    if not any(f"evidence.{name}" in tensors for name in Evidence._fields):
+        return None
+    evidence = Evidence(*(tensors.pop(f"evidence.{name}") for name in Evidence._fields))
+    luma, scores, labels = evidence
+    sizes = [tuple(scale * side for side in scores.shape[1:]) for scale in (1, 2)]
+    if (luma.ndim, scores.ndim, labels.ndim) != (2, 3, 2) or luma.shape not in sizes or 0 in scores.shape:
+        raise ValueError(f"evidence of the shapes {[tuple(tensor.shape) for tensor in evidence]}")
+    if labels.dtype != torch.uint8:
+        raise ValueError(f"labels of the type {labels.dtype}")
+    return evidence

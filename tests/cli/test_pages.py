@@ -50,7 +50,7 @@ from streamseg.train.config import RECIPES
         ("segment a.png --size", "--size needs a value: see streamseg segment --help."),
         ("segment a.png --alpha red", "--alpha is 'red'; expected a number."),
         ("serve --port x", "--port is 'x'; expected a whole number."),
-        ("segment a.png --steady red", "--steady is 'red'; expected a number."),
+        ("segment a.png --steady red", "--steady is 'red'; expected off, low, high, or a number such as 1."),
         ("segment a.png --window x", "--window is 'x'; expected a whole number."),
         ("segment a.png --alpha it's", '--alpha is "it\'s"; expected a number.'),
         ("evaluate --data x --dataset camvid --scales 1 a", "--scales is '1 a'; expected numbers."),

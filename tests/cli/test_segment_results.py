@@ -34,7 +34,7 @@ def test_label_pictures_are_what_the_network_predicts(here, segment, model):
 @pytest.mark.parametrize("window", [1, 3])
 def test_label_videos_are_what_the_network_predicts_for_each_frame(here, segment, model, window):
     make_clip(Path("a.mp4"), 6)
-    assert segment("a.mp4", "--labels", "--window", window) == 0
+    assert segment("a.mp4", "--labels", "--window", window, "--steady", "off") == 0
     expected = [labels for _, labels in streamseg.label_frames(model, streamseg.read_frames("a.mp4"), window)]
     written = [labels for labels, _ in read_label_video("a-labels.mkv")]
     assert len(written) == 6
@@ -46,12 +46,14 @@ def test_the_window_is_that_of_the_weights_unless_told_otherwise(here, segment, 
     streamseg.save(model, streamseg.CAMVID, "video.safetensors", window=3)
     make_clip(Path("a.mp4"), 6)
     trained = ("--weights", "video.safetensors")
-    steady = streamseg.LastFrames(3, steady=0.1), (*trained, "--steady", "0.1")
+    low, high = streamseg.STEADY_LOW, streamseg.STEADY_HIGH
     for name, window, options in (
-        ("a", 3, trained),
-        ("b", 2, (*trained, "--window", "2")),
-        ("c", 1, ()),
-        ("s", *steady),
+        ("a", 3, (*trained, "--steady", "off")),
+        ("b", 2, (*trained, "--window", "2", "--steady", "0")),
+        ("c", 1, ("--steady", "off")),
+        ("s", streamseg.LastFrames(3, steady=0.1), (*trained, "--steady", "0.1")),
+        ("t", streamseg.LastFrames(3, steady=low), trained),
+        ("u", streamseg.LastFrames(2, steady=high), (*trained, "--window", "2", "--steady", "high")),
     ):
         assert segment("a.mp4", f"{name}.mp4", "--no-overlay", "--labels", *options) == 0
         expected = [labels for _, labels in streamseg.label_frames(model, streamseg.read_frames("a.mp4"), window)]
@@ -115,7 +117,7 @@ def test_several_videos_at_once_become_what_each_becomes_alone(here, segment, mo
 def test_confidence_is_written_exactly_for_pictures_and_videos(here, segment, model):
     paint("a.png", 4)
     make_clip(Path("v.mp4"), 2)
-    assert segment("a.png", "v.mp4", "out", "--confidence") == 0
+    assert segment("a.png", "v.mp4", "out", "--confidence", "--steady", "off") == 0
     frames = [picture(4), *streamseg.read_frames("v.mp4")]
     assert Image.open("out/a-confidence.png").mode == "L"
     found = [streamseg.read_image("out/a-confidence.png")[0]]
@@ -232,7 +234,7 @@ def test_standard_output_has_the_labels_and_nothing_else(here, segment, model, c
 
 def test_the_network_input_has_the_size_that_is_given(here, segment, model, capsys):
     make_clip(Path("v.mp4"), 2, size=(96, 128))
-    assert segment("v.mp4", "--labels", "--size", "64x96") == 0
+    assert segment("v.mp4", "--labels", "--size", "64x96", "--steady", "off") == 0
     assert "network input 64 x 96\n" in capsys.readouterr().out
     frames = streamseg.read_frames("v.mp4")
     expected = [labels for _, labels in streamseg.label_frames(model, frames, size=(64, 96))]
@@ -288,7 +290,7 @@ def test_other_precisions_give_nearly_the_same_labels(here, segment, precision):
 def test_a_half_life_and_a_cut_are_those_of_label_frames(here, segment, model):
     make_clip(Path("v.mp4"), 4)
     assert segment("v.mp4", "--labels", "--half-life", "0.1", "--cut", "0.5") == 0
-    policy = streamseg.FadingInTime(0.1)
+    policy = streamseg.FadingInTime(0.1, steady=streamseg.STEADY_LOW)
     times = [i / 25 for i in range(4)]
     labelled = streamseg.label_frames(model, streamseg.read_frames("v.mp4"), policy, times=times, cut=0.5)
     for (_, expected), (labels, _) in zip(labelled, read_label_video("v-labels.mkv"), strict=True):

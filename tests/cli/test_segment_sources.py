@@ -195,7 +195,7 @@ def test_raw_frames_come_through_a_pipe_and_raw_labels_leave_through_another(her
     frames = [picture(i) for i in range(6)]
     data = b"".join(frame.permute(1, 2, 0).contiguous().numpy().tobytes() for frame in frames)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = start(weights, "-", "-", "--raw-size", "48x64", "--window", "2", **pipes)
+    process = start(weights, "-", "-", "--raw-size", "48x64", "--window", "2", "--steady", "off", **pipes)
     out, err = process.communicate(data, PATIENCE)
     expected = [labels for _, labels in streamseg.label_frames(model, frames, 2)]
     assert process.returncode == 0

@@ -9,6 +9,7 @@ import streamseg
 from streamseg.engine import fast
 from streamseg.engine.engine import EagerEngine, FrameBatch
 from streamseg.engine.fast import accelerate
+from streamseg.engine.steadying import STEADY_HIGH
 from streamseg.models.fanet import fanet18, init_as_identity
 from streamseg.stream.label_frames import label_batch, label_frame, label_frames, segment, step_batch
 from streamseg.stream.state import Fading, LastFrames
@@ -104,9 +105,10 @@ def test_a_state_of_the_eager_form_works_in_the_fast_form(model, frames):
     torch.testing.assert_close(after.contexts, expected.contexts, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("steady", [1.0, STEADY_HIGH])
 @pytest.mark.parametrize("size", [None, (96, 128)])
-def test_hysteresis_works_in_the_fast_form(model, frames, size):
-    policy = LastFrames(2, steady=1.0)
+def test_hysteresis_works_in_the_fast_form(model, frames, size, steady):
+    policy = LastFrames(2, steady=steady)
     ours, theirs = (
         [labels for _, labels in label_frames(network, frames, policy, size=size)]
         for network in (accelerate(model), model)
@@ -197,7 +199,7 @@ def test_a_gpu_s_graph_gives_the_labels_of_the_network(gpu, street, precision):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")
-@pytest.mark.parametrize("window", [1, 3, Fading(0.5), LastFrames(3, steady=1.0)])
+@pytest.mark.parametrize("window", [1, 3, Fading(0.5), LastFrames(3, steady=1.0), LastFrames(3, steady=STEADY_HIGH)])
 def test_a_gpu_s_streams_carry_their_state_through_graphs(gpu, frames, window):
     quick = accelerate(gpu)
     on_gpu = [frame.cuda() for frame in frames]

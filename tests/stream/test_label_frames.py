@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 import streamseg
 from streamseg import NoAttention
+from streamseg.engine.engine import FrameBatch, to_engine
 from streamseg.engine.labels import labels_from_scores
+from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW
 from streamseg.io.images import write_image
 from streamseg.models import bundled, checkpoint
 from streamseg.models.baselines import BASELINES
@@ -179,7 +181,9 @@ def test_a_baseline_labels_each_frame_alone(frames, name):
         label_frame(network, frame, window=2)
 
 
-@pytest.mark.parametrize("window", [2, Fading(0.5), FadingInTime(0.1), LastFrames(2, steady=0.1)])
+@pytest.mark.parametrize(
+    "window", [2, Fading(0.5), FadingInTime(0.1), LastFrames(2, steady=0.1), LastFrames(2, steady=STEADY_HIGH)]
+)
 def test_streams_in_a_batch_are_as_each_alone(model, window):
     streams = [random_frames(4, seed=seed) for seed in range(3)]
     alone = [run(model, frames, window)[0] for frames in streams]
@@ -241,7 +245,9 @@ def test_a_batch_needs_a_state_and_a_time_for_each_image(model, frames):
         see(model, torch.stack(frames[:1]), [None], times=[0.0, 1.0])
 
 
-@pytest.mark.parametrize("window", [2, 3, Fading(0.5), FadingInTime(0.5), LastFrames(2, steady=0.1)])
+@pytest.mark.parametrize(
+    "window", [2, 3, Fading(0.5), FadingInTime(0.5), LastFrames(2, steady=0.1), LastFrames(2, steady=STEADY_HIGH)]
+)
 def test_after_a_cut_a_stream_begins_anew(model, frames, window):
     scenes = [*(frame // 4 for frame in random_frames(3, seed=1)), *frames[:3]]  # from dusk to daylight
     distances = [context_distance(*pair).item() for pair in pairwise(contexts(model, scenes))]
@@ -429,3 +435,47 @@ def test_the_state_of_a_video_method_is_not_written_as_one_of_a_fanet(tmp_path):
     _, state = label_frame(method, torch.zeros(3, 64, 64, dtype=torch.uint8))
     with pytest.raises(ValueError, match=r"that of a video method \(CopyState\), and only those of FANets"):
         streamseg.save_state(state, tmp_path / "state.safetensors")
+
+
+@pytest.mark.parametrize("steady", [STEADY_LOW, STEADY_HIGH])
+def test_a_steadiness_changes_no_first_frame_and_makes_later_ones_change_less(model, frames, steady):
+    plain, steadied = (run(model, frames, policy)[0] for policy in (LastFrames(1), LastFrames(1, steady=steady)))
+    assert steadied[0].equal(plain[0])
+    assert (
+        0
+        < sum(differing([a], [b]) for a, b in pairwise(steadied))
+        < sum(differing([a], [b]) for a, b in pairwise(plain))
+    )
+
+
+def test_the_labels_that_a_caller_gets_are_not_those_of_the_state(model, frames):
+    policy = LastFrames(1, steady=STEADY_HIGH)
+    labels, state = label_frame(model, frames[0], None, policy)
+    expected, _ = label_frame(model, frames[1], state, policy)
+    labels.fill_(3)
+    assert label_frame(model, frames[1], state, policy)[0].equal(expected)
+
+
+def test_a_label_that_was_kept_has_its_own_confidence(model, frames):
+    engine = to_engine(model)
+    batch = FrameBatch(frames[0][None], None, [0.0], [(64, 96)], True, STEADY_HIGH)
+    (first,), _ = engine.predict(batch)
+    (second,), _ = engine.predict(batch._replace(images=frames[1][None], evidence=[first.evidence], gaps=[0.04]))
+    full = F.interpolate(second.evidence.scores[None], (64, 96), mode="bilinear", align_corners=False)[0]
+    expected = 255 * full.softmax(dim=0).gather(0, second.labels[None].long())[0]
+    assert (second.labels != full.argmax(dim=0)).any()
+    assert (second.confidence - expected).abs().max() < 1.5
+
+
+def test_a_frame_of_another_size_begins_with_labels_of_its_own(model, frames):
+    policy = LastFrames(1, steady=STEADY_HIGH)
+    _, state = label_frame(model, frames[0], None, policy)
+    small = frames[1][:, :48, :64].contiguous()
+    labels, after = label_frame(model, small, state, policy)
+    assert labels.shape == after.evidence.labels.shape == (48, 64)
+
+
+def test_a_method_s_frames_can_be_kept_steady_too(frames):
+    method = VIDEO_METHODS["copy-swiftnet18"](5).eval()
+    labels, state = run(method, frames[:3], LastFrames(1, steady=STEADY_HIGH))
+    assert labels[0].shape == state.evidence.labels.shape

@@ -194,6 +194,11 @@ def matrices(frames=1):
     return {"contexts": torch.ones(frames, 2, 3)}
 
 
+def evidence(**others):
+    tensors = {"luma": torch.ones(2, 3), "scores": torch.ones(4, 2, 3), "labels": torch.ones(8, 12).byte()} | others
+    return matrices() | {f"evidence.{name}": tensor for name, tensor in tensors.items() if tensor is not None}
+
+
 GOOD = {"weights": [1.0], "seconds": 0.0}
 
 
@@ -218,6 +223,12 @@ GOOD = {"weights": [1.0], "seconds": 0.0}
         (matrices(), {"weights": [1.0], "seconds": math.inf}, "invalid numbers"),
         ({"contexts": torch.ones(1, 2, 3).half()}, GOOD, "invalid numbers"),
         ({"contexts": torch.full((1, 2, 3), math.nan)}, GOOD, "invalid numbers"),
+        (evidence(luma=None), GOOD, "has invalid metadata"),
+        (evidence(luma=torch.ones(3, 2)), GOOD, "has invalid metadata"),
+        (evidence(labels=torch.ones(8, 12)), GOOD, "has invalid metadata"),
+        (evidence(scores=torch.ones(0, 2, 3)), GOOD, "has invalid metadata"),
+        (evidence(scores=torch.full((4, 2, 3), math.inf)), GOOD, "invalid numbers"),
+        (evidence(luma=torch.ones(2, 3).half()), GOOD, "invalid numbers"),
     ],
 )
 def test_a_file_that_is_no_state_is_refused_in_a_sentence(tmp_path, tensors, entry, sentence):

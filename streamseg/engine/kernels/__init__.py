@@ -7,13 +7,16 @@ channels_last, in half precision on a GPU.
 """
 
 from streamseg.engine.kernels.attention import attend, gather_context
+from streamseg.engine.kernels.averaging import average_scores
 from streamseg.engine.kernels.backend import VERSION, use_triton
+from streamseg.engine.kernels.brightness import make_pyramids
 from streamseg.engine.kernels.colour import to_rgb, to_yuv
 from streamseg.engine.kernels.compiling import wait_until_compiled
 from streamseg.engine.kernels.convolution import MAX_TILES, convolve, convolve_and_classify
 from streamseg.engine.kernels.drawing import blend_labels, border_mask, lookup
 from streamseg.engine.kernels.folder import kernel_folder, make_kernel_folder
 from streamseg.engine.kernels.labels import label
+from streamseg.engine.kernels.motion import compare_frames, estimate_motion
 from streamseg.engine.kernels.pyramid import pool_pyramid
 from streamseg.engine.kernels.resize import add_resized, average_pairs, resize_into
 from streamseg.engine.kernels.stem import resize_frame, squares, stem_convolution, unfold_frame
@@ -24,15 +27,19 @@ __all__ = [
     "add_resized",
     "attend",
     "average_pairs",
+    "average_scores",
     "blend_labels",
     "border_mask",
+    "compare_frames",
     "convolve",
     "convolve_and_classify",
+    "estimate_motion",
     "gather_context",
     "kernel_folder",
     "label",
     "lookup",
     "make_kernel_folder",
+    "make_pyramids",
     "pool_pyramid",
     "resize_frame",
     "resize_into",

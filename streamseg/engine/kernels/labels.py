@@ -5,6 +5,7 @@ Shapes: B batch, K classes, H x W the frame, h x w the map of scores.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -12,18 +13,33 @@ from streamseg.engine.kernels import backend
 from streamseg.engine.kernels.backend import jit, tl, wait
 
 
-def label(scores: Tensor, size: tuple[int, int], labels: Tensor, confidence: Tensor | None = None) -> None:
+def label(
+    scores: Tensor,
+    size: tuple[int, int],
+    labels: Tensor,
+    confidence: Tensor | None = None,
+    steady: tuple[Tensor, Tensor] | None = None,
+) -> None:
     """Write the labels (B, H, W) of scores (B, K, h, w), resized bilinearly, and their probabilities (255 is 1).
 
     Both are uint8. The resized scores are never written to memory.
+
+    Args:
+        steady: Labels of the frame before (B, H, W), uint8, which are kept where the best class does not win by a
+            margin (B, 1, h, w), fp32, resized bilinearly; both contiguous.
     """
     height, width = size
     if not backend.use_triton(scores):
         full = F.interpolate(scores.float(), size, mode="bilinear", align_corners=False)
-        highest, best = full.max(dim=1)
-        labels.copy_(best)
+        score, best = full.max(dim=1, keepdim=True)
+        if steady is not None:
+            previous, margin = steady[0][:, None].long().clamp(max=full.shape[1] - 1), steady[1]
+            rest = full.gather(1, previous)
+            keep = score - rest < F.interpolate(margin, size, mode="bilinear", align_corners=False)
+            score, best = torch.where(keep, rest, score), torch.where(keep, previous, best)
+        labels.copy_(best[:, 0])
         if confidence is not None:
-            confidence.copy_((255 / (full - highest[:, None]).exp().sum(dim=1)).round())
+            confidence.copy_((255 / (full - score).exp().sum(dim=1)).round())
         return
     batch, classes, h, w = scores.shape
     block = 64
@@ -31,6 +47,7 @@ def label(scores: Tensor, size: tuple[int, int], labels: Tensor, confidence: Ten
         scores,
         labels,
         labels if confidence is None else confidence,
+        *(steady or (labels, scores)),
         h,
         w,
         height,
@@ -40,6 +57,7 @@ def label(scores: Tensor, size: tuple[int, int], labels: Tensor, confidence: Ten
         ROWS=backend.next_power_of_2(backend.cdiv(height, h)),
         BLOCK=block,
         CONFIDENCE=confidence is not None,
+        STEADY=steady is not None,
         num_warps=2,
         **backend.early(scores.device),
     )
@@ -50,6 +68,8 @@ def label_kernel(
     scores,
     labels,
     confidence,
+    previous,
+    margin,
     h,
     w,
     height,
@@ -62,6 +82,7 @@ def label_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     CONFIDENCE: tl.constexpr,
+    STEADY: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     wait(EARLY)
@@ -78,6 +99,11 @@ def label_kernel(
     above, below = scores + image * stride_b + top * stride_y, scores + image * stride_b + bottom * stride_y
     best = tl.full((ROWS, BLOCK), float("-inf"), tl.float32)
     best_class, total = tl.zeros((ROWS, BLOCK), tl.int32), tl.zeros((ROWS, BLOCK), tl.float32)
+    inside = (rows < end)[:, None] & (columns < width)[None, :]
+    offset = (image * height + rows)[:, None] * width + columns[None, :]
+    if STEADY:
+        known = tl.minimum(tl.load(previous + offset, inside, other=0).to(tl.int32), CLASSES - 1)
+        rest = tl.zeros((ROWS, BLOCK), tl.float32)
     for k in range(CLASSES):
         near, far = k * stride_k + left * stride_x, k * stride_k + right * stride_x
         a, b = tl.load(above + near).to(tl.float32), tl.load(above + far).to(tl.float32)
@@ -87,10 +113,18 @@ def label_kernel(
         if CONFIDENCE:
             highest = tl.maximum(best, score)
             total = total * tl.exp(best - highest) + tl.exp(score - highest)
+        if STEADY:
+            rest = tl.where(known == k, score, rest)
         best_class = tl.where(score > best, k, best_class)
         best = tl.maximum(best, score)
-    inside = (rows < end)[:, None] & (columns < width)[None, :]
-    offset = (image * height + rows)[:, None] * width + columns[None, :]
+    if STEADY:
+        over, under = margin + (image * h + top) * w, margin + (image * h + bottom) * w
+        a, b, c, d = tl.load(over + left), tl.load(over + right), tl.load(under + left), tl.load(under + right)
+        upper, lower = a + (b - a) * across, c + (d - c) * across
+        keep = best - rest < upper[None, :] + (lower - upper)[None, :] * down[:, None]
+        best_class = tl.where(keep, known, best_class)
+        if CONFIDENCE:
+            total = tl.where(keep, total * tl.exp(best - rest), total)
     tl.store(labels + offset, best_class.to(tl.uint8), inside)
     if CONFIDENCE:
         tl.store(confidence + offset, (255 / total + 0.5).to(tl.uint8), inside)

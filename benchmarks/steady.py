@@ -1,0 +1,310 @@
+"""Measure what keeps the labels of a video steady, for docs/video.md.
+
+    python benchmarks/steady.py accuracy CAMVID WEIGHTS
+    python benchmarks/steady.py moved COMMA10K WEIGHTS
+    python benchmarks/steady.py tried CAMVID WEIGHTS
+    python benchmarks/steady.py time [WEIGHTS [HEIGHT WIDTH]]
+    python benchmarks/steady.py gpu [WEIGHTS]
+
+accuracy  the network's scores of CamVid's val, computed once, labelled in several ways and as several streams
+moved     pictures of comma10k's val, over which a camera moves and zooms, with noise; no number was chosen on them
+tried     high with one of its parts replaced, on CamVid's val
+time      a frame in milliseconds, one way after the other on the same frame, so that a busy machine disturbs all alike
+gpu       the same on a GPU at 720 x 960 and 1024 x 2048, by CUDA events, frames and labels on the GPU
+"""
+
+import random
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import streamseg
+from streamseg.data.datasets import Dataset
+from streamseg.engine import steadying
+from streamseg.engine.engine import Engine, ImageEngine
+from streamseg.engine.motion import estimate_motion, move
+from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW, Steadiness
+from streamseg.evaluate import metrics
+from streamseg.evaluate.translate import to_lookup, translate_dataset, translate_predicted
+from streamseg.models.fanet import FANet
+from streamseg.models.video.dis import DISFlow
+from streamseg.stream.label_frames import label_frame, step_batch
+from streamseg.stream.state import LastFrames, State
+
+WAYS: dict[str, float | Steadiness] = {
+    "off": 0.0,
+    "0.5": 0.5,
+    "1": 1.0,
+    "2": 2.0,
+    "low": STEADY_LOW,
+    "high": STEADY_HIGH,
+}
+RATE = 15
+"""Frames a second of CamVid's val."""
+LAG_FRAMES = 6
+"""A true label must stay this long after it has changed to count for the lag."""
+ROUNDS, GPU_ROUNDS = 30, 12
+"""Frames that are timed on the CPU, and streams of 16 frames on a GPU, one way after the other."""
+PICTURES, MOVED_FRAMES, NOISE = 40, 10, 3.0
+"""Pictures of comma10k over which a camera moves, frames of each, and the standard deviation of its noise."""
+
+
+def streams(frames: int) -> dict[str, tuple[list[int], list[float]]]:
+    """Return the numbers of the frames of each stream, and their times."""
+    chance = random.Random(0)
+    whole = list(range(frames))
+    kept = [i for i in whole if chance.random() > 0.3]
+    parts = [whole[i : i + 5] for i in range(0, frames - 4, 5)]
+    chance.shuffle(parts)
+    jumps = [i for part in parts for i in part]
+    stopped = [*whole[:40], *[40] * 20, *whole[40:]]
+    return {
+        "15 a second": (whole, [i / RATE for i in whole]),
+        "every 2nd": (whole[::2], [i / RATE for i in whole[::2]]),
+        "every 3rd": (whole[::3], [i / RATE for i in whole[::3]]),
+        "30 % dropped": (kept, [i / RATE for i in kept]),
+        "stopped for 20": (stopped, [i / RATE for i in range(len(stopped))]),
+        "a jump each 5": (jumps, [i / RATE for i in range(len(jumps))]),
+    }
+
+
+def lag(labels: Tensor, predicted: Tensor) -> tuple[float, float]:
+    """Return in how many frames a pixel has its new true label, median and mean, of those that get it in time."""
+    found = []
+    for t in range(1, len(labels) - LAG_FRAMES):
+        changed = (labels[t] != labels[t - 1]) & (labels[t] != 255) & (labels[t - 1] != 255)
+        changed &= (labels[t : t + LAG_FRAMES + 1] == labels[t]).all(dim=0)
+        right = predicted[t : t + LAG_FRAMES + 1, changed] == labels[t, changed]
+        found.append(right.int().argmax(dim=0)[right.any(dim=0)])
+    frames = torch.cat(found).double()
+    return frames.median().item(), frames.mean().item()
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Frames (3, H, W) of a video with true labels (H, W), and their scores (1, K, h, w), computed once."""
+
+    frames: list[Tensor]
+    labels: list[Tensor]
+    scores: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Labeller:
+    """A network whose scores are known, and how its classes count as labels of a data set."""
+
+    model: FANet
+    lookup: Tensor
+    labels: int
+
+    @torch.no_grad()
+    def make_clip(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Clip:
+        frames, labels = map(list, zip(*pairs, strict=True))
+        return Clip(frames, labels, [self.model.outputs(frame[None])[0] for frame in frames])
+
+    def label(
+        self, clip: Clip, order: Sequence[int], times: Sequence[float], steady: float | Steadiness
+    ) -> list[Tensor]:
+        """Return the labels of some frames of a clip, as a stream."""
+        current: list[Tensor] = []
+        engine = ImageEngine(self.model, lambda _: current[0])
+        state: State | None = None
+        predicted = []
+        for i, seconds in zip(order, times, strict=True):
+            current[:] = [clip.scores[i]]
+            images, policy = clip.frames[i][None], LastFrames(1, steady=steady)
+            sizes = [(images.shape[2], images.shape[3])]
+            (one,), (state,) = step_batch(engine, images, [state], policy, sizes=sizes, times=[seconds])
+            predicted.append(translate_predicted(one.labels, self.lookup))
+        return predicted
+
+
+def open_network(weights: str, dataset: Dataset) -> tuple[Labeller, Dataset]:
+    """Return the network of a checkpoint, and a data set with the labels that it has."""
+    model, classes = streamseg.load(weights)
+    translation, dataset = translate_dataset(classes, dataset)
+    count = len(dataset.classes)
+    return Labeller(model, to_lookup(translation.label_of, count, torch.device("cpu")), count), dataset
+
+
+def accuracy(data: str, weights: str) -> None:
+    labeller, dataset = open_network(weights, streamseg.camvid(Path(data), "val"))
+    clip = labeller.make_clip(dataset[i] for i in range(len(dataset)))
+    print("| stream | --steady | mIoU | flips, % | mVC8 | lag, median and mean |\n|" + "---|" * 6)
+    for stream, (order, times) in streams(len(dataset)).items():
+        for name, steady in WAYS.items():
+            predicted = labeller.label(clip, order, times, steady)
+            truth = [clip.labels[i] for i in order]
+            figures = measure([(truth, predicted)], labeller.labels)
+            late = "{:.0f}, {:.2f}".format(*lag(torch.stack(truth), torch.stack(predicted)))
+            print(f"| {stream} | {name} | " + " | ".join(f"{x:.2f}" for x in figures) + f" | {late} |", flush=True)
+
+
+def moved(data: str, weights: str) -> None:
+    labeller, dataset = open_network(weights, streamseg.comma10k(Path(data), "val"))
+    step = len(dataset) // PICTURES
+    results: dict[str, list[tuple[list[Tensor], list[Tensor]]]] = {name: [] for name in WAYS}
+    for i in range(PICTURES):
+        clip = labeller.make_clip(move_camera(*dataset[i * step], seed=i))
+        times = [t / RATE for t in range(MOVED_FRAMES)]
+        for name, steady in WAYS.items():
+            results[name].append((clip.labels, labeller.label(clip, range(MOVED_FRAMES), times, steady)))
+    print("| --steady | mIoU | flips, % | mVC8 |\n|" + "---|" * 4)
+    for name, clips in results.items():
+        print(f"| {name} | " + " | ".join(f"{x:.2f}" for x in measure(clips, labeller.labels)) + " |", flush=True)
+
+
+def move_camera(picture: Tensor, labels: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the frames of a camera that zooms into a picture and shifts, with noise, and their labels."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y, zoom = (2 * torch.rand(3, generator=generator) - 1).tolist()
+    for t in range(MOVED_FRAMES):
+        scale = 0.85 - 0.008 * t * (1.5 + zoom) / 2
+        matrix = torch.tensor([[[scale, 0, 0.008 * x * t], [0, scale, 0.004 * y * t]]])
+        grid = F.affine_grid(matrix, [1, 1, *labels.shape], align_corners=False)
+        frame = F.grid_sample(picture[None].float(), grid, padding_mode="border", align_corners=False)[0]
+        frame += NOISE * torch.randn(frame.shape, generator=generator)
+        truth = F.grid_sample(labels[None, None].float(), grid, mode="nearest", align_corners=False)[0, 0]
+        yield frame.round().clamp(0, 255).byte(), truth.to(labels.dtype)
+
+
+def tried(data: str, weights: str) -> None:
+    labeller, dataset = open_network(weights, streamseg.camvid(Path(data), "val"))
+    clip = labeller.make_clip(dataset[i] for i in range(len(dataset)))
+    order, times = streams(len(dataset))["15 a second"]
+    plain: tuple[float, ...] = ()
+
+    def show(name: str, steady: float | Steadiness, **parts: object) -> None:
+        nonlocal plain
+        usual = {part: getattr(steadying, part) for part in parts}
+        vars(steadying).update(parts)
+        found = measure([(clip.labels, labeller.label(clip, order, times, steady))], labeller.labels)
+        vars(steadying).update(usual)
+        plain = plain or found
+        print(f"| {name} | {found[0] - plain[0]:+.2f} | {100 * (found[1] / plain[1] - 1):+.0f} % |", flush=True)
+
+    def no_motion(luma: Tensor, before: Tensor) -> Tensor:
+        return torch.zeros_like(luma).expand(-1, 2, -1, -1)
+
+    def always(luma: Tensor, other: Tensor, tolerance: float) -> Tensor:
+        return torch.ones_like(luma)
+
+    print("| what | mIoU | flips |\n|---|---|---|")
+    show("off", 0.0)
+    for share in (0.3, 0.5):
+        average = replace(STEADY_HIGH, share=share, margin=0.0)
+        show(f"exponential average, share {share}", average, estimate_motion=no_motion, likeness=always)
+    show("low", STEADY_LOW)
+    show("high", STEADY_HIGH)
+    show("no motion", STEADY_HIGH, estimate_motion=no_motion)
+    show("one affine motion", STEADY_HIGH, estimate_motion=fit_affine)
+    if find_spec("cv2"):
+        dis = DISFlow()
+
+        def flow(luma: Tensor, before: Tensor) -> Tensor:
+            return dis(luma.expand(-1, 3, -1, -1), before.expand(-1, 3, -1, -1))
+
+        show("DIS flow", STEADY_HIGH, estimate_motion=flow)
+    show("no likeness", STEADY_HIGH, likeness=always)
+    show("no margin", replace(STEADY_HIGH, margin=0.0))
+    show("no averaging", replace(STEADY_HIGH, share=0.0))
+    show("moved bilinearly", STEADY_HIGH, move=lambda values, motion, mode="": move(values, motion))
+    show("margin 1.1, still 40", replace(STEADY_HIGH, margin=1.1, still=40.0))
+
+
+def fit_affine(luma: Tensor, before: Tensor) -> Tensor:
+    """Return the affine motion of a whole frame that is closest to the estimated one, with outliers weighed less."""
+    motion = estimate_motion(luma, before)
+    height, width = luma.shape[2:]
+    y, x = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
+    places = torch.stack([torch.ones(height * width), x.flatten(), y.flatten()], dim=1)
+    values, weights = motion[0].flatten(1).T, torch.ones(height * width, 1)
+    fitted = values
+    for _ in range(3):
+        fitted = places @ torch.linalg.lstsq(places * weights, values * weights).solution
+        weights = 1 / (1 + (values - fitted).norm(dim=1, keepdim=True))
+    return fitted.T.reshape(motion.shape)
+
+
+def measure(clips: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]], classes: int) -> tuple[float, float, float]:
+    """Return mIoU, flips while the truth stays, and mVC8, in percent, of true and predicted labels of clips."""
+    confusion = torch.zeros(classes, classes + 1, dtype=torch.int64)
+    flips, videos = torch.zeros(4, dtype=torch.int64), []
+    for labels, predicted in clips:
+        runs, windows = None, []
+        for truth, ours in zip(labels, predicted, strict=True):
+            runs = metrics.extend_runs(runs, truth, ours)
+            confusion += metrics.confusion_matrix(truth, ours, classes, classes + 1)
+            flips += metrics.flip_counts(runs)
+            windows.append(metrics.consistency(runs, 8))
+        videos.append(windows)
+    mvc8, _ = metrics.mvc(videos).tolist()
+    return 100 * metrics.miou(confusion), 100 * metrics.flip_rates(flips)[1].item(), 100 * mvc8
+
+
+def time(weights: str = "", height: str = "720", width: str = "960") -> None:
+    model, _ = streamseg.load(weights or None)
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu", memory_format=torch.channels_last)
+    engine = streamseg.accelerate(model)
+    sample = streamseg.read_image(next(iter(sorted((Path(__file__).parents[1] / "samples").glob("*.jpg")))))
+    wide = torch.nn.functional.interpolate(sample[None], (int(height), int(width) + 8 * ROUNDS), mode="bilinear")[0]
+    states: dict[str, State | None] = dict.fromkeys(WAYS)
+    spent: dict[str, list[float]] = {name: [] for name in WAYS}
+    for i in range(ROUNDS):
+        frame = wide[:, :, 8 * i : 8 * i + int(width)].contiguous().to(engine.device)
+        for name, steady in WAYS.items():
+            start = perf_counter()
+            labels, states[name] = label_frame(engine, frame, states[name], LastFrames(1, steady=steady))
+            labels.cpu()
+            spent[name].append(1000 * (perf_counter() - start))
+    plain = spent["off"][2:]
+    for name, times in spent.items():
+        ratio = median(t / p for t, p in zip(times[2:], plain, strict=True))
+        print(f"--steady {name}: {median(times[2:]):.1f} ms a frame, {ratio:.3f} of off")
+
+
+def gpu(weights: str = "") -> None:
+    engine = streamseg.accelerate(streamseg.load(weights or None)[0].cuda())
+    for size in ((720, 960), (1024, 2048)):
+        wide = torch.randint(
+            0, 256, (1, 3, size[0] // 16, size[1] // 16 + 4), generator=torch.Generator().manual_seed(0)
+        )
+        wide = F.interpolate(wide.float(), (size[0], size[1] + 64), mode="bicubic").clamp(0, 255).byte()[0].cuda()
+        frames = [wide[:, :, 4 * i : 4 * i + size[1]].contiguous() for i in range(16)]
+        spent: dict[str, list[float]] = {name: [] for name in ("off", "low", "high")}
+        for _ in range(GPU_ROUNDS):
+            for name, times in spent.items():
+                times.append(time_stream(engine, frames, LastFrames(1, steady=WAYS[name])))
+        for name, times in spent.items():
+            ratio = median(t / p for t, p in zip(times[2:], spent["off"][2:], strict=True))
+            figures = f"{median(times[2:]):.3f} ms a frame, {ratio:.3f} of off"
+            print(f"{size[0]} x {size[1]}, --steady {name}: {figures}", flush=True)
+
+
+def time_stream(engine: Engine, frames: Sequence[Tensor], policy: LastFrames) -> float:
+    """Return the milliseconds that a GPU takes for each frame of a stream, after the first two, without a pause."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    state: State | None = None
+    for i, frame in enumerate(frames):
+        if i == 2:
+            start.record()
+        _, state = label_frame(engine, frame, state, policy, seconds=i / RATE)
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / (len(frames) - 2)
+
+
+if __name__ == "__main__":
+    part, *arguments = sys.argv[1:] or [""]
+    parts = {"accuracy": accuracy, "moved": moved, "tried": tried, "time": time, "gpu": gpu}
+    if part not in parts:
+        sys.exit(__doc__)
+    parts[part](*arguments)

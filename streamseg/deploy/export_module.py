@@ -1,0 +1,116 @@
+"""The network as it is exported: uint8 frames in, uint8 labels out, and the state of a stream beside them.
+
+Shapes: K classes, H height, W width, h x w the map of scores, D key channels, C channels of a stage.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from streamseg.classes import IGNORE
+from streamseg.engine.steadying import Steadiness, average, luma_size, shrink_to_luma
+from streamseg.io.masks import GREY, Mask
+from streamseg.models.fanet import FANet
+from streamseg.models.layers import resize
+
+
+class ExportModule(nn.Module):
+    """The network as it is exported: uint8 frames in, uint8 labels out."""
+
+    hidden: Tensor | None
+
+    def __init__(
+        self,
+        network: FANet,
+        confident: bool,
+        mask: Mask | None = None,
+        size: tuple[int, int] = (0, 0),
+        steady: Steadiness | None = None,
+    ):
+        """
+        Args:
+            mask: What is not looked at, in frames of the size; it becomes a constant of the file.
+        """
+        super().__init__()
+        self.network = network
+        self.confident = confident
+        self.steady = steady
+        device = network.mean.device
+        self.register_buffer("hidden", None if mask is None else ~mask.pixels(size, device)[None])
+        weights = [] if mask is None else self.weigh(mask, size)
+        self.weights = [f"weights{number}" for number in range(len(weights))]
+        for name, weight in zip(self.weights, weights, strict=True):
+            self.register_buffer(name, weight)
+
+    def weigh(self, mask: Mask, size: tuple[int, int]) -> list[Tensor]:
+        """Return the weight of each pixel in the contexts of frames of a size."""
+        device = self.network.mean.device
+        maps = self.network.encode(torch.zeros(1, 3, *size, device=device))
+        return self.network.weigh_pixels(mask.shares(size, device)[None], maps)
+
+    def forward(self, frame: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """Return labels (1, H, W); then, if asked for, confidence; then, with a state, the context of each stage.
+
+        Args:
+            frame: RGB (1, H, W, 3), uint8, the layout of cameras and canvases.
+            state: For each stage with attention, the sum of the contexts of the earlier frames in the window,
+                (1, D, C); zeros for the first frame. Then, for a network that averages, the number of frames in that
+                sum, (1,). Then, for steady labels, brightness, scores and labels of the frame before, and how far they
+                count, (1,): 0 for the first frame.
+        """
+        # float from the first operator to the last: TensorRT takes uint8 only as an input or output
+        image = frame.to(self.network.mean.dtype).permute(0, 3, 1, 2)
+        stages = len(self.network.attentions)
+        before = state[-4:] if self.steady else ()
+        past, weight = state[:stages], state[stages : len(state) - len(before)]
+        count = weight[0].view(1, 1, 1) if weight else 1.0
+        if self.hidden is not None:
+            image = image.masked_fill(self.hidden, GREY)
+        scores, context = self.score(image, past or None, count)
+        evidence: tuple[Tensor, ...] = ()
+        if self.steady:
+            labels, logits, behind, *rest = self.label_steadily(image, scores, *before)
+            evidence = tuple(rest)
+        else:
+            logits = resize(scores, image)
+            labels, behind = logits.argmax(dim=1), None
+        outputs = [self.hide(cast_uint8(labels), IGNORE)]
+        if self.confident:
+            # the softmax of the highest logit only
+            others = (logits - logits.amax(dim=1, keepdim=True)).exp().sum(dim=1)
+            share = 1 / others if behind is None else (-behind).exp() / others
+            outputs.append(self.hide(cast_uint8((255 * share).round()), 0))
+        return (*outputs, *(context if past else ()), *evidence)
+
+    def score(
+        self, image: Tensor, past: Sequence[Tensor] | None, weight: Tensor | float
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the scores (1, K, h, w) and the context of an image whose hidden pixels are painted over."""
+        network = self.network
+        pixels = [self.get_buffer(name) for name in self.weights] or None
+        maps, context = network.attend(network.encode(image), past, weight, pixels)
+        return network.score(network.merge(maps)), context
+
+    def label_steadily(
+        self, image: Tensor, scores: Tensor, before: Tensor, earlier: Tensor, previous: Tensor, share: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return labels, logits, by how much the labels lose; and, for the next frame, brightness and scores."""
+        assert self.steady is not None
+        luma = shrink_to_luma(image, luma_size(scores.shape[2:], image.shape[2:]))
+        fused, luma, margin = average(scores, luma, earlier, before, share, self.steady)
+        logits = resize(fused, image)
+        # as keep_labels, for all pixels
+        known = previous.to(torch.int64).clamp(max=logits.shape[1] - 1)[:, None]
+        lead = (logits.amax(dim=1, keepdim=True) - logits.gather(1, known))[:, 0]
+        keep = lead < resize(margin, image)[:, 0]
+        labels = torch.where(keep, known[:, 0].float(), logits.argmax(dim=1).float())
+        return labels, logits, torch.where(keep, lead, 0.0), luma, fused
+
+    def hide(self, values: Tensor, value: int) -> Tensor:
+        """Return values (1, H, W) with another one where the mask hides the frame."""
+        return values if self.hidden is None else torch.where(self.hidden, value, values).to(torch.uint8)
+
+
+def cast_uint8(values: Tensor) -> Tensor:
+    return values.float().to(torch.uint8)

@@ -1,0 +1,264 @@
+"""Steady labels of a video: the scores of earlier frames, carried along with the picture, are evidence for the next.
+
+The motion between two frames is estimated on their brightness at twice the size of the scores, by Lucas and Kanade's
+method from coarse to fine. The earlier scores are moved by it and averaged with the new ones where the moved picture
+looks like the new one: not where something was uncovered, and nowhere after a cut. At full size a pixel then changes
+its class only if the new one scores higher by a margin, which is smaller where the picture changes.
+
+All functions have fixed shapes and never wait for the device, except where they say so.
+
+Shapes: B streams in a batch, K classes, h x w the map of scores, H x W the labels, l x m the brightness.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from streamseg.engine.motion import blur, estimate_motion, halve, move, stays_inside
+
+LUMA = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in brightness."""
+
+CUT, SAME_SCENE = 0.6, 0.75
+"""How much of a picture is found again in the one before: up to the first after a cut, where all evidence is dropped,
+and the second or more in one scene, where all of it counts. On CamVid's val 0.87 or more at 15 frames a second, 0.74 or
+more at 5, and 0.54 or less 3 seconds later."""
+MIN_TOLERANCE = 1e-3
+"""A smaller tolerance counts as this one: no division by 0."""
+USUAL_GAP = 0.1
+"""Seconds between frames up to which the margin counts in full; it falls as frames are further apart."""
+
+
+@dataclass(frozen=True)
+class Steadiness:
+    """How much the frames of a video have to do with each other's labels."""
+
+    share: float
+    """Share of the earlier frames in the averaged scores where the moved picture is the same as the new one."""
+    tolerance: float
+    """Difference of brightness, 0 to 255, at which that share has fallen to 0.37 of its value."""
+    margin: float
+    """How much higher a new class must score to replace the class of a pixel, where the picture does not change."""
+    still: float
+    """Difference of brightness between two frames, at the same place, at which the margin has fallen to 0.37."""
+
+    def __post_init__(self) -> None:
+        for name, limit in (("share", 1.0), ("tolerance", math.inf), ("margin", math.inf), ("still", math.inf)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < limit:
+                expected = "a number from 0 up" if limit == math.inf else f"0 or more, and less than {limit:g}"
+                raise ValueError(f"{name} is {value!r:.80}; expected {expected}.")
+
+
+STEADY_LOW = Steadiness(share=0.5, tolerance=16.0, margin=0.5, still=25.0)
+"""The default of videos: more accurate than frame by frame, and steadier."""
+STEADY_HIGH = Steadiness(share=0.6, tolerance=16.0, margin=1.15, still=25.0)
+"""As steady as possible at no loss of accuracy."""
+
+
+class Evidence(NamedTuple):
+    """What a frame leaves to the next one of its stream, so that labels stay steady. Its tensors are never modified."""
+
+    luma: Tensor
+    """Brightness at twice the size of the scores, (l, m), fp32, 0 to 255; see luma_size."""
+    scores: Tensor
+    """Averaged scores, (K, h, w), fp32."""
+    labels: Tensor
+    """(H, W), uint8."""
+
+
+class Fused(NamedTuple):
+    """The averaged scores of a batch, and what else the labels and the next frames need."""
+
+    scores: Tensor
+    """(B, K, h, w), fp32."""
+    luma: Tensor
+    """(B, 1, l, m)."""
+    margin: Tensor
+    """By how much a new class must win, (B, 1, h, w)."""
+
+
+class Comparison(NamedTuple):
+    """What of frames is found again in those before, in the size of the scores."""
+
+    motion: Tensor
+    """Where each pixel was, relative to its place, (B, 2, h, w)."""
+    alike: Tensor
+    """How alike a pixel and the one that it was are, 0 to 1, (B, 1, h, w)."""
+    still: Tensor
+    """How alike the frames are at the same place, (B, 1, h, w)."""
+    found: Tensor
+    """Parts (B, n) whose sum is the share of each frame that is found again, 0 to 1."""
+
+
+def fuse_scores(
+    scores: Tensor,
+    images: Tensor,
+    evidence: Sequence[Evidence | None],
+    gaps: Sequence[float],
+    steadiness: Steadiness,
+) -> Fused:
+    """Average the scores (B, K, h, w) of frames with those of earlier frames, moved along.
+
+    Args:
+        images: The frames (B, 3, H', W') in any size, 0 to 255.
+        gaps: Seconds between each frame and the one before.
+    """
+    # contiguous: channels last, as the fast engine gives them, are slower to move and to label
+    scores, luma = scores.float().contiguous(), shrink_to_luma(images, luma_size(scores.shape[2:], images.shape[2:]))
+    known = [fit_evidence(entry, scores[0], luma[0, 0]) for entry in evidence]
+    if not any(known):
+        return Fused(scores, luma, torch.zeros_like(scores[:, :1]))
+    before = torch.stack([now if entry is None else entry.luma[None] for entry, now in zip(known, luma, strict=True)])
+    earlier = torch.stack([now if entry is None else entry.scores for entry, now in zip(known, scores, strict=True)])
+    weights = [0.0 if entry is None else weigh_gap(gap) for entry, gap in zip(known, gaps, strict=True)]
+    return Fused(*average(scores, luma, earlier, before, scores.new_tensor(weights), steadiness))
+
+
+def luma_size(scores: Sequence[int], images: Sequence[int]) -> tuple[int, int]:
+    """Return height and width of the brightness: twice those of the scores, if the images are as large."""
+    scale = 2 if 2 * scores[0] <= images[0] and 2 * scores[1] <= images[1] else 1
+    return scale * scores[0], scale * scores[1]
+
+
+def weigh_gap(gap: float) -> float:
+    """Return how far the frame before counts after some seconds, more than 0 and up to 1."""
+    return min(1.0, USUAL_GAP / max(gap, 1e-6))
+
+
+def average(
+    scores: Tensor, luma: Tensor, earlier: Tensor, before: Tensor, weight: Tensor, steadiness: Steadiness
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the averaged scores (B, K, h, w), the brightness (B, 1, l, m), and the margin (B, 1, h, w) of new classes.
+
+    Args:
+        earlier: Averaged scores of the frame before, (B, K, h, w).
+        before: Its brightness (B, 1, l, m).
+        weight: For each stream, how far the frame before counts, 0 to 1, (B,): 0 if there is none.
+    """
+    comparison = compare(luma, before, (scores.shape[2], scores.shape[3]), steadiness)
+    fused, margin = combine(scores, earlier, comparison, weight, steadiness)
+    return fused, luma, margin
+
+
+def compare(luma: Tensor, before: Tensor, size: tuple[int, int], steadiness: Steadiness) -> Comparison:
+    """Compare frames with those before by their brightness (B, 1, l, m).
+
+    Args:
+        size: Height and width of the scores.
+    """
+    motion = estimate_motion(luma, before)
+    alike = likeness(luma, move(before, motion), steadiness.tolerance) * stays_inside(motion)
+    found = alike.mean(dim=(1, 2, 3))[:, None]
+    if luma.shape[2:] != size:  # then they are twice as large
+        luma, before, alike, motion = halve(luma), halve(before), halve(alike), halve(motion) / 2
+    return Comparison(motion, alike, likeness(luma, before, steadiness.still), found)
+
+
+def combine(
+    scores: Tensor, earlier: Tensor, comparison: Comparison, weight: Tensor, steadiness: Steadiness
+) -> tuple[Tensor, Tensor]:
+    """Return the averaged scores (B, K, h, w) and the margin (B, 1, h, w) of frames that were compared."""
+    found = comparison.found.sum(dim=1).view(-1, 1, 1, 1)
+    # a factor instead of an if: the host would have to wait for the device
+    seen_again = ((found - CUT) / (SAME_SCENE - CUT)).clamp(0, 1)
+    weight = weight.view(-1, 1, 1, 1)
+    trust = steadiness.share * comparison.alike * seen_again * weight
+    fused = torch.lerp(scores, move(earlier, comparison.motion, "bicubic"), trust)
+    return fused, steadiness.margin * comparison.still * seen_again * weight
+
+
+def fit_evidence(evidence: Evidence | None, scores: Tensor, brightness: Tensor) -> Evidence | None:
+    """Return evidence on the device and at the sizes of scores (K, h, w) and brightness (l, m).
+
+    None if it has other classes.
+    """
+    if evidence is None or len(evidence.scores) != len(scores):
+        return None
+    luma, earlier, labels = (tensor.to(scores.device) for tensor in evidence)
+    # the network input's size may have changed, such as under a deadline
+    return Evidence(resize_map(luma[None], brightness)[0], resize_map(earlier, scores), labels)
+
+
+def resize_map(values: Tensor, like: Tensor) -> Tensor:
+    """Resize a map (C, h, w) bilinearly to the height and width of another."""
+    size = (like.shape[-2], like.shape[-1])
+    if values.shape[1:] == size:
+        return values
+    return F.interpolate(values[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
+
+
+def shrink_to_luma(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return the brightness (B, 1, l, m), fp32, of images (B, 3, H, W) in a smaller size."""
+    # on the CPU bytes are resized four times as fast as floats; other devices support only floats
+    images = images if images.device.type == "cpu" else images.float()
+    small = F.interpolate(images, size, mode="bilinear", antialias=True).float()
+    red, green, blue = LUMA
+    return red * small[:, :1] + green * small[:, 1:2] + blue * small[:, 2:]
+
+
+def likeness(luma: Tensor, other: Tensor, tolerance: float) -> Tensor:
+    """Return how alike (B, 1, h, w) two pictures are around each pixel: 1 for equal, 0.37 at the tolerance."""
+    return torch.exp(-(blur((luma - other).abs(), 3) / max(tolerance, MIN_TOLERANCE)).square())
+
+
+def keep_labels(labels: Tensor, previous: Tensor, scores: Tensor, margin: Tensor) -> tuple[Tensor, Tensor]:
+    """Return labels (H, W), the previous ones where new ones do not win by the margin; and by how much they lose.
+
+    Args:
+        labels: The best classes of the scores, resized bilinearly, uint8.
+        previous: Labels of the frame before, of the same size.
+        scores: (K, h, w).
+        margin: (1, h, w).
+
+    Returns:
+        The labels, and the highest score less that of the label, (H, W), which is 0 where the label is the best.
+    """
+    known, maps = previous.clamp(max=len(scores) - 1), torch.cat([scores, margin])
+    if labels.device.type != "cpu":
+        kept, behind = choose_labels(labels, known, maps, torch.arange(labels.numel(), device=labels.device))
+        return kept.view_as(labels), behind.view(labels.shape)
+    # few labels change; only here the host looks at values
+    pixels = (labels != known).flatten().nonzero().flatten()
+    kept, behind = labels.flatten().clone(), scores.new_zeros(labels.numel())
+    kept[pixels], behind[pixels] = choose_labels(labels, known, maps, pixels)
+    return kept.view_as(labels), behind.view(labels.shape)
+
+
+def choose_labels(labels: Tensor, previous: Tensor, maps: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the labels of some pixels (n,), and by how much they lose, as keep_labels does.
+
+    Args:
+        maps: Scores and margin (K + 1, h, w).
+        pixels: Numbers of pixels of the labels (H, W), row by row.
+    """
+    new, old = (tensor.flatten()[pixels] for tensor in (labels, previous))
+    levels = torch.stack([new.long(), old.long(), torch.full_like(pixels, len(maps) - 1)])  # (3, n)
+    best, rest, needed = interpolate_at(maps, levels, pixels, (labels.shape[0], labels.shape[1]))
+    loss = best - rest
+    keep = loss < needed
+    return torch.where(keep, old, new), torch.where(keep, loss.clamp(min=0), 0.0)
+
+
+def interpolate_at(maps: Tensor, levels: Tensor, pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return values (L, n) of maps (C, h, w), resized bilinearly to a height and width, at some pixels of it.
+
+    Args:
+        levels: Which map to read for each pixel, (L, n).
+        pixels: Numbers of the pixels (n,), row by row.
+    """
+    (height, width), (h, w) = size, maps.shape[1:]
+    y = ((pixels // width + 0.5) * (h / height) - 0.5).clamp(min=0)
+    x = ((pixels % width + 0.5) * (w / width) - 0.5).clamp(min=0)
+    top, left = y.long().clamp(max=h - 1), x.long().clamp(max=w - 1)
+    bottom, right = (top + 1).clamp(max=h - 1), (left + 1).clamp(max=w - 1)
+    flat, start = maps.flatten(), levels * (h * w)
+    upper, lower = (
+        torch.lerp(flat[start + row * w + left], flat[start + row * w + right], x - left) for row in (top, bottom)
+    )
+    return torch.lerp(upper, lower, y - top)

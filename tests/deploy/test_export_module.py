@@ -1,0 +1,110 @@
+"""Exported files that keep the labels of a stream steady."""
+
+import pytest
+import torch
+from commands import complaint
+from exports import SIZE, moving, small, small_plus
+
+import streamseg
+from streamseg import STEADY_HIGH, STEADY_LOW, LastFrames, label_frames
+from streamseg.deploy.export import export_model
+from streamseg.engine.runtime import open_exported
+from streamseg.stream.label_frames import step_batch
+
+
+@pytest.fixture(scope="module")
+def networks():
+    return {"fanet.onnx": small(), "fanet.pt2": small(), "plus.onnx": small_plus()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("steady")
+
+
+@pytest.fixture(scope="module")
+def open_file(networks, folder):
+    """Return a function that opens a network's file, which is written once."""
+
+    def open_once(name):
+        path = folder / name
+        if not path.exists():
+            options = {"size": SIZE, "video": True, "confidence": True, "steady": STEADY_HIGH, "window": 2}
+            agreement = export_model(networks[name], streamseg.CAMVID, path, **options)
+            assert agreement.clip > 0.999
+        return open_exported(path, trust=True)
+
+    return open_once
+
+
+def labels_of(model, policy):
+    return [labels for _, labels in label_frames(model, moving(6), policy)]
+
+
+def differing(one, other):
+    return sum((a != b).sum().item() for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", ["fanet.onnx", "fanet.pt2", "plus.onnx"])
+def test_a_file_keeps_labels_as_steady_as_the_network(networks, open_file, name):
+    policy = LastFrames(2, steady=STEADY_HIGH)
+    ours, theirs, plain = (
+        labels_of(model, window)
+        for model, window in ((open_file(name), policy), (networks[name], policy), (networks[name], 2))
+    )
+    assert differing(ours, theirs) < 0.001 * 6 * SIZE[0] * SIZE[1]
+    assert differing(ours, plain) > 10 * differing(ours, theirs)
+
+
+def test_a_file_gives_the_confidence_of_the_labels_that_it_kept(networks, open_file):
+    def predict(model):
+        state, found = None, []
+        for frame in moving(4):
+            policy = LastFrames(2, steady=STEADY_HIGH)
+            (one,), (state,) = step_batch(model, frame[None], [state], policy, sizes=[SIZE], with_confidence=True)
+            found.append(one.confidence.float())
+        return torch.stack(found)
+
+    difference = (predict(open_file("fanet.onnx")) - predict(networks["fanet.onnx"])).abs()
+    assert difference.mean() < 0.1
+
+
+def test_a_file_labels_each_frame_by_itself_if_told_so(networks, open_file):
+    ours, theirs = labels_of(open_file("fanet.onnx"), LastFrames(2)), labels_of(networks["fanet.onnx"], LastFrames(2))
+    assert differing(ours, theirs) < 0.001 * 6 * SIZE[0] * SIZE[1]
+
+
+def test_a_state_of_the_network_goes_on_in_the_file(networks, open_file):
+    policy, frames = LastFrames(2, steady=STEADY_HIGH), moving(6)
+    state = None
+    for frame in frames[:3]:
+        _, state = streamseg.label_frame(networks["fanet.onnx"], frame, state, policy)
+    ours, theirs = (
+        [labels for _, labels in label_frames(model, frames[3:], policy, state)]
+        for model in (open_file("fanet.onnx"), networks["fanet.onnx"])
+    )
+    assert differing(ours, theirs) < 0.001 * 3 * SIZE[0] * SIZE[1]
+
+
+def test_the_steadiness_of_a_file_is_fixed(open_file):
+    with pytest.raises(ValueError, match="gives labels, and no scores: leave out steady, or use a network"):
+        labels_of(open_file("fanet.onnx"), LastFrames(2, steady=STEADY_LOW))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("a.onnx", {"video": True}, "Steady labels need a file for video, of one size"),
+        ("a.onnx", {"size": SIZE}, "Steady labels need a file for video, of one size"),
+        ("a.xml", {"size": SIZE, "video": True}, "Steady labels need an ONNX or .pt2 file, but .* is for OpenVINO"),
+    ],
+)
+def test_what_cannot_be_steady_is_said(networks, tmp_path, name, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        export_model(networks["fanet.onnx"], streamseg.CAMVID, tmp_path / name, steady=STEADY_LOW, **options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("how", "sentence"), [("much", "--steady is 'much'"), ("low", "give --video and --size")])
+def test_the_command_takes_low_and_high(monkeypatch, capsys, tmp_path, how, sentence):
+    assert sentence in complaint(monkeypatch, capsys, "export", tmp_path / "a.onnx", "--steady", how)

@@ -1,0 +1,163 @@
+"""Laws of steady labels: what is averaged, what is not, and when a pixel keeps its class."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from streamseg.engine.labels import labels_from_scores
+from streamseg.engine.steadying import (
+    STEADY_HIGH,
+    STEADY_LOW,
+    Evidence,
+    Steadiness,
+    fuse_scores,
+    interpolate_at,
+    keep_labels,
+)
+
+H, W, SIZE = 16, 32, (64, 128)
+PLAIN = Steadiness(share=0.6, tolerance=12.0, margin=0.0, still=25.0)
+
+
+def picture(seed=0, height=SIZE[0], width=SIZE[1]):
+    coarse = torch.rand(1, 3, height // 16, width // 16, generator=torch.Generator().manual_seed(seed))
+    return F.interpolate(255 * coarse, (height, width), mode="bicubic", align_corners=False).clamp(0, 255).byte()
+
+
+def random_scores(seed=0, classes=5):
+    return 3 * torch.randn(1, classes, H, W, generator=torch.Generator().manual_seed(seed))
+
+
+def run(frames, scores, steadiness, gap=0.04):
+    """The averaged scores of each frame of a stream, and its labels."""
+    evidence, results = None, []
+    for frame, x in zip(frames, scores, strict=True):
+        fused = fuse_scores(x, frame, [evidence], [gap], steadiness)
+        labels = labels_from_scores(fused.scores[0], SIZE)
+        if evidence is not None:
+            labels, _ = keep_labels(labels, evidence.labels, fused.scores[0], fused.margin[0])
+        evidence = Evidence(fused.luma[0, 0], fused.scores[0], labels)
+        results.append((fused, labels))
+    return results
+
+
+@pytest.mark.parametrize("steadiness", [STEADY_LOW, STEADY_HIGH])
+def test_a_first_frame_is_a_picture(steadiness):
+    scores = random_scores()
+    ((fused, labels),) = run([picture()], [scores], steadiness)
+    assert fused.scores.equal(scores)
+    assert fused.margin.eq(0).all()
+    assert labels.equal(labels_from_scores(scores[0], SIZE))
+
+
+@pytest.mark.parametrize("steadiness", [STEADY_LOW, STEADY_HIGH])
+def test_a_still_camera_with_constant_scores_keeps_them(steadiness):
+    scores = random_scores()
+    for fused, labels in run([picture()] * 6, [scores] * 6, steadiness):
+        torch.testing.assert_close(fused.scores, scores)
+        assert labels.equal(labels_from_scores(scores[0], SIZE))
+
+
+def test_without_motion_it_is_a_plain_average():
+    scores = [random_scores(seed) for seed in range(5)]
+    expected = scores[0]
+    for (fused, _), new in zip(run([picture()] * 5, scores, PLAIN), scores, strict=True):
+        expected = expected if new is scores[0] else 0.4 * new + 0.6 * expected
+        torch.testing.assert_close(fused.scores, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_scores_move_with_the_picture():
+    wide, field = picture(3, 64, 160), random_scores(1).repeat(1, 1, 1, 2)
+    frames = [wide[:, :, :, :128].contiguous(), wide[:, :, :, 8:136].contiguous()]  # 8 pixels: 2 of the scores
+    smooth = F.avg_pool2d(field, 5, 1, 2)
+    first, second = smooth[..., :W], smooth[..., 2 : W + 2]
+    (_, _), (fused, _) = run(frames, [first, torch.zeros_like(first)], PLAIN)
+    inner = (slice(None), slice(None), slice(4, -4), slice(6, -6))
+    carried = fused.scores[inner] / 0.6
+    error = (carried - second[inner]).abs().mean()
+    unmoved = (first[inner] - second[inner]).abs().mean()
+    assert error < 0.3 * unmoved
+
+
+def test_a_cut_leaves_no_trace():
+    scores = [random_scores(seed) for seed in range(3)]
+    frames = [picture(0), 255 - picture(0), 255 - picture(0)]
+    results = run(frames, scores, STEADY_HIGH)
+    assert results[1][0].scores.equal(scores[1])
+    assert results[1][0].margin.eq(0).all()
+    assert results[1][1].equal(labels_from_scores(scores[1][0], SIZE))
+    assert not results[2][0].scores.equal(scores[2])
+
+
+def test_what_was_uncovered_has_no_past():
+    before, now = picture(0), picture(0)
+    before[:, :, 16:48, 40:80] = 255 - now[:, :, 16:48, 40:80]  # something stood there
+    scores = [random_scores(0), random_scores(1)]
+    _, (fused, _) = run([before, now], scores, PLAIN)
+    change = (fused.scores - scores[1]).abs().mean(dim=1)[0]
+    assert change[6:10, 12:18].mean() < 0.1 * change[:, 26:].mean()
+
+
+def test_streams_of_a_batch_do_not_mix():
+    frames, scores = [picture(seed) for seed in range(3)], [random_scores(seed) for seed in range(3)]
+    alone = run(frames[:2], scores[:2], STEADY_HIGH)
+    first = fuse_scores(scores[0], frames[0], [None], [0.0], STEADY_HIGH)
+    evidence = Evidence(first.luma[0, 0], first.scores[0], labels_from_scores(first.scores[0], SIZE))
+    together = fuse_scores(
+        torch.cat([scores[1], scores[2]]), torch.cat([frames[1], frames[2]]), [evidence, None], [0.04, 0.0], STEADY_HIGH
+    )
+    torch.testing.assert_close(together.scores[:1], alone[1][0].scores)
+    assert together.scores[1:].equal(scores[2])
+    assert together.margin[1].eq(0).all()
+
+
+def test_the_margin_falls_as_frames_are_further_apart():
+    margins = [
+        run([picture()] * 2, [random_scores()] * 2, STEADY_HIGH, gap)[1][0].margin.max().item()
+        for gap in (0.02, 0.1, 0.4)
+    ]
+    assert margins == pytest.approx([STEADY_HIGH.margin, STEADY_HIGH.margin, STEADY_HIGH.margin / 4])
+
+
+def test_another_network_size_keeps_the_evidence_and_other_classes_drop_it():
+    frame, scores = picture(), random_scores()
+    first = fuse_scores(scores, frame, [None], [0.0], PLAIN)
+    evidence = Evidence(first.luma[0, 0], first.scores[0], labels_from_scores(first.scores[0], SIZE))
+    larger = F.interpolate(random_scores(1), (24, 48), mode="bilinear")
+    assert not fuse_scores(larger, frame, [evidence], [0.04], PLAIN).scores.equal(larger)
+    other = random_scores(1, classes=7)
+    assert fuse_scores(other, frame, [evidence], [0.04], PLAIN).scores.equal(other)
+
+
+def test_values_at_pixels_are_those_of_the_resized_maps():
+    maps = torch.randn(6, 9, 13)
+    size = (50, 71)
+    full = F.interpolate(maps[None], size, mode="bilinear", align_corners=False)[0].flatten(1)
+    pixels = torch.randperm(50 * 71)[:300]
+    levels = torch.randint(0, 6, (2, 300))
+    torch.testing.assert_close(interpolate_at(maps, levels, pixels, size), full[levels, pixels], rtol=1e-4, atol=1e-4)
+
+
+def test_a_label_changes_only_if_the_new_one_wins_by_the_margin():
+    scores = torch.tensor([0.0, 0.3, 0.7, 2.0])[None, None].expand(1, 1, 4)
+    scores = torch.cat([torch.zeros(1, 1, 4), scores])  # class 1 wins by 0, 0.3, 0.7 and 2
+    best, previous = torch.ones(1, 4, dtype=torch.uint8), torch.zeros(1, 4, dtype=torch.uint8)
+    kept, behind = keep_labels(best, previous, scores, torch.full((1, 1, 4), 0.5))
+    assert kept.tolist() == [[0, 0, 1, 1]]
+    torch.testing.assert_close(behind, torch.tensor([[0.0, 0.3, 0.0, 0.0]]))
+
+
+def test_labels_of_unknown_classes_do_not_fail():
+    scores = random_scores()[0]
+    best = labels_from_scores(scores, SIZE)
+    kept, _ = keep_labels(best, torch.full_like(best, 255), scores, torch.full((1, H, W), 0.5))
+    assert kept.max() < 5
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"share": 1.0}, {"share": -0.1}, {"margin": float("nan")}, {"tolerance": True}, {"still": "1"}]
+)
+def test_a_steadiness_takes_only_numbers_that_mean_something(wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"^{name} is .*; expected "):
+        Steadiness(**{"share": 0.5, "tolerance": 12.0, "margin": 0.5, "still": 25.0, **wrong})
