@@ -26,13 +26,14 @@ RUNS = {
     **{f"reduction-{place}": ["--reduction", place] for place in ("None", "Conv-0", "Res-2", "Res-3", "Res-4")},
     **{f"reduce-{kind}": ["--reduce-by", kind] for kind in ("average", "max")},
     **{name: ["--network", name] for name in ("erfnet", "enet", "bisenet18", "swiftnet18", "icnet", "shelfnet18")},
+    **{name: ["--network", name] for name in ("fanetplus18", "fanetplus34")},
 }
 """Runs by default; FANet-18 itself is the fast attention, c' = 32 and Res-1 of the paper's tables."""
 
 LARGE = {name: ["--network", name] for name in ("segnet", "fcn16s", "fcn8s", "deeplab")}
 """Networks with VGG16, which take several times as long: only trained if named."""
 
-RESNETS = {"fanet34": "resnet34"} | dict.fromkeys(("erfnet", "enet", "icnet", *LARGE), "")
+RESNETS = {"fanet34": "resnet34", "fanetplus34": "resnet34"} | dict.fromkeys(("erfnet", "enet", "icnet", *LARGE), "")
 """ImageNet weights that a run starts from, if not those of ResNet-18."""
 
 

@@ -1,13 +1,13 @@
-"""Measure the whole road on a machine with a GPU, in less than 8 minutes:
+"""Measure the whole road on a machine with a GPU, in less than 7 minutes:
 
     python benchmarks/file_to_file.py [--out docs/measured] [--clip CLIP] [--only PART ...]
 
-first-labels   from the start of the process to the first labels, with an empty and a filled cache of kernels
 pipeline-720p  segment from file to file beside bare decoding and encoding, 600 frames of 1280 x 720 in H.264
 cameras-16     16 virtual cameras of 720p, 30 frames a second each, for a minute
 pipeline-1080p segment from file to file, 600 frames of 1920 x 1080
 server         32 clients that send JPEGs of 720p to serve, on the GPU and on the CPU
 cameras-64     64 virtual cameras, 10 frames a second each
+first-labels   from the start of the process to the first labels, with an empty and a filled cache of kernels
 
 Each part is a process and writes OUT/PART.json; one that fails does not stop the others. --quick measures nothing of
 worth: it tries all parts with small numbers.
@@ -49,12 +49,12 @@ def commands(videos: dict[str, Path], quick: bool) -> dict[str, list[str]]:
         clients = [*clients[:-1], "1", "--clients", "2"]
         few, many = (["--cameras", n, "--rate", "5", "--seconds", "1", "--warm-up", "1"] for n in ("2", "3"))
     return {
-        "first-labels": first,
         "pipeline-720p": [*pipeline, str(videos["pipeline-720p"]), *small],
         "cameras-16": [*cameras, *few, "--size", shown],
         "pipeline-1080p": [*pipeline, str(videos["pipeline-1080p"]), *small],
         "server": [*clients, "--size", shown, "--device", *DEVICES],
         "cameras-64": [*cameras, *many, "--size", shown],
+        "first-labels": first,
     }
 
 
@@ -92,7 +92,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "measured", help="a folder for the figures")
     parser.add_argument("--clip", type=Path, help="take its frames instead of a moving picture")
-    parser.add_argument("--minutes", type=float, default=8.0, help="stop after this time")
+    parser.add_argument("--minutes", type=float, default=7.0, help="stop after this time")
     parser.add_argument("--frames", type=int, default=600, help="of each video")
     parser.add_argument("--only", nargs="+", metavar="PART", help="measure only these")
     parser.add_argument("--quick", action="store_true", help="try all parts with small numbers")

@@ -5,10 +5,12 @@ python benchmarks/scene.py OUT.mp4 [--size 720x1280] [--frames 600] [--clip CLIP
 
 import argparse
 import itertools
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import av
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -22,6 +24,8 @@ SIZE = partial(parse_size, "--size")
 RATE = 30
 NOISE = 3.0
 """Standard deviation of a camera's noise, in pixel values from 0 to 255."""
+DISTINCT = 100
+"""Frames of a video that differ."""
 MARGIN = 1.25
 """How much larger than a frame the picture is that the camera pans over."""
 
@@ -51,11 +55,37 @@ def clip_frames(clip: Path, size: tuple[int, int], frames: int) -> Iterator[Tens
         yield resize(frame, size)
 
 
-def make_video(path: Path, size: tuple[int, int], frames: int, clip: Path | None = None) -> Path:
-    """Write a video of a size."""
-    pictures = clip_frames(clip, size, frames) if clip else moving_scene(size, frames)
-    streamseg.write_frames(path, pictures, RATE)
+def make_video(
+    path: Path, size: tuple[int, int], frames: int, clip: Path | None = None, distinct: int = DISTINCT
+) -> Path:
+    """Write a video of a size, whose first frames come over and over: they are encoded once, which takes longest."""
+    count = min(frames, distinct)
+    pictures = clip_frames(clip, size, count) if clip else moving_scene(size, count)
+    with tempfile.TemporaryDirectory() as folder:
+        short = path if count == frames else Path(folder) / path.name
+        streamseg.write_frames(short, pictures, RATE)
+        if count < frames:
+            repeat_video(short, path, frames, count)
     return path
+
+
+def repeat_video(video: Path, path: Path, frames: int, count: int) -> None:
+    """Copy a video over and over, without decoding it, until there are a number of frames; it begins with a key frame.
+
+    Args:
+        count: How many frames the video has.
+    """
+    with av.open(str(path), "w") as output:
+        track = None
+        for start in range(0, frames, count):
+            with av.open(str(video)) as source:
+                stream = source.streams.video[0]
+                track = track or output.add_stream_from_template(stream)
+                for packet in itertools.islice(source.demux(stream), min(count, frames - start)):
+                    shift = round(start / RATE / packet.time_base)
+                    packet.pts, packet.dts = packet.pts + shift, packet.dts + shift
+                    packet.stream = track
+                    output.mux(packet)
 
 
 def resize(frame: Tensor, size: tuple[int, int]) -> Tensor:

@@ -3,7 +3,19 @@
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile as compile_kernel
 
-from streamseg.engine.kernels import attention, colour, convolution, drawing, labels, pyramid, resize, stem
+from streamseg.engine.kernels import (
+    attention,
+    backend,
+    boxes,
+    colour,
+    convolution,
+    drawing,
+    labels,
+    patches,
+    pyramid,
+    resize,
+    stem,
+)
 
 HALVES, FLOATS, BYTES, SHORTS, NUMBERS = "*fp16", "*fp32", "*u8", "*i16", "*i32"
 SHARED = {86: 99, 90: 227}
@@ -74,6 +86,13 @@ KERNELS = [
         dict.fromkeys(("x", "cells", "own_weight", "bias", "out"), HALVES),
         {},
     ),
+    (
+        convolution.classify_kernel,
+        {"C": 64, "N": 64, "K": 24, "CLASSES": 32, "SIDE": 3, "PADDING": 1, "PIXELS": 128, "DEPTH": 64},
+        dict.fromkeys(("x", "weight", "bias", "class_weight", "class_bias", "scores"), HALVES),
+        {"num_stages": 3},
+    ),
+    (resize.average_kernel, {"C": 256, "BLOCK": 4}, dict.fromkeys(("x", "out"), HALVES), {}),
     (resize.resize_kernel, {"C": 64, "BLOCK": 32, "ADD": True}, dict.fromkeys(("small", "out", "add"), HALVES), {}),
     (
         labels.label_kernel,
@@ -113,3 +132,46 @@ for kernel, constants, pointers, settings in KERNELS:
         taken = compiled.metadata.shared / 1024
         assert taken <= most, f"{kernel.__name__} takes {taken} KiB"
         print(f"{kernel.__name__} for {generation / 10}: {taken:.0f} KiB")
+
+if backend.gl is not None:  # for Hopper alone
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    channels, sides = patches.CHANNELS, (patches.ROWS, patches.COLUMNS)
+    parts = {"x": [1, *sides, channels], "edge": [1, 2, sides[1], channels], "weight": [channels, channels]}
+    parts["class_weight"] = [32, channels]
+    for element in ("fp16", "bf16"):
+        for shortcut, classes in ((False, 0), (True, 0), (False, 24)):
+            known = {
+                "C": channels,
+                "K": classes,
+                "CLASSES": 32 if classes else 0,
+                "ROWS": sides[0],
+                "COLUMNS": sides[1],
+                "STAGES": patches.STAGES,
+            }
+            known |= {"SHORTCUT": shortcut, "RELU": True, "EARLY": True}
+            types = dict.fromkeys(patches.patches_kernel.arg_names, "i32") | dict.fromkeys(known, "constexpr")
+            types |= dict.fromkeys(("bias", "class_bias", "shortcut", "out"), f"*{element}")
+            for name, part in parts.items():
+                types[name] = f"tensordesc<{element}{part},{patches.layout_of(len(part))!r}>"
+            source = GluonASTSource(patches.patches_kernel, types, known)
+            compiled = compile_kernel(
+                source, GPUTarget("cuda", 90, 32), {"num_warps": patches.WARPS, "launch_pdl": True}
+            )
+            taken = compiled.metadata.shared / 1024
+            assert taken <= SHARED[90], f"patches_kernel takes {taken} KiB"
+            print(f"patches_kernel for 9.0, {element}: {taken:.0f} KiB")
+        for width, plan in boxes.PLANS.items():
+            for shortcut in (False, True):
+                known = {"C": width, "ROWS": plan.rows, "COLUMNS": plan.columns, "DEPTH": boxes.DEPTH}
+                known |= {"STAGES": boxes.STAGES, "SHORTCUT": shortcut, "RELU": True, "EARLY": True}
+                types = dict.fromkeys(boxes.boxes_kernel.arg_names, "i32") | dict.fromkeys(known, "constexpr")
+                types |= dict.fromkeys(("bias", "shortcut", "out"), f"*{element}")
+                for name, part in (("x", [1, plan.rows, plan.columns, boxes.DEPTH]), ("weight", [width, boxes.DEPTH])):
+                    types[name] = f"tensordesc<{element}{part},{patches.layout_of(len(part))!r}>"
+                source = GluonASTSource(boxes.boxes_kernel, types, known)
+                settings = {"num_warps": plan.warps, "launch_pdl": True}
+                compiled = compile_kernel(source, GPUTarget("cuda", 90, 32), settings)
+                taken = compiled.metadata.shared / 1024
+                assert taken <= SHARED[90], f"boxes_kernel takes {taken} KiB"
+                print(f"boxes_kernel for 9.0, {element}: {taken:.0f} KiB")

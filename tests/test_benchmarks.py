@@ -10,6 +10,7 @@ import torch
 from clips import make_clip
 
 import streamseg
+import streamseg.io.video_reading
 from streamseg.stream.settings import LabelSettings
 from streamseg.stream.state import LastFrames
 
@@ -18,6 +19,8 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import cameras  # noqa: E402 (scripts of a folder that is no package)
 import file_to_file  # noqa: E402
+import lock_emulation  # noqa: E402
+import lock_variants  # noqa: E402
 import scene  # noqa: E402
 import segment_start  # noqa: E402
 import serve as serve_benchmark  # noqa: E402
@@ -42,6 +45,16 @@ def test_a_video_to_measure_with_is_made_from_the_scene_or_from_a_clip(tmp_path)
     clip = make_clip(tmp_path / "clip.mp4", 3)
     again = scene.make_video(tmp_path / "b.mp4", (32, 40), 7, clip)
     assert [frame.shape for frame in streamseg.read_frames(again)] == 7 * [(3, 32, 40)]
+
+
+def test_a_long_video_repeats_its_first_frames_and_is_whole(tmp_path):
+    made = scene.make_video(tmp_path / "a.mp4", (48, 80), 11, distinct=4)
+    with streamseg.io.video_reading.open_video(made) as video:
+        frames, times = zip(*video, strict=True)  # it would say so if it was damaged
+    assert len(frames) == 11
+    assert times == pytest.approx([i / 30 for i in range(11)], abs=1e-3)
+    assert all(frames[i].equal(frames[i % 4]) for i in range(11))
+    assert not frames[0].equal(frames[1])
 
 
 def test_a_virtual_camera_delivers_its_frames_when_they_are_due():
@@ -166,6 +179,86 @@ def test_a_part_that_fails_or_takes_too_long_does_not_stop_the_others(tmp_path, 
     }
 
 
-@pytest.mark.parametrize("script", [scene, cameras, segment_start, file_to_file, serve_benchmark])
+@pytest.mark.parametrize(
+    "script", [scene, cameras, segment_start, file_to_file, lock_emulation, lock_variants, serve_benchmark]
+)
 def test_a_benchmark_says_how_it_is_run(script):
     assert f"python benchmarks/{Path(script.__file__).name}" in script.__doc__
+
+
+def test_the_emulation_runs_the_real_pipeline_both_ways(monkeypatch, tmp_path, capsys):
+    options = ["--streams", "2", "--frames", "6", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["lock_emulation.py", *options, "--json", str(tmp_path / "a.json")])
+    lock_emulation.main()
+    (figures,) = json.loads((tmp_path / "a.json").read_text())
+    assert set(figures["of_bare"]) == {"bare", "many threads", "one thread", "processes"}
+    assert all(ratio > 0 for ratio in figures["of_bare"].values())
+    assert {"upload", "download"} <= set(figures["runs"]["one thread"][0]["stages_ms"])
+    assert "2 streams" in capsys.readouterr().out
+
+
+def test_an_emulated_process_works_beside_the_one_that_waits_for_it(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(lock_emulation.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(lock_emulation.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(lock_emulation, "call", lambda count: None)
+    decoder, encoder = lock_emulation.EmulatedProcess(1.0), lock_emulation.EmulatedProcess(1.0)
+    times = []
+    for _ in range(4):
+        decoder.decode()
+        times.append(now[0])
+        now[0] += 0.5  # work of the reader, while the process decodes the next frame
+    assert times == [101.0, 102.0, 103.0, 104.0]
+    now[0] = 200.0
+    for _ in range(lock_emulation.SLOTS + 2):
+        encoder.encode()
+    assert now[0] == 201.0  # the encoder is a slot behind
+    encoder.finish()
+    assert now[0] == 200.0 + lock_emulation.SLOTS + 2
+
+
+def test_the_variants_are_compared_and_leave_python_as_it_was(monkeypatch, tmp_path, capsys, model):
+    settings = LabelSettings(model, streamseg.CAMVID, LastFrames(1), size=(32, 48))
+    monkeypatch.setattr(lock_variants, "open_model", lambda options: (settings, None))
+    monkeypatch.setattr(lock_variants.threads, "TURN_SECONDS", 1.0)  # restored after the test
+    monkeypatch.setenv("STREAMSEG_CODECS", "")
+    monkeypatch.setattr(lock_variants, "VARIANTS", lock_variants.VARIANTS[:2])
+    options = [
+        "--size",
+        "48x64",
+        "--frames",
+        "8",
+        "--streams",
+        "2",
+        "--cameras",
+        "2",
+        "--rate",
+        "10",
+        "--seconds",
+        "0.3",
+    ]
+    monkeypatch.setattr(sys, "argv", ["lock_variants.py", *options, "--json", str(tmp_path / "a.json")])
+    lock_variants.main()
+    figures = json.loads((tmp_path / "a.json").read_text())["variants"]
+    assert list(figures) == ["threads, 5 ms", "processes, 0.05 ms"]
+    assert figures["threads, 5 ms"]["cameras"]["frames"]["read"] == 6
+    assert capsys.readouterr().out.count("overlay, 2 streams") == 2
+
+
+def test_the_emulation_of_cameras_counts_every_frame(monkeypatch, tmp_path):
+    options = [
+        "--cameras",
+        "2",
+        "--rate",
+        "20",
+        "--seconds",
+        "0.2",
+        "--rounds",
+        "1",
+        "--json",
+        str(tmp_path / "a.json"),
+    ]
+    monkeypatch.setattr(sys, "argv", ["lock_emulation.py", *options, "--json", str(tmp_path / "a.json")])
+    lock_emulation.main()
+    (figures,) = json.loads((tmp_path / "a.json").read_text())
+    assert [run["read"] for runs in figures["runs"].values() for run in runs] == [8, 8]

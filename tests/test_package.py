@@ -30,7 +30,7 @@ __main__
 # the only place that imports a third-party package
 DOORS = {
     "PIL": "io.captions io.images",
-    "av": "io.hardware io.live_process io.pyav io.video_reading io.video_writing",
+    "av": "io.codec_process io.hardware io.live_process io.pyav io.video_reading io.video_writing",
     "cv2": "models.video.dis",
     "cyclopts": "cli",
     "fastapi": "serve",
@@ -38,7 +38,8 @@ DOORS = {
     "h11": "serve",
     "huggingface_hub": "io.hub",
     "matplotlib": "evaluate.plot",
-    "numpy": "data.formats io.bgr io.captions io.images regions",
+    "numpy": "data.formats io.bgr io.captions io.codec_client io.codec_process io.images io.pyav io.video_writing "
+    "regions",
     "onnx": "deploy",
     "onnxruntime": "deploy engine.runtime",  # the one writes files, the other runs them
     "openvino": "deploy engine.runtime",

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 from cyclopts import Parameter
 
 from streamseg.checks import check_count, check_positive
-from streamseg.cli.messages import check_figures, clear_line, loading, open_messages, pick_progress, write_figures
+from streamseg.cli.messages import (
+    STANDARD_OUTPUT,
+    check_figures,
+    clear_line,
+    loading,
+    open_messages,
+    pick_progress,
+    write_figures,
+    write_json,
+)
 from streamseg.cli.options import NETWORKS, Device, Json, Quiet, check_weights, option, parse_size, pick_device
 from streamseg.cli.segmenting import SegmentOptions, open_model
 from streamseg.io.files import check_writable
@@ -18,6 +27,8 @@ from streamseg.models.bundled import BUNDLED_WEIGHTS, DEFAULT
 
 if TYPE_CHECKING:
     import torch
+
+    from streamseg.evaluate.pipeline_benchmark import PipelineFigures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +206,18 @@ def benchmark_pipeline(
         seconds = perf_counter() - begin
     if plot:
         plots.new_figure(1, 1)  # fails here rather than after the work, if the library is missing
+    machine = costs.describe_machine(settings.device) | {"cores": str(available_cores()), "load": load}
+    network = {
+        "weights": str(opened.weights or DEFAULT),
+        "size": settings.size,
+        "precision": opened.precision,
+        "open_seconds": seconds,
+    }
+
+    def keep(figures: "PipelineFigures") -> None:  # so that a run that is stopped leaves what it has measured
+        if json and json != STANDARD_OUTPUT:
+            write_json(json, {"machine": machine, "network": network, **asdict(figures)})
+
     figures = pipeline_benchmark.measure_pipeline(
         video,
         settings,
@@ -203,18 +226,12 @@ def benchmark_pipeline(
         streams=streams,
         rounds=rounds,
         progress=pick_progress(quiet),
+        each=keep,
     )
     if not quiet:
         clear_line()
     messages = open_messages(quiet, json)
-    machine = costs.describe_machine(settings.device) | {"cores": str(available_cores()), "load": load}
     print(pipeline_report.format_figures(figures, machine), file=messages)
-    network = {
-        "weights": str(opened.weights or DEFAULT),
-        "size": settings.size,
-        "precision": opened.precision,
-        "open_seconds": seconds,
-    }
     write_figures(json, {"machine": machine, "network": network, **asdict(figures)}, messages)
     if plot:
         pipeline_report.plot_figures(plot, figures, machine)

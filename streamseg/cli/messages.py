@@ -78,13 +78,19 @@ def write_figures(path: Path | None, figures: object, messages: TextIO) -> None:
     """Write figures as JSON to a file or to standard output; do nothing without a path."""
     from json import dumps
 
-    text = dumps(figures, indent=2) + "\n"
     if path == STANDARD_OUTPUT:
-        sys.stdout.write(text)
+        sys.stdout.write(dumps(figures, indent=2) + "\n")
     elif path:
-        with written_whole(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_json(path, figures)
         print(path, file=messages)
+
+
+def write_json(path: Path, figures: object) -> None:
+    """Write figures as JSON to a file, whole or not at all."""
+    from json import dumps
+
+    with written_whole(path) as temporary:
+        temporary.write_text(dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 def print_error(sentence: str) -> None:

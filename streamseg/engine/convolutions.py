@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.engine import kernels
+from streamseg.engine.kernels import backend
 from streamseg.engine.rounding import InputStatistics, round_weights
 from streamseg.engine.scratch import PackedWeights, Scratch
 
@@ -97,6 +98,10 @@ class FusedConv:
         """Return the ReLU of the convolution plus a shortcut."""
         return self.fused(to_float(x), "relu", to_float(shortcut))
 
+    def classify(self, x: Map, classifier: "FusedConv") -> Tensor:
+        """Return the scores of a classifier after the convolution with ReLU."""
+        return classifier.linear(self.relu(x))
+
     def fused(self, x: Tensor, activation: str, shortcut: Tensor | None = None) -> Tensor:
         if not has_fused_convolutions():
             y = F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
@@ -181,6 +186,13 @@ class GpuConv(FusedConv):
         conv = (self.bias, self.stride, self.padding, [1, 1], 1)
         with cudnn_flags():
             return torch.cudnn_convolution_add_relu(x, self.weight, shortcut, 1.0, *conv)
+
+    def classify(self, x: Map, classifier: FusedConv) -> Tensor:
+        x, outputs = to_float(x), len(self.weight)
+        if self.stride == [1, 1] and backend.fits_tensor_cores(outputs) and outputs <= 64 and self.uses_triton(x):
+            weights = (self.weight, self.bias, classifier.weight, classifier.bias)
+            return kernels.convolve_and_classify(x, *weights, padding=self.padding[0])
+        return super().classify(x, classifier)
 
     def uses_triton(self, x: Tensor) -> bool:
         """Return whether the Triton kernel runs this convolution; cuDNN is faster for large ones."""

@@ -227,10 +227,10 @@ class FastEngine(Engine):
                 and frame.dtype == torch.uint8
                 and frame.device == buffers.input.device
             ):
-                self.sizes.add(key)
                 buffers.input.copy_(frame, non_blocking=True)
                 self.set_past(buffers, past, buffers.no_weights if past is None else (weight,) * len(buffers.frame))
                 buffers.graph.replay()
+                self.sizes.add(key)
                 return buffers
         frames, is_single = to_frames(frame, self.device)
         batch = make_frame_batch(self, frames, past, weight)

@@ -129,7 +129,7 @@ class Folded(ABC):
     def encode(self, x: Map) -> Iterator[Tensor]:
         """Yield the encoder's maps of Res-1 … Res-4."""
         for pool, blocks in zip(self.pools, self.stages, strict=True):
-            x = x if isinstance(pool, nn.Identity) else pool(to_float(x))
+            x = reduce_map(pool, x)
             for block in blocks:
                 shortcut = x if block.shortcut is None else self.side.run(partial(block.shortcut.linear, x))
                 y = block.first.relu(x)
@@ -222,8 +222,15 @@ class FoldedPlus(Folded):
         x1, x2, x3, x4 = maps
         y3 = smooth3.relu(kernels.add_resized(x3, kernels.pool_pyramid(x4, *self.pyramid)))
         y2 = smooth2.relu(kernels.add_resized(x2, to_float(y3)))
-        y1 = smooth1.relu(kernels.add_resized(x1, to_float(self.blend1.relu(y2))))
-        return self.classify.linear(y1)[:, : self.classes]
+        y1 = kernels.add_resized(x1, to_float(self.blend1.relu(y2)))
+        return smooth1.classify(y1, self.classify)[:, : self.classes]
+
+
+def reduce_map(pool: nn.Module, x: Map) -> Map:
+    """Apply the pooling in front of a stage, if there is one."""
+    if isinstance(pool, nn.Identity):
+        return x
+    return kernels.average_pairs(to_float(x)) if isinstance(pool, nn.AvgPool2d) else pool(to_float(x))
 
 
 def fold_network(model: FANet, precision: torch.dtype) -> Folded:

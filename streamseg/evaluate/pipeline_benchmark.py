@@ -6,13 +6,10 @@ affects all of them, and each is timed from the opening of its first file to the
 
 import math
 import tempfile
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -32,6 +29,9 @@ from streamseg.evaluate.bare_video import (
     to_label_frames,
     transcode,
 )
+from streamseg.evaluate.lock_probe import summarise_waits
+from streamseg.evaluate.pipeline_samples import Samples, describe_queue, sampled
+from streamseg.io.codec_client import IDLE
 from streamseg.io.outputs import OutputFiles
 from streamseg.io.resolve import resolve_sources
 from streamseg.io.sources import LiveSource, VideoFile
@@ -39,6 +39,7 @@ from streamseg.io.video_reading import open_video, read_label_video
 from streamseg.io.web import is_address, redact
 from streamseg.parallel.threads import ThreadGroup
 from streamseg.stream.batch_limit import BatchLimit
+from streamseg.stream.device_work import DeviceTimes
 from streamseg.stream.label_frames import label_frame, network_size
 from streamseg.stream.latency import Meter, Summary, bottleneck
 from streamseg.stream.pipeline import Pipeline
@@ -49,12 +50,8 @@ MIN_FRAMES = 8
 """The fewest frames that a video must have to be measured."""
 WARM_UP_FRAMES = 16
 """The length of the clip with which everything runs once before it is timed: int8 is calibrated with eight frames."""
-SAMPLING_SECONDS = 0.005
-"""Time between two looks at a pipeline."""
 PREPARATION_SECONDS = 120.0
 """How long to wait for an engine that prepares itself in the background."""
-WAITING, IDLE = 2 / 3, 1 / 3
-"""A queue that is fuller on average makes the stage before it wait; one that is emptier, the stage behind it."""
 
 DECODE, TRANSCODE, LABEL_ENCODE = "decode", "decode, encode", "decode, encode labels"
 NETWORK, LABELS, OVERLAY = "network", "labels", "overlay"
@@ -67,13 +64,23 @@ class Run:
     frames: int
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    """Processor time of all threads of this process."""
+    """Processor time of all threads, and of the processes of codecs."""
     summary: Summary | None = None
     """What the pipeline measured; None for a bare case."""
-    queues: dict[str, float] = field(default_factory=dict)
-    """How full the queues between the stages were on average, from 0 to 1."""
-    first_labels: float = 0.0
-    """Seconds from the start to the first labels."""
+    samples: Samples = field(default_factory=Samples)
+    """What was seen of the pipeline while it ran."""
+    device: DeviceTimes | None = None
+    """What the network thread did on a GPU; None for a bare case, and on the CPU."""
+
+    @property
+    def queues(self) -> dict[str, float]:
+        """How full the queues between the stages were on average, from 0 to 1."""
+        return self.samples.fills()
+
+    @property
+    def first_labels(self) -> float:
+        """Seconds from the start to the first labels."""
+        return self.samples.first_labels
 
     @property
     def fps(self) -> float:
@@ -131,6 +138,11 @@ class StageTimes:
     """Speed of the whole relative to its slowest stage."""
     bottleneck: str
     """A sentence on the round of median speed."""
+    lock_ms: dict[str, float] = field(default_factory=dict)
+    """How long a further thread waits for Python's lock, the mean and the 95th percentile of samples."""
+    host_ms: dict[str, float] = field(default_factory=dict)
+    """What a batch takes the network thread on a GPU: work on the device by its own clock, `enqueue` in Python, and
+    `wait` for the device; with `frames` of a batch and `waits` for the device in all. Empty on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +184,7 @@ def measure_pipeline(
     streams: int = 4,
     rounds: int = 2,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    each: Callable[[PipelineFigures], None] = lambda figures: None,
 ) -> PipelineFigures:
     """Measure `segment` on the first frames of a video, and what bare codecs take for the same.
 
@@ -179,6 +192,7 @@ def measure_pipeline(
         frames: How many frames each case takes; fewer if the video is shorter.
         streams: How many streams are read at once where many are measured; they have as many frames together.
         rounds: How often each case runs.
+        each: Receives the figures so far after each run of a case.
     """
     info = describe_video(video)
     with tempfile.TemporaryDirectory(prefix="streamseg-") as name:
@@ -216,17 +230,34 @@ def measure_pipeline(
             Case(several, transcode_several),
             Case(f"{OVERLAY}, {streams} streams", lambda: segment([part] * streams, OVERLAY), several),
         ]
-        runs = run_in_turn(cases, rounds, progress)
+        figures = partial(summarise, info, count, streams, rounds, first.first_labels, cases)
+        runs: dict[str, list[Run]] = {}
+        for runs in run_in_turn(cases, rounds, progress):
+            each(figures(runs))
+    return figures(runs)
+
+
+def summarise(
+    info: VideoInfo,
+    count: int,
+    streams: int,
+    rounds: int,
+    first_labels: float,
+    cases: Sequence[Case],
+    runs: dict[str, list[Run]],
+) -> PipelineFigures:
+    """Return the figures of the cases that have run."""
     later = [run.first_labels for found in runs.values() for run in found if run.first_labels]
+    done = [case for case in cases if case.name in runs]
     return PipelineFigures(
         info,
         count,
         streams,
         rounds,
-        first.first_labels,
-        median(later),
-        tuple(summarise_speed(case, runs) for case in cases),
-        tuple(summarise_stages(case.name, runs[case.name]) for case in cases if case.bare),
+        first_labels,
+        median(later or [0.0]),
+        tuple(summarise_speed(case, runs) for case in done),
+        tuple(summarise_stages(case.name, runs[case.name]) for case in done if case.bare),
     )
 
 
@@ -275,22 +306,29 @@ def wait_until_prepared(settings: LabelSettings) -> None:
         )
 
 
-def run_in_turn(cases: Sequence[Case], rounds: int, progress: Callable[[int, int], None]) -> dict[str, list[Run]]:
-    """Run each case once in each round; return the runs of each."""
-    runs: dict[str, list[Run]] = defaultdict(list)
+def run_in_turn(
+    cases: Sequence[Case], rounds: int, progress: Callable[[int, int], None]
+) -> Iterator[dict[str, list[Run]]]:
+    """Run each case once in each round; yield the runs so far after each, by the name of the case."""
+    runs: dict[str, list[Run]] = {}
     for number in range(rounds):
         for place, case in enumerate(cases):
             progress(number * len(cases) + place, rounds * len(cases))
-            runs[case.name].append(case.run() if case.name == NETWORK else timed(case.run))
-    return runs
+            runs.setdefault(case.name, []).append(case.run() if case.name == NETWORK else timed(case.run))
+            yield runs
+
+
+def processor_seconds() -> float:
+    """Return the processor time so far of this process, and of those of codecs, which all wait between runs."""
+    return time.process_time() + sum(process.cpu_seconds for process in IDLE.processes if process.alive)
 
 
 def timed(work: Callable[[], Run]) -> Run:
     """Return a run with its wall time and processor time."""
-    cpu, start = time.process_time(), time.perf_counter()
+    cpu, start = processor_seconds(), time.perf_counter()
     run = work()
-    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
-    return Run(run.frames, seconds, cpu_seconds, run.summary, run.queues, run.first_labels)
+    seconds, cpu_seconds = time.perf_counter() - start, processor_seconds() - cpu
+    return replace(run, seconds=seconds, cpu_seconds=cpu_seconds)
 
 
 def run_network(clip: Path, settings: LabelSettings, count: int) -> Run:
@@ -341,50 +379,8 @@ def run_segment(videos: Sequence[Path], kind: str, settings: LabelSettings, styl
         raise KeyboardInterrupt
     if result.problems:
         raise ValueError(result.problems[0])
-    return Run(result.frames, summary=summary, queues=samples.fills(), first_labels=samples.first_labels)
-
-
-@dataclass
-class Samples:
-    """What was seen of a pipeline while it ran."""
-
-    queues: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """How full the queues between the stages were."""
-    first_labels: float = 0.0
-    """Seconds from the start to the first labels."""
-
-    def fills(self) -> dict[str, float]:
-        """Return how full each queue was on average."""
-        return {name: fmean(found) for name, found in self.queues.items()}
-
-    def take(self, pipeline: Pipeline, meter: Meter) -> None:
-        """Look at a pipeline once."""
-        if not self.first_labels and meter.frames_labelled:
-            self.first_labels = meter.clock() - meter.begin
-        for stream in pipeline.streams:
-            queues = {"decode, network": stream.inbox, "network, draw": stream.labelled, "draw, encode": stream.drawn}
-            for name, queue in queues.items():
-                if stream.threads and not queue.closed:
-                    self.queues[name].append(len(queue.waiting) / queue.capacity)
-
-
-@contextmanager
-def sampled(pipeline: Pipeline, meter: Meter) -> Iterator[Samples]:
-    """Look at a pipeline again and again while it runs."""
-    samples, done = Samples(), threading.Event()
-
-    def work() -> None:
-        while not done.wait(SAMPLING_SECONDS):
-            samples.take(pipeline, meter)
-
-    thread = threading.Thread(target=work, name="samples", daemon=True)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        done.set()
-        thread.join()
-        samples.take(pipeline, meter)
+    work = pipeline.network.device_work
+    return Run(result.frames, summary=summary, samples=samples, device=work.times if work else None)
 
 
 def summarise_speed(case: Case, runs: dict[str, list[Run]]) -> Speed:
@@ -392,7 +388,7 @@ def summarise_speed(case: Case, runs: dict[str, list[Run]]) -> Speed:
     own = runs[case.name]
 
     def ratio(other: str) -> float:
-        return median(one.fps / two.fps for one, two in zip(own, runs[other], strict=True))
+        return median(one.fps / two.fps for one, two in zip(own, runs[other], strict=False))
 
     return Speed(
         case.name,
@@ -425,20 +421,21 @@ def summarise_stages(case: str, runs: Sequence[Run]) -> StageTimes:
         slowest,
         busy[slowest],
         bottleneck(typical),
+        summarise_waits([wait for run in runs for wait in run.samples.lock_waits]),
+        host_times([run.device for run in runs if run.device]),
     )
+
+
+def host_times(found: Sequence[DeviceTimes]) -> dict[str, float]:
+    """Return what a batch takes the network thread on a GPU, in milliseconds."""
+    batches = sum(times.batches for times in found)
+    if not batches:
+        return {}
+    names = ("device", "enqueue", "wait")
+    means = {name: 1000 * sum(getattr(times, name) for times in found) / batches for name in names}
+    return means | {"frames": sum(times.frames for times in found) / batches, "waits": batches}
 
 
 def joint_names(runs: Sequence[Run]) -> list[str]:
     """Return the names of the queues that were seen in any run, in order; a short run may not show all."""
     return list(dict.fromkeys(name for run in runs for name in run.queues))
-
-
-def describe_queue(name: str, fill: float) -> str:
-    """Return which of two stages waits for the other, by the queue between them."""
-    before, _, behind = name.partition(", ")
-    level = f"(queue {100 * fill:.0f} % full)"
-    if fill >= WAITING:
-        return f"{before} waits for {behind} {level}"
-    if fill <= IDLE:
-        return f"{behind} waits for {before} {level}"
-    return f"{before} and {behind} keep pace {level}"

@@ -66,8 +66,22 @@ def wait_lines(stages: tuple[StageTimes, ...]) -> list[str]:
     lines = []
     for one in stages:
         waits = f" {', '.join(one.waits)}." if one.waits else ""
-        lines += textwrap.wrap(f"{one.way}:{waits} {one.bottleneck}", 110, subsequent_indent="  ")
+        text = f"{one.way}:{waits} {one.bottleneck} {describe_host(one)}".rstrip()
+        lines += textwrap.wrap(text, 110, subsequent_indent="  ")
     return lines
+
+
+def describe_host(stages: StageTimes) -> str:
+    """Return what a way of segment waits for besides other stages: Python's lock and the GPU."""
+    parts = []
+    if lock := stages.lock_ms:
+        parts.append(f"A thread waits {lock['mean']:.2f} ms for Python's lock, p95 {lock['p95']:.2f}.")
+    if host := stages.host_ms:
+        parts.append(
+            f"A batch of {host['frames']:.1f} frames: {host['device']:.2f} ms on the GPU, {host['enqueue']:.2f} in "
+            f"Python to start it, then {host['wait']:.2f} waiting for it; {host['waits']:.0f} waits in all."
+        )
+    return " ".join(parts)
 
 
 def plot_figures(path: Path, figures: PipelineFigures, machine: dict[str, str]) -> None:

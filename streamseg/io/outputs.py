@@ -275,17 +275,22 @@ def file_made_by_streamseg(path: Path) -> bool:
 
 
 @contextmanager
-def open_writer(files: OutputFiles, source: Source, classes: Classes) -> Iterator[Callable[[FrameOutput], None]]:
+def open_writer(
+    files: OutputFiles, source: Source, classes: Classes, process: bool = False
+) -> Iterator[Callable[[FrameOutput], None]]:
     """Give a function that writes the frames of a source, one after the other.
 
     Pictures appear one by one, each of them whole. Videos appear at the end, and not at all after an error.
+
+    Args:
+        process: Whether a process of its own encodes each video.
     """
     if files.are_pictures:
         yield partial(write_pictures, files, classes)
         return
     from streamseg.io.video_writing import open_videos
 
-    with open_videos(files, source) as write_frame:
+    with open_videos(files, source, process) as write_frame:
         yield write_frame
 
 

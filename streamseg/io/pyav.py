@@ -8,15 +8,16 @@ from contextlib import contextmanager
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import numpy
 
-from streamseg.io.yuv import BT601, BT709, BT2020, Orientation, Yuv420, default_matrix, empty_yuv
+from streamseg.io.planes import BT601, BT709, BT2020, Orientation, PlaneFormat, chroma_size, default_matrix
 
 if TYPE_CHECKING:
     from av import VideoFrame
     from av.container import InputContainer, OutputContainer
     from av.stream import Stream
+
+    from streamseg.io.yuv import Yuv420
 
 try:
     import av as av
@@ -56,13 +57,13 @@ def time_base(stream: "Stream") -> Fraction:
     return stream.time_base or Fraction(1, 1000)
 
 
-def plane_views(frame: "VideoFrame") -> Iterator[Tensor]:
+def plane_views(frame: "VideoFrame") -> Iterator[numpy.ndarray]:
     """Yield the pixels (H, W) of each channel of a frame, in the frame's own memory."""
     height, width = frame.height, frame.width
     interleaved = len(PLANE_CHANNELS[frame.format.name]) // len(frame.planes)
-    for plane in frame.planes:
-        rows = torch.frombuffer(plane, dtype=torch.uint8).view(-1, plane.line_size)
-        yield from rows[:height, : interleaved * width].unflatten(1, (width, interleaved)).unbind(2)
+    for rows in plane_arrays(frame):
+        pixels = rows[:height, : interleaved * width].reshape(height, width, interleaved)
+        yield from (pixels[:, :, channel] for channel in range(interleaved))
 
 
 def new_reformatter() -> Callable[..., "VideoFrame"]:
@@ -80,27 +81,65 @@ def colour_matrix_number(height: int) -> int:
     return 1 if default_matrix(height) == BT709 else 6
 
 
-def to_planes(frame: "VideoFrame", orientation: Orientation, *, pinned: bool) -> Yuv420 | None:
-    """Return a copy of a frame's planes if it is YUV 4:2:0 in a colour space that yuv.py knows, else None."""
-    kind, size = frame.format.name, (frame.height, frame.width)
-    declared = frame.colorspace != UNDECLARED_MATRIX
+def find_planes(frame: "VideoFrame", orientation: Orientation) -> PlaneFormat | None:
+    """Return the format of a frame's planes if it is YUV 4:2:0 in a known colour space, else None."""
+    kind, declared = frame.format.name, frame.colorspace != UNDECLARED_MATRIX
     matrix = COLOUR_MATRICES.get(frame.colorspace) if declared else default_matrix(frame.height)
     if kind not in YUV_BITS or matrix is None:
         return None
-    bits, full_range = YUV_BITS[kind], kind == "yuvj420p" or frame.color_range == FULL_RANGE
-    pixels = empty_yuv(size, bits, pinned=pinned)
-    picture = Yuv420(pixels, size, bits, matrix, full_range, orientation)
-    # numpy copies: torch would start a pool of threads in each thread that decodes
-    unsigned = f"uint{8 * pixels.itemsize}"
-    luma, chroma = picture.luma.numpy().view(unsigned), picture.chroma.numpy().view(unsigned)
-    first, *others = (
-        torch.frombuffer(plane, dtype=pixels.dtype).view(-1, plane.line_size // pixels.itemsize).numpy().view(unsigned)
-        for plane in frame.planes
-    )
+    full_range = kind == "yuvj420p" or frame.color_range == FULL_RANGE
+    return PlaneFormat((frame.height, frame.width), YUV_BITS[kind], matrix, full_range, orientation)
+
+
+def copy_planes(frame: "VideoFrame", size: tuple[int, int], pixels: numpy.ndarray) -> None:
+    """Copy a frame's planes into unsigned values (H W + 2 h w,)."""
+    kind = frame.format.name
+    first, *others = plane_arrays(frame, pixels.dtype.name)
     if len(others) == 1:  # both chroma values of a pixel side by side
         others = [others[0][:, 0::2], others[0][:, 1::2]]
-    for target, values in zip((luma, *chroma), (first, *others), strict=True):
+    for target, values in zip(picture_arrays(pixels, size), (first, *others), strict=True):
         height, width = target.shape
         # 10 bits may be in the upper ones of 16
         target[:] = values[:height, :width] >> 6 if kind == "p010le" else values[:height, :width]
-    return picture
+
+
+def to_planes(frame: "VideoFrame", orientation: Orientation, *, pinned: bool) -> "Yuv420 | None":
+    """Return a copy of a frame's planes if it is YUV 4:2:0 in a colour space that yuv.py knows, else None."""
+    from streamseg.io.yuv import empty_yuv, with_format
+
+    planes = find_planes(frame, orientation)
+    if planes is None:
+        return None
+    pixels = empty_yuv(planes.size, planes.bits, pinned=pinned)
+    copy_planes(frame, planes.size, pixels.numpy().view(f"uint{8 * pixels.itemsize}"))
+    return with_format(pixels, planes)
+
+
+def to_array(frame: "VideoFrame", orientation: Orientation) -> numpy.ndarray:
+    """Return the pixels of a frame as channels (C, H, W), upright."""
+    channels = PLANE_CHANNELS[frame.format.name]
+    size = (frame.width, frame.height) if orientation.transposed else (frame.height, frame.width)
+    array = numpy.empty((len(channels), *size), numpy.uint8)
+    for channel, pixels in zip(channels, plane_views(frame), strict=True):
+        upright = pixels.T if orientation.transposed else pixels
+        array[channel] = upright[:: orientation.rows, :: orientation.columns]
+    return array
+
+
+# numpy, not torch, which would start a pool of threads in each thread that decodes or encodes, and which gives up
+# Python's lock in every call, however short: with many threads, getting it back takes longer than the call
+
+
+def plane_arrays(frame: "VideoFrame", kind: str = "uint8") -> list[numpy.ndarray]:
+    """Return the rows (H, line) of each plane of a frame, in its own memory; lines may be longer than the frame."""
+    return [
+        numpy.frombuffer(memoryview(plane), dtype=kind).reshape(-1, plane.line_size // numpy.dtype(kind).itemsize)
+        for plane in frame.planes
+    ]
+
+
+def picture_arrays(pixels: numpy.ndarray, size: tuple[int, int]) -> list[numpy.ndarray]:
+    """Return the luma (H, W) and the two chroma planes (h, w) of a picture of a size, in its own memory."""
+    height, width = size
+    chroma = pixels[height * width :].reshape(2, *chroma_size(size))
+    return [pixels[: height * width].reshape(height, width), *chroma]

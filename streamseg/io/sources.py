@@ -24,6 +24,7 @@ from streamseg.io.web import is_address, redact
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from streamseg.io.codec_client import ProcessVideo
     from streamseg.io.video_reading import Video
     from streamseg.io.yuv import Yuv420
 
@@ -47,6 +48,8 @@ class Decoding:
     """Whether these are in pinned memory, which a GPU copies faster."""
     hardware: str = ""
     """A hardware decoder: cuda, vaapi, videotoolbox or auto; empty for the CPU."""
+    process: bool = False
+    """Whether a process of its own decodes each video file."""
 
 
 TO_RGB = Decoding()
@@ -197,12 +200,21 @@ class VideoFile:
         except (OSError, ValueError):
             return None
 
-    def captures(self, decoding: Decoding = TO_RGB) -> Generator[Capture, None, None]:
-        """Yield each frame; CutShort follows the last of a damaged file."""
+    def open(self, name: str, decoding: Decoding) -> "Video | ProcessVideo":
+        """Start to decode it, in this process or another."""
+        if decoding.process:
+            from streamseg.io.codec_client import ProcessVideo
+
+            return ProcessVideo(self.location, name, decoding)
         from streamseg.io.video_reading import open_video
 
-        name, hardware = redact(self.address), decoding.hardware
-        with readable_errors(self.address), open_video(self.location, name=name, hardware=hardware) as video:
+        return open_video(self.location, name=name, hardware=decoding.hardware)
+
+    def captures(self, decoding: Decoding = TO_RGB) -> Generator[Capture, None, None]:
+        """Yield each frame; CutShort follows the last of a damaged file."""
+        name = redact(self.address)
+        with readable_errors(self.address), self.open(name, decoding) as video:
+            self.__dict__["rate"] = video.rate  # so that it is not opened again for it
             copied = f"{name} was downloaded first: its index comes last, and its server sends no parts."
             first_note = " ".join(note for note in (copied if self.copy else "", video.note) if note)
             for i, (pixels, seconds) in enumerate(video.pictures(decoding)):

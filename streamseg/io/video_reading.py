@@ -15,34 +15,33 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, cast
 
-import torch
-from torch import Tensor
-
 from streamseg.checks import CutShort
 from streamseg.io.checksums import damaged_file_error
 from streamseg.io.containers import is_cut, matroska_is_damaged
 from streamseg.io.hardware import fallback_note, open_accelerated
+from streamseg.io.planes import Orientation
 from streamseg.io.pyav import (
     FULL_RANGE,
-    PLANE_CHANNELS,
     UNDECLARED_MATRIX,
     av,
     closed_on_error,
     default_colour_matrix,
     new_reformatter,
-    plane_views,
     require_av,
     time_base,
+    to_array,
     to_planes,
 )
 from streamseg.io.sources import Decoding
 from streamseg.io.web import is_address, redact
-from streamseg.io.yuv import Orientation, Yuv420
 
 if TYPE_CHECKING:
     from av import VideoFrame, VideoStream
     from av.buffer import Buffer
     from av.container import InputContainer
+    from torch import Tensor
+
+    from streamseg.io.yuv import Yuv420
 
 Pixels = TypeVar("Pixels")
 
@@ -105,13 +104,13 @@ class Video:
     def close(self) -> None:
         self.container.close()
 
-    def __iter__(self) -> Iterator[tuple[Tensor, float]]:
+    def __iter__(self) -> Iterator[tuple["Tensor", float]]:
         return self.read(self.to_frame)
 
-    def pictures(self, decoding: Decoding) -> Iterator[tuple[Tensor | Yuv420, float]]:
+    def pictures(self, decoding: Decoding) -> Iterator[tuple["Tensor | Yuv420", float]]:
         """Yield frames and their times: planes, if they are asked for and the video has them, else RGB."""
 
-        def convert(stored: "VideoFrame") -> Tensor | Yuv420:
+        def convert(stored: "VideoFrame") -> "Tensor | Yuv420":
             fits = (stored.height, stored.width) == self.stored_size
             planes = to_planes(stored, self.orientation, pinned=decoding.pinned) if fits else None
             return self.to_frame(stored) if planes is None else planes
@@ -172,11 +171,15 @@ class Video:
             except av.error.FFmpegError:
                 self.unreadable += 1
 
-    def to_frame(self, stored: "VideoFrame") -> Tensor:
+    def to_frame(self, stored: "VideoFrame") -> "Tensor":
         """Convert a stored frame to RGB, upright and in the first frame's size."""
+        return to_tensor(self.to_rgb(stored), self.orientation)
+
+    def to_rgb(self, stored: "VideoFrame") -> "VideoFrame":
+        """Convert a stored frame to RGB, in the first frame's size."""
         height, width = self.stored_size
         try:
-            rgb = self.reformat(
+            return self.reformat(
                 stored,
                 width,
                 height,
@@ -188,7 +191,6 @@ class Video:
                 dst_colorspace="ITU601",
                 src_color_range="JPEG" if stored.color_range == FULL_RANGE else None,
             )
-            return to_tensor(rgb, self.orientation)
         except (av.error.FFmpegError, ValueError) as error:
             raise ValueError(f"{self.name} has a pixel format that cannot be read ({error}).") from None
 
@@ -219,17 +221,11 @@ def find_orientation(frame: "VideoFrame") -> Orientation:
     return Orientation()
 
 
-def to_tensor(frame: "VideoFrame", orientation: Orientation) -> Tensor:
+def to_tensor(frame: "VideoFrame", orientation: Orientation) -> "Tensor":
     """Return the pixels of a frame as channels (C, H, W), upright."""
-    channels = PLANE_CHANNELS[frame.format.name]
-    size = (frame.width, frame.height) if orientation.transposed else (frame.height, frame.width)
-    tensor = torch.empty(len(channels), *size, dtype=torch.uint8)
-    # numpy copies: torch would start a pool of threads in each thread that decodes
-    array = tensor.numpy()
-    for channel, pixels in zip(channels, plane_views(frame), strict=True):
-        upright = pixels.T if orientation.transposed else pixels
-        array[channel] = upright.numpy()[:: orientation.rows, :: orientation.columns]
-    return tensor
+    import torch  # not above: the processes of codecs do without
+
+    return torch.from_numpy(to_array(frame, orientation))
 
 
 class FrameClock:
@@ -318,7 +314,7 @@ def open_camera(name: str, *, timeout: float = 10.0) -> Video:
     return open_video_stream(container, f"Camera {name}", "SLICE")
 
 
-def read_label_video(path: str | Path) -> Iterator[tuple[Tensor, float]]:
+def read_label_video(path: str | Path) -> Iterator[tuple["Tensor", float]]:
     """Yield the labels (H, W) and times of a lossless label video."""
     path = Path(path)
     if path.is_file() and matroska_is_damaged(path):
@@ -326,7 +322,7 @@ def read_label_video(path: str | Path) -> Iterator[tuple[Tensor, float]]:
     with open_video(path) as video:
         codec = video.stream.codec_context.name
 
-        def to_labels(stored: "VideoFrame") -> Tensor:
+        def to_labels(stored: "VideoFrame") -> "Tensor":
             if (codec, stored.format.name) != ("ffv1", "gray"):
                 raise ValueError(f"{path} is no video of labels: it holds {codec} of {stored.format.name}, not gray.")
             return to_tensor(stored, Orientation())[0]

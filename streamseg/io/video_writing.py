@@ -5,7 +5,7 @@ A frame is RGB, uint8, (3, H, W); a size is (height, width); times are in second
 
 import errno
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,12 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
-import torch
-from torch import Tensor
+import numpy
 
 from streamseg.checks import check_rate, check_video_suffix
 from streamseg.io.files import written_whole
-from streamseg.io.images import Picture, to_frame
 from streamseg.io.outputs import FrameOutput, OutputFiles, make_folders
 from streamseg.io.pyav import (
     PLANE_CHANNELS,
@@ -28,6 +26,8 @@ from streamseg.io.pyav import (
     colour_matrix_number,
     default_colour_matrix,
     new_reformatter,
+    picture_arrays,
+    plane_arrays,
     plane_views,
     require_av,
     time_base,
@@ -35,11 +35,15 @@ from streamseg.io.pyav import (
 from streamseg.io.sources import DEFAULT_RATE, Source
 from streamseg.io.video_reading import open_container
 from streamseg.io.web import redact
-from streamseg.io.yuv import Yuv420
 
 if TYPE_CHECKING:
     from av import AudioStream, Packet, VideoFrame, VideoStream
     from av.container import InputContainer, OutputContainer
+    from torch import Tensor
+
+    from streamseg.io.codec_client import ProcessWriter
+    from streamseg.io.images import Picture
+    from streamseg.io.yuv import Yuv420
 
 
 @dataclass(frozen=True)
@@ -160,15 +164,24 @@ class VideoWriter:
             with suppress(OSError):
                 self.close()
 
-    def write(self, frame: Tensor | Yuv420, seconds: float) -> None:
+    def write(self, frame: "Tensor | Yuv420", seconds: float) -> None:
         """Add a frame (3, H, W), as RGB or as the planes of to_yuv, or labels (H, W); times must increase."""
-        if frame.shape[-2:] != self.size:
-            height, width = self.size
-            raise ValueError(f"A frame of {tuple(frame.shape)} does not fit a video of {height} x {width} pixels.")
+        from streamseg.io.yuv import Yuv420  # not above: the processes of codecs do without torch
+
+        self.check_size(frame.shape)
         if isinstance(frame, Yuv420):
-            picture = planes_to_video_frame(frame)
+            self.encode(planes_to_video_frame(frame.pixels.numpy(), frame.size), seconds)
         else:
-            picture = self.to_video_frame(frame.cpu().reshape(-1, *self.size))
+            self.encode(self.to_video_frame(frame.cpu().reshape(-1, *self.size).numpy()), seconds)
+
+    def check_size(self, shape: Sequence[int]) -> None:
+        """Raise a ValueError if a frame of a shape does not fit the video."""
+        if tuple(shape[-2:]) != self.size:
+            height, width = self.size
+            raise ValueError(f"A frame of {tuple(shape)} does not fit a video of {height} x {width} pixels.")
+
+    def encode(self, picture: "VideoFrame", seconds: float) -> None:
+        """Add a frame as it goes to the encoder."""
         self.tick = max(round(seconds * self.ticks), self.tick + 1)
         self.seconds = self.tick / self.ticks
         picture.pts, picture.time_base = self.tick, Fraction(1, self.ticks)
@@ -190,17 +203,19 @@ class VideoWriter:
                 self.audio, self.audio_packet = iter(()), None
                 self.container.close()
 
-    def to_video_frame(self, channels: Tensor) -> "VideoFrame":
+    def to_video_frame(self, channels: numpy.ndarray) -> "VideoFrame":
         """Return channels (C, H, W) as a frame for the encoder; an odd size is padded with the last row or column."""
         height, width = self.size
         context = self.stream.codec_context
         picture = av.VideoFrame(context.width, context.height, self.pixels)
+        if self.pixels == "gray" and (context.width, context.height) == (width, height):  # labels: one plane
+            (rows,) = plane_arrays(picture)
+            rows[:height, :width] = channels[0]
+            return picture
         for channel, pixels in zip(PLANE_CHANNELS[self.pixels], plane_views(picture), strict=True):
-            # numpy copies: torch would start a pool of threads in each thread that encodes
-            array = pixels.numpy()
-            array[:height, :width] = channels[channel].numpy()
-            array[:height, width:] = array[:height, width - 1 : width]
-            array[height:] = array[height - 1]
+            pixels[:height, :width] = channels[channel]
+            pixels[:height, width:] = pixels[:height, width - 1 : width]
+            pixels[height:] = pixels[height - 1]
         if self.pixels == "gray":
             return picture
         return self.reformat(picture, format="yuv420p", dst_colorspace=default_colour_matrix(height))
@@ -239,14 +254,12 @@ class VideoWriter:
             raise OSError(number, error.strerror, str(self.path)) from error
 
 
-def planes_to_video_frame(picture: Yuv420) -> "VideoFrame":
-    """Return planes of 8 bits as a frame for the encoder."""
-    height, width = picture.size
+def planes_to_video_frame(pixels: numpy.ndarray, size: tuple[int, int]) -> "VideoFrame":
+    """Return planes of 8 bits (H W + 2 h w,) as a frame for the encoder."""
+    height, width = size
     frame = av.VideoFrame(width, height, "yuv420p")
-    # numpy copies: torch would start a pool of threads in each thread that encodes
-    for plane, values in zip(frame.planes, (picture.luma, *picture.chroma), strict=True):
-        rows = torch.frombuffer(plane, dtype=torch.uint8).view(-1, plane.line_size).numpy()
-        rows[: values.shape[0], : values.shape[1]] = values.numpy()
+    for rows, values in zip(plane_arrays(frame), picture_arrays(pixels, size), strict=True):
+        rows[: values.shape[0], : values.shape[1]] = values
     return frame
 
 
@@ -280,13 +293,15 @@ def open_label_writer(path: Path, size: tuple[int, int], rate: Fraction) -> Vide
     return VideoWriter(path, LABEL_FORMAT, size, rate, "gray")
 
 
-def write_frames(path: str | Path, frames: Iterable[Picture], rate: Fraction | float) -> None:
+def write_frames(path: str | Path, frames: "Iterable[Picture]", rate: Fraction | float) -> None:
     """Write frames (3, H, W), all of one size, as a video. An existing file is replaced once the new one is whole.
 
     Args:
         frames: Frames, or anything that segment takes, such as arrays (H, W, 3).
         rate: Frames a second.
     """
+    from streamseg.io.images import to_frame
+
     check_rate(rate)
     rate, tensors, path = Fraction(rate), map(to_frame, frames), Path(path)
     check_video_suffix(path)
@@ -300,14 +315,17 @@ def write_frames(path: str | Path, frames: Iterable[Picture], rate: Fraction | f
 
 
 @contextmanager
-def open_videos(files: OutputFiles, source: Source) -> Iterator[Callable[[FrameOutput], None]]:
+def open_videos(files: OutputFiles, source: Source, process: bool = False) -> Iterator[Callable[[FrameOutput], None]]:
     """Give a function that writes the frames of a source to its videos: overlay, labels, confidence and colours.
 
     The videos appear together at the end, and not at all after an error.
+
+    Args:
+        process: Whether a process of its own encodes each of them.
     """
     # the writers are closed first: all videos are finished before the first gets its name
     with ExitStack() as renames, ExitStack() as closes:
-        writers: dict[str, VideoWriter] = {}
+        writers: dict[str, VideoWriter | ProcessWriter] = {}
         start = 0.0
 
         def write_frame(frame: FrameOutput) -> None:
@@ -326,19 +344,30 @@ def open_videos(files: OutputFiles, source: Source) -> Iterator[Callable[[FrameO
                     if path is None or pixels is None:
                         continue
                     temporary, size = renames.enter_context(written_whole(path)), (*pixels.shape[-2:],)
-                    if part == "overlay":
-                        writer = open_video_writer(temporary, size, rate, audio_from=source.audio_from)
-                    elif part == "colours":
-                        writer = open_video_writer(temporary, size, rate)
-                    else:
-                        writer = open_label_writer(temporary, size, rate)
-                    writers[part] = closes.enter_context(writer)
+                    audio = source.audio_from if part == "overlay" else None
+                    opened = open_part(temporary, size, rate, part, audio, process)
+                    writers[part] = opened
+                    closes.enter_context(opened)
             for part, writer in writers.items():
                 pixels = parts[part]
                 assert pixels is not None
                 writer.write(pixels, frame.capture.seconds - start)
 
         yield write_frame
+
+
+def open_part(
+    path: Path, size: tuple[int, int], rate: Fraction, part: str, audio_from: str | None, process: bool
+) -> "VideoWriter | ProcessWriter":
+    """Start the video of a part of the output, in this process or another."""
+    is_grey = part in ("labels", "confidence")
+    if process:
+        from streamseg.io.codec_client import ProcessWriter
+
+        return ProcessWriter(path, size, rate, labels=is_grey, audio_from=audio_from)
+    if is_grey:
+        return open_label_writer(path, size, rate)
+    return open_video_writer(path, size, rate, audio_from=audio_from)
 
 
 @dataclass(frozen=True)

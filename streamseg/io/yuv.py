@@ -15,40 +15,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-
-class ColourMatrix(NamedTuple):
-    """The weights of red and blue in the luma of a colour space."""
-
-    red: float
-    blue: float
-
-    @property
-    def green(self) -> float:
-        return 1 - self.red - self.blue
-
-
-BT601, BT709, BT2020 = ColourMatrix(0.299, 0.114), ColourMatrix(0.2126, 0.0722), ColourMatrix(0.2627, 0.0593)
-
-
-def default_matrix(height: int) -> ColourMatrix:
-    """Return the colour matrix that players assume for a video that does not declare one."""
-    return BT709 if height > 576 else BT601
-
-
-@dataclass(frozen=True)
-class Orientation:
-    """How a stored picture becomes upright: transpose it, then take rows and columns forwards (1) or backwards (-1)."""
-
-    transposed: bool = False
-    rows: int = 1
-    columns: int = 1
-
-    def turn(self, frame: Tensor) -> Tensor:
-        """Return a frame (C, H, W) upright; one that is upright already is returned unchanged."""
-        if self.transposed:
-            frame = frame.transpose(1, 2)
-        backwards = [axis for axis, step in ((1, self.rows), (2, self.columns)) if step < 0]
-        return (frame.flip(backwards) if backwards else frame).contiguous()
+from streamseg.io.planes import (
+    BT601 as BT601,
+    BT709 as BT709,
+    BT2020 as BT2020,
+    UPRIGHT,
+    ColourMatrix as ColourMatrix,
+    Orientation as Orientation,
+    PlaneFormat,
+    chroma_size as chroma_size,
+    default_matrix as default_matrix,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +40,7 @@ class Yuv420:
     matrix: ColourMatrix = BT601
     full_range: bool = False
     """Whether luma fills its range; otherwise black is 16 and white 235, of 8 bits."""
-    orientation: Orientation = Orientation()
+    orientation: Orientation = UPRIGHT
 
     @property
     def shape(self) -> torch.Size:
@@ -86,9 +63,9 @@ class Yuv420:
         return replace(self, pixels=pixels)
 
 
-def chroma_size(size: tuple[int, int]) -> tuple[int, int]:
-    """Return h and w of a picture's chroma."""
-    return (size[0] + 1) // 2, (size[1] + 1) // 2
+def with_format(pixels: Tensor, planes: PlaneFormat) -> Yuv420:
+    """Return pixels as a picture of a format."""
+    return Yuv420(pixels, planes.size, planes.bits, planes.matrix, planes.full_range, planes.orientation)
 
 
 def empty_yuv(size: tuple[int, int], bits: int = 8, *, pinned: bool = False) -> Tensor:

@@ -4,14 +4,19 @@ Each queue wakes its own two threads only: with the hundreds of threads of many 
 frame would take longer than the frames do.
 """
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
 
 Item = TypeVar("Item")
+
+TURN_SECONDS = 5e-5
+"""Python's own is 100 times as long: see benchmarks/lock_emulation.py --interval."""
 
 
 class GroupStopped(Exception):  # noqa: N818 (no error: another thread has the error)
@@ -87,7 +92,7 @@ class BoundedQueue(Generic[Item]):
             self.group.wait_until(lambda: self.closed or not self.full, self.change)
             if not self.closed:
                 self.waiting.append(item)
-                self.notify()
+                self.notify(watched=len(self.waiting) == 1)
             return not self.closed
 
     def replace(self, item: Item) -> int | None:
@@ -98,23 +103,27 @@ class BoundedQueue(Generic[Item]):
             replaced = len(self.waiting)
             self.waiting.clear()
             self.waiting.append(item)
-            self.notify()
+            self.notify(watched=True)  # a newer frame may tell that another source is silent
             return replaced
 
     def take(self) -> Item:
         """Return the first item; the caller holds the lock and knows that there is one."""
-        self.notify()
+        self.notify(watched=self.full)
         return self.waiting.popleft()
 
     def close(self) -> None:
         with self.group.lock:
             self.closed = True
-            self.notify()
+            self.notify(watched=True)
 
-    def notify(self) -> None:
-        """Wake the threads that wait for this queue; the caller holds the lock."""
+    def notify(self, watched: bool) -> None:
+        """Wake the threads that wait for this queue; the caller holds the lock.
+
+        Args:
+            watched: Whether it is no longer empty or full, or is closed: the watcher waits for nothing else.
+        """
         self.change.notify_all()
-        if self.watcher:
+        if self.watcher and watched:
             self.watcher.notify_all()
 
     def __iter__(self) -> Iterator[Item]:
@@ -126,6 +135,22 @@ class BoundedQueue(Generic[Item]):
                     return
                 item = self.take()
             yield item
+
+
+@contextmanager
+def short_turns(wanted: bool = True) -> Iterator[None]:
+    """A context in which a thread has Python's lock for TURN_SECONDS at most while others wait for it.
+
+    Calls to a GPU give the lock up and take it back at once, a hundred times for a batch. Threads that wait for it are
+    too slow to get it in between, so that they wait for Python's whole turn of 5 ms, and with them their codec.
+    """
+    before = sys.getswitchinterval()
+    if wanted:
+        sys.setswitchinterval(min(TURN_SECONDS, before))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def set_torch_threads(count: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from streamseg.engine.engine import Engine
 from streamseg.io.masks import Mask
-from streamseg.parallel.threads import set_torch_threads
+from streamseg.parallel.threads import set_torch_threads, short_turns
 from streamseg.stream.batch_limit import floor_power_of_two
 from streamseg.stream.label_frames import MAX_PIXELS, finish_state, label_batch, network_size
 from streamseg.stream.state import Policy, State
@@ -81,10 +81,11 @@ class Batcher:
     def work(self, threads: int) -> None:
         """Label batches until the queue is closed and empty."""
         set_torch_threads(threads)
-        while batch := self.take_batch():
-            batch = [request for request in batch if request.future.set_running_or_notify_cancel()]
-            if batch:
-                self.label(batch)
+        with short_turns(self.cuda):
+            while batch := self.take_batch():
+                batch = [request for request in batch if request.future.set_running_or_notify_cancel()]
+                if batch:
+                    self.label(batch)
 
     def take_batch(self) -> list[LabelRequest]:
         """Take the oldest request and others of its size; nothing when the queue is closed and empty."""

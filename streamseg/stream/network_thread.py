@@ -16,6 +16,7 @@ from streamseg.engine.tiles import label_tiled
 from streamseg.io.masks import paint_over
 from streamseg.stream.batch_limit import BATCH_SECONDS, BatchLimit, floor_power_of_two
 from streamseg.stream.deadline import MIN_SCALE, POOR_SCALE, WARM_UP_PASSES, scale_size
+from streamseg.stream.device_work import DeviceWork
 from streamseg.stream.label_frames import MAX_PIXELS, finish_state, network_size, step_batch
 from streamseg.stream.source_threads import FrameJob, SharedRun, SourceStream
 from streamseg.stream.state import State
@@ -31,6 +32,7 @@ class NetworkThread:
     def __init__(self, engine: Engine, streams: Sequence[SourceStream], shared: SharedRun):
         self.engine, self.streams, self.shared = engine, streams, shared
         self.cuda = shared.device.type == "cuda"
+        self.device_work = DeviceWork(shared) if shared.on_device else None
         self.started = self.prepared = self.warned = False
         self.together = shared.settings.together
         deadline = shared.deadline.seconds
@@ -54,7 +56,7 @@ class NetworkThread:
         with torch.cuda.device(shared.device) if self.cuda else nullcontext(), torch.inference_mode():
             for jobs in self.batches():
                 for job in jobs:
-                    job.stream.follow_size(job.frame.shape)
+                    job.stream.follow_size(job.shape)
                 if shared.live or shared.deadline.seconds:
                     begin = time.perf_counter()
                     if self.prepare(jobs):
@@ -71,7 +73,7 @@ class NetworkThread:
                 if scale < POOR_SCALE and not self.warned:
                     self.warn(jobs[0])
                 for job in jobs:
-                    job.stream.labelled.put(job)
+                    job.stream.output.put(job)
                 if isinstance(self.engine, VideoEngine):
                     self.finish(jobs)
 
@@ -109,11 +111,11 @@ class NetworkThread:
 
     def is_tiled(self, job: FrameJob) -> bool:
         """Return whether a frame is labelled tile by tile."""
-        return self.shared.settings.tiled and math.prod(job.frame.shape[1:]) > MAX_PIXELS
+        return self.shared.settings.tiled and math.prod(job.shape[1:]) > MAX_PIXELS
 
     def waiting(self) -> list[SourceStream]:
         """Return the sources with a frame to label and room for its labels."""
-        return [stream for stream in self.streams if stream.inbox.waiting and not stream.labelled.full]
+        return [stream for stream in self.streams if stream.inbox.waiting and not stream.output.full]
 
     def can_continue(self) -> bool:
         """Return whether there is a frame to label or all sources have ended. Closes the queues of ended sources."""
@@ -138,7 +140,7 @@ class NetworkThread:
                 return job
             self.shared.meter.dropped(1, job.stream.source.name)
             newer = inbox.take()
-            newer.stream.follow_size(newer.frame.shape)
+            newer.stream.follow_size(newer.shape)
             return newer
 
     def prepare(self, jobs: list[FrameJob]) -> bool:
@@ -194,7 +196,7 @@ class NetworkThread:
         """Return a batch as predict makes it for a network input size, without images."""
         settings, count = self.shared.settings, len(jobs)
         images = torch.empty(count, 3, *size, dtype=torch.uint8, device="meta")
-        height, width = jobs[0].frame.shape[1:]
+        height, width = jobs[0].shape[1:]
         sizes = [(height, width)] * count
         batch = FrameBatch(images, None, [0.0] * count, sizes, settings.with_confidence, settings.policy.steady)
         masked = any(job.stream.mask for job in jobs)
@@ -205,17 +207,16 @@ class NetworkThread:
 
     def input_size(self, job: FrameJob, scale: float) -> tuple[int, int]:
         """Return the network input's height and width for a frame, at a scale."""
-        return scale_size(job.stream.size or network_size(*job.frame.shape[1:]), scale)
+        return scale_size(job.stream.size or network_size(*job.shape[1:]), scale)
 
     def predict(self, jobs: list[FrameJob], scale: float) -> list[State | None]:
         """Label frames of one kind, and return the states of their streams after them."""
         settings = self.shared.settings
-        if self.cuda:
-            for job in jobs:  # or the reader's stream could reuse the memory of a frame that is still in use
-                job.frame.record_stream(torch.cuda.current_stream())
+        if self.device_work:
+            self.device_work.upload(jobs)
         if self.is_tiled(jobs[0]) and isinstance(self.engine, EagerEngine):
             for job in jobs:
-                job.scale, job.size = scale, (job.frame.shape[1], job.frame.shape[2])
+                job.scale, job.size = scale, (job.shape[1], job.shape[2])
                 job.labels, _ = label_tiled(self.engine.model, job.frame, mask=job.stream.mask)
             return [None for _ in jobs]
         size = self.input_size(jobs[0], scale)
@@ -228,12 +229,13 @@ class NetworkThread:
         if settled:
             self.passes[len(jobs), size] += 1
         masks = [job.stream.mask for job in jobs]
+        images = [resize_frames(paint_over(job.frame[None], job.stream.mask), size) for job in jobs]
         predictions, states = step_batch(
             self.engine,
-            torch.cat([resize_frames(paint_over(job.frame[None], job.stream.mask), size) for job in jobs]),
+            torch.cat(images) if len(images) > 1 else images[0],
             [job.stream.state for job in jobs],
             settings.policy,
-            sizes=[(job.frame.shape[1], job.frame.shape[2]) for job in jobs],
+            sizes=[(job.shape[1], job.shape[2]) for job in jobs],
             with_confidence=settings.with_confidence,
             times=[job.capture.seconds for job in jobs],
             cut=settings.cut,
@@ -253,29 +255,28 @@ class NetworkThread:
         for job in jobs:
             if not job.stream.source.live:
                 job.started = time.monotonic()
-            job.batch_size = 0
-            if self.cuda:
-                job.gpu_begin, job.gpu_end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                job.gpu_begin.record()
-        jobs[0].batch_size = len(jobs)
+        if self.device_work:
+            self.device_work.start()
         return begin
 
     def stop_clock(self, jobs: list[FrameJob], begin: float) -> None:
-        """End the measurement of a batch. On a GPU the drawers fetch the times later."""
+        """End a batch and its measurement. On a GPU that is when all of it is on the host."""
+        shared = self.shared
+        if self.device_work:
+            self.device_work.finish(jobs)
+        seconds = time.perf_counter() - begin
         for job in jobs:
-            if job.gpu_end:
-                job.gpu_end.record()
-        if not self.cuda:
-            seconds = time.perf_counter() - begin
-            self.shared.meter.stage("network", seconds, len(jobs))
-            for job in jobs:
-                job.network_seconds = seconds
-        elif self.shared.live:  # so that the newest frame does not wait behind others on the GPU
-            self.synchronize()
-        if self.shared.live:
-            self.limit.record(jobs[0].size, len(jobs), time.perf_counter() - begin)
+            job.latency, job.network_seconds = time.monotonic() - job.started, seconds
+        if shared.live:
+            self.limit.record(jobs[0].size, len(jobs), seconds)
+        if not self.device_work:
+            shared.meter.stage("network", seconds, len(jobs))
+            return
+        self.device_work.record(jobs)
         for job in jobs:
-            job.latency = time.monotonic() - job.started
+            assert job.counts is not None
+            shared.add_latency(job)
+            shared.add_labels(job, job.counts)
 
     def finish(self, jobs: list[FrameJob]) -> None:
         """Do the work that a video method has left for the time after the labels; it counts as the network's."""

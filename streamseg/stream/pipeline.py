@@ -21,8 +21,9 @@ from streamseg.engine.engine import to_engine
 from streamseg.io.display import DisplayWindow
 from streamseg.io.grid import GridView
 from streamseg.io.outputs import Output, share_plan
-from streamseg.io.sources import Source
+from streamseg.io.sources import Source, VideoFile
 from streamseg.parallel.signals import StopSignals
+from streamseg.parallel.threads import short_turns
 from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
 from streamseg.stream.network_thread import NetworkThread
@@ -129,7 +130,8 @@ class Pipeline:
     def run(self) -> RunResult:
         """Read, label, draw and write every frame, or all until Ctrl-C; frames that were begun are then finished."""
         threads = torch.get_num_threads()
-        with StopSignals() as stop:
+        self.start_codecs()
+        with StopSignals() as stop, short_turns(self.shared.on_device):
             network = self.group.start("network", self.network.work, threads=threads)
             try:
                 while alive := [thread for thread in self.awaited(network) if thread.is_alive()]:
@@ -154,7 +156,7 @@ class Pipeline:
         pixels, sizes = self.shared.class_pixels, self.network.sizes
         return RunResult(
             frames=sum(stream.writer.written for stream in self.streams),
-            shares=(pixels / max(1, int(pixels.sum()))).tolist(),
+            shares=[count / max(1, sum(pixels)) for count in pixels],
             problems=list(self.shared.problems),
             reported=dict(self.shared.reported),
             signal=signal,
@@ -172,6 +174,16 @@ class Pipeline:
     def awaited(self, network: threading.Thread) -> list[threading.Thread]:
         """Return the started threads that the end of a run waits for."""
         return [network, *(thread for stream in self.streams for thread in stream.threads)]
+
+    def start_codecs(self) -> None:
+        """Start the processes of codecs ahead: a decoder for each video, and an encoder for each that is written."""
+        if not self.shared.codec_processes:
+            return
+        from streamseg.io.codec_client import IDLE
+
+        videos = [stream for stream in self.streams if isinstance(stream.source, VideoFile)][:MAX_FILES]
+        written = sum(len(stream.results.paths) for stream in videos if stream.results.are_videos)
+        IDLE.start(len(videos) + written)
 
     def start_streams(self) -> None:
         """Start to read sources: all live ones at once, files a few at a time, so that memory stays flat."""

@@ -9,11 +9,12 @@ Shapes: H height, W width.
 """
 
 import math
+import os
 import threading
 import time
 from collections.abc import Generator
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 import torch
@@ -35,7 +36,7 @@ from streamseg.stream.region_outputs import RegionOutputs, RegionSettings
 from streamseg.stream.settings import DrawStyle, LabelSettings, SourceSettings
 from streamseg.stream.source_writer import SourceWriter
 from streamseg.stream.state import State
-from streamseg.stream.transfers import download, upload
+from streamseg.stream.transfers import download, pin
 
 QUEUE_SIZE = 3
 """Frames that may wait in each queue of a file; a live source has room for one."""
@@ -77,21 +78,55 @@ class SharedRun:
     """A sentence for each source that failed."""
     reported: dict[str, str] = field(default_factory=dict)
     """Those of them that the observer has received already, by the name of the source."""
-    class_pixels: Tensor = field(init=False)
+    class_pixels: list[int] = field(init=False)
     """How many pixels of all frames have each class."""
     hardware: str = ""
     """The hardware decoder of videos; empty for none."""
-    planes: bool = field(init=False)
-    """Whether videos are read and written as planes, and converted on the network's device."""
+    on_device: bool = field(init=False)
+    """Whether the network thread also copies, converts and draws frames (device_work.py), as on a GPU. Videos are read
+    and written as planes then."""
+    codec_processes: bool = field(init=False)
+    """Whether video files are decoded and encoded by processes of their own."""
 
     def __post_init__(self) -> None:
-        self.planes = self.device.type == "cuda"
-        self.class_pixels = torch.zeros(len(self.settings.classes), dtype=torch.int64)
+        self.on_device = works_on_device(self.device)
+        self.codec_processes = uses_codec_processes(self.on_device)
+        self.class_pixels = [0] * len(self.settings.classes)
 
     @property
     def decoding(self) -> Decoding:
         """How videos are decoded."""
-        return Decoding(self.planes, self.device.type == "cuda", self.hardware)
+        return Decoding(self.on_device, self.device.type == "cuda", self.hardware, self.codec_processes)
+
+    def add_labels(self, job: "FrameJob", counts: list[int]) -> None:
+        """Take how many pixels of a frame have each class."""
+        seen = max(1, sum(counts))  # pixels that are looked at
+        job.shares = [count / seen for count in counts]
+        with self.totals_lock:
+            for i, count in enumerate(counts):
+                self.class_pixels[i] += count
+
+    def add_latency(self, job: "FrameJob") -> None:
+        """Take the latency of a frame, which ends with its labels on the host."""
+        self.meter.labelled(job.latency, job.stream.source.name)
+        self.deadline.record(job.latency, job.scale, job.network_seconds, job.prepared)
+
+
+def works_on_device(device: torch.device) -> bool:
+    """Return whether one thread does all work on a device besides the codecs."""
+    return device.type == "cuda"
+
+
+def uses_codec_processes(on_device: bool) -> bool:
+    """Return whether codecs run in processes of their own: beside a GPU, whose thread they would hold up.
+
+    The environment variable STREAMSEG_CODECS, processes or threads, decides otherwise, to compare them.
+    """
+    if os.environ.get("STREAMSEG_CODECS", "processes" if on_device else "threads") != "processes":
+        return False
+    from streamseg.io import codec_client  # with PyAV, which pictures do not need
+
+    return codec_client.are_possible()
 
 
 @dataclass(eq=False)
@@ -100,31 +135,37 @@ class FrameJob:
 
     stream: "SourceStream"
     capture: Capture
-    frame: Tensor
-    """(3, H, W), on the network's device."""
     started: float
     """When its latency begins: at the capture of a live source, at the network for a file, which has no clock."""
+    frame: Tensor = field(default_factory=lambda: torch.empty(0))
+    """(3, H, W), on the network's device; empty before it is copied to a GPU, and after it was drawn there."""
     scale: float = 1.0
     """The scale of the network input that the deadline chose."""
     size: tuple[int, int] = (0, 0)
     """Height and width of the network input."""
     labels: Tensor = field(default_factory=lambda: torch.empty(0))
+    """(H, W), on the network's device until DeviceWork or the drawer has fetched them."""
+    device_labels: Tensor | None = None
+    """The labels on the network's device, if the drawer needs them there."""
     confidence: Tensor | None = None
-    gpu_begin: "torch.cuda.Event | None" = None
-    gpu_end: "torch.cuda.Event | None" = None
-    batch_size: int = 0
-    """How many frames were labelled together; set for the first of them, 0 for the others."""
     prepared: bool = False
     """Whether the engine was prepared for this batch size and input size."""
     network_seconds: float = 0.0
     """The network's part of the latency."""
     latency: float = 0.0
+    counts: list[int] | None = None
+    """How many pixels have each class, once they are counted."""
     shares: list[float] = field(default_factory=list)
     """The share of each class."""
     picture: Tensor | Yuv420 | None = None
     """RGB, or planes if it only goes into a video."""
     colours: Tensor | Yuv420 | None = None
     """The colours of the labels alone."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape (3, H, W) of the frame, wherever it is."""
+        return self.capture.pixels.shape
 
 
 class SourceStream:
@@ -146,7 +187,14 @@ class SourceStream:
         # the network thread waits for all of these at once
         self.inbox: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room, shared.group.change)
         self.labelled: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room, shared.group.change)
-        self.drawn: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room)
+        self.drawn: BoundedQueue[FrameJob] = BoundedQueue(shared.group, room, shared.group.change)
+        self.draws_picture = bool(results.overlay) or shared.shows
+        """Whether the labels are drawn over the frame."""
+        depends = self.region_outputs is not None or (self.style.legend and not source.moving)
+        self.drawn_early = shared.on_device and not depends
+        """Whether the network thread draws: nothing in the picture depends on labels on the host."""
+        self.output = self.drawn if self.drawn_early else self.labelled
+        """Where the network thread puts labelled frames."""
         self.total: int | None = None
         """How many frames the source has, once that is known."""
         self.last_batch = -1
@@ -179,7 +227,6 @@ class SourceStream:
     def read(self) -> None:
         """Decode the source's frames, copy them to the device and put them into the inbox."""
         shared, source = self.shared, self.source
-        upload_stream = torch.cuda.Stream(shared.device) if shared.device.type == "cuda" else None
         try:
             with closing(self.captures()) as captures:
                 while True:
@@ -197,8 +244,7 @@ class SourceStream:
                     self.note_arrival(capture)
                     self.total = capture.total
                     self.check_size(capture)
-                    job = FrameJob(self, capture, self.upload(capture, upload_stream), capture.captured)
-                    if not self.enqueue(job):
+                    if not self.enqueue(self.new_job(capture)):
                         break
                     shared.meter.read(source.name)
         except (ValueError, OSError) as problem:  # the other sources go on, and the frames so far are good
@@ -267,16 +313,13 @@ class SourceStream:
             return self.source.captures(self.shared.decoding)
         return self.source.captures()
 
-    def upload(self, capture: Capture, upload_stream: "torch.cuda.Stream | None") -> Tensor:
-        """Return a captured frame as RGB on the network's device; a GPU computes meanwhile."""
-        if not upload_stream:
-            return upload(capture.pixels, self.shared.device)
-        begin = time.perf_counter()
-        with torch.cuda.stream(upload_stream), torch.inference_mode():
-            frame = upload(capture.pixels, self.shared.device)
-        upload_stream.synchronize()  # blocks this reader only
-        self.shared.meter.stage("upload", time.perf_counter() - begin)
-        return frame
+    def new_job(self, capture: Capture) -> FrameJob:
+        """Return a job for a captured frame, from where a GPU can copy it."""
+        if not self.shared.on_device:
+            return FrameJob(self, capture, capture.captured, capture.frame)
+        if self.shared.device.type == "cuda":
+            capture = replace(capture, pixels=pin(capture.pixels))
+        return FrameJob(self, capture, capture.captured)
 
     def enqueue(self, job: FrameJob) -> bool:
         """Put a frame into the inbox; return False if the inbox is closed."""
@@ -295,25 +338,24 @@ class SourceStream:
         self.shape = shape
 
     def draw(self) -> None:
-        """Fetch the labels of each frame from the device, count its classes and draw it."""
+        """Count the classes of each frame and draw it, unless the network thread has done so."""
         shared, device = self.shared, self.shared.device
-        gpu_stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+        draws_on_gpu = device.type == "cuda" and not self.drawn_early
+        gpu_stream = torch.cuda.stream(torch.cuda.Stream(device)) if draws_on_gpu else nullcontext()
         with gpu_stream, torch.inference_mode():
             for job in self.labelled:
-                labels = self.fetch_labels(job)
                 begin = time.perf_counter()
-                if not self.examine(job, labels):
+                if job.counts is None:
+                    shared.add_latency(job)
+                if not self.examine(job, job.labels):
                     break
-                (counts,) = download(count_labels(job.labels, len(shared.class_pixels)))
-                job.shares = (counts / counts.sum().clamp(min=1)).tolist()  # of the pixels that are looked at
-                with shared.totals_lock:
-                    shared.class_pixels += counts
-                if self.results.overlay or shared.shows:
+                if job.counts is None:
+                    shared.add_labels(job, count_labels(job.labels, len(shared.class_pixels)).tolist())
+                if self.draws_picture:
                     job.picture = self.fetch_picture(self.paint(job))
                 if self.results.colours:
-                    classes = self.style.classes or shared.settings.classes
-                    job.colours = self.fetch_picture(draw.paint_labels(job.labels, classes))
-                job.labels = labels
+                    job.colours = self.fetch_picture(self.paint_colours(job))
+                job.frame, job.device_labels = torch.empty(0), None
                 shared.meter.stage("draw", time.perf_counter() - begin)
                 self.drawn.put(job)
         self.drawn.close()
@@ -334,54 +376,40 @@ class SourceStream:
             return False
         return True
 
-    def fetch_labels(self, job: FrameJob) -> Tensor:
-        """Return a frame's labels on the CPU, which ends its latency. Waiting for the drawer is not part of it."""
-        shared = self.shared
-        if job.gpu_begin and job.gpu_end:
-            job.gpu_end.synchronize()
-            job.network_seconds = job.gpu_begin.elapsed_time(job.gpu_end) / 1000
-            if job.batch_size:
-                shared.meter.stage("network", job.network_seconds, job.batch_size)
-            if not shared.live:  # the time for which the GPU was busy with earlier frames does not count
-                job.latency = job.network_seconds
-        begin = time.perf_counter()
-        if job.confidence is None:
-            (labels,) = download(job.labels)
-        else:
-            labels, job.confidence = download(job.labels, job.confidence)
-        if job.gpu_end:
-            seconds = time.perf_counter() - begin
-            shared.meter.stage("download", seconds)
-            job.latency += seconds
-        shared.meter.labelled(job.latency, self.source.name)
-        shared.deadline.record(job.latency, job.scale, job.network_seconds, job.prepared)
-        return labels
-
     def paint(self, job: FrameJob) -> Tensor:
         """Return a frame with its labels, drawn on the frame's device."""
         style = self.style
         classes = style.classes or self.shared.settings.classes
-        picture = draw.overlay(job.frame, job.labels, classes, style.alpha, style.only, borders=style.borders)
+        labels = job.labels if job.device_labels is None else job.device_labels
+        picture = draw.overlay(job.frame, labels, classes, style.alpha, style.only, borders=style.borders)
         if self.region_outputs:
             picture = self.region_outputs.draw(picture)
         if style.legend:
             # all classes for a video, or the legend would flicker
-            present = [i for i, share in enumerate(job.shares) if share or self.source.moving]
+            present = [i for i in range(len(classes)) if self.source.moving or job.shares[i]]
             numbers = tuple(i for i in present if not style.only or i in style.only)
             legend = self.legend.get(draw.blended_classes(classes, style.alpha), numbers, picture)
             picture = draw.add_legend(picture, legend)
         return draw.side_by_side(job.frame, picture) if style.side_by_side else picture
 
-    def fetch_picture(self, picture: Tensor) -> Tensor | Yuv420:
-        """Return a drawn picture (3, H, W) on the CPU, as planes if it only goes into a video.
+    def paint_colours(self, job: FrameJob) -> Tensor:
+        """Return the colours of a frame's labels, on their device."""
+        labels = job.labels if job.device_labels is None else job.device_labels
+        return draw.paint_labels(labels, self.style.classes or self.shared.settings.classes)
 
-        It waits for the GPU: frame and labels may be freed then.
-        """
+    def to_output(self, picture: Tensor) -> Tensor | Yuv420:
+        """Return a drawn picture (3, H, W) on its device, as planes if it only goes into a video."""
         shared = self.shared
-        if not shared.planes or shared.shows or self.results.are_pictures or isinstance(self.results, LiveOutput):
-            return download(picture)[0]
-        planes = kernels.to_yuv(picture, default_matrix(picture.shape[1]))
-        return planes.with_pixels(download(planes.pixels)[0])
+        if not shared.on_device or shared.shows or self.results.are_pictures or isinstance(self.results, LiveOutput):
+            return picture
+        return kernels.to_yuv(picture, default_matrix(picture.shape[1]))
+
+    def fetch_picture(self, picture: Tensor) -> Tensor | Yuv420:
+        """Return a drawn picture on the CPU. It waits for the GPU: frame and labels may be freed then."""
+        output = self.to_output(picture)
+        if isinstance(output, Yuv420):
+            return output.with_pixels(download(output.pixels)[0])
+        return download(output)[0]
 
 
 def changed_size(name: str, capture: Capture, shape: torch.Size) -> CutShort:

@@ -62,7 +62,8 @@ class SourceWriter:
     def open_output(self, output: Output) -> Iterator[Callable[[FrameOutput], None]]:
         """Give a function that writes frames to files, or sends them to an address."""
         if isinstance(output, OutputFiles):
-            with open_writer(output, self.source, self.shared.settings.classes) as write_frame:
+            shared = self.shared
+            with open_writer(output, self.source, shared.settings.classes, shared.codec_processes) as write_frame:
                 yield write_frame
         elif output.address:
             with self.open_sender(output) as send_frame:

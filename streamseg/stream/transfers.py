@@ -25,12 +25,24 @@ def copy_to(x: Tensor, device: torch.device) -> Tensor:
     return x.to(device, non_blocking=True)
 
 
+def pin(pixels: Tensor | Yuv420) -> Tensor | Yuv420:
+    """Return pixels in pinned memory, from which a GPU copies while the host goes on."""
+    if isinstance(pixels, Yuv420):
+        return pixels if pixels.pixels.is_pinned() else pixels.with_pixels(pixels.pixels.pin_memory())
+    return pixels if pixels.is_pinned() else pixels.pin_memory()
+
+
+def start_download(x: Tensor) -> Tensor:
+    """Return a tensor in the host's memory, complete once the device has finished what it was given."""
+    if x.device.type != "cuda":
+        return x.cpu()
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+
+
 def download(*tensors: Tensor) -> list[Tensor]:
     """Return tensors of one device in the host's memory, once they are complete."""
     if tensors[0].device.type != "cuda":
         return [x.cpu() for x in tensors]
-    copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in tensors]
-    for copy, x in zip(copies, tensors, strict=True):
-        copy.copy_(x, non_blocking=True)
+    copies = [start_download(x) for x in tensors]
     torch.cuda.current_stream(tensors[0].device).synchronize()
     return copies

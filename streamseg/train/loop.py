@@ -22,6 +22,7 @@ from streamseg.parallel.signals import StopSignals
 from streamseg.train import runlog
 from streamseg.train.config import TrainConfig
 from streamseg.train.feed import Batch, batches
+from streamseg.train.gradient_graph import GradientGraph
 from streamseg.train.resume import save_training_state, sync_stop_signal
 from streamseg.train.setup import TrainingSetup, TrainState, set_up
 
@@ -107,6 +108,10 @@ def train_iterations(
     # a video method takes another path for each length of a clip
     compiled = compiled and not isinstance(state.loss_module.network, VideoMethod)
     forward = torch.compile(shared) if compiled else shared
+    compute_gradients: Callable[[Batch], None] = partial(add_gradients, forward, shared, state, config)
+    if compiled and device.type == "cuda" and processes == 1:
+        trained = [parameter for parameter in state.loss_module.parameters() if parameter.requires_grad]
+        compute_gradients = GradientGraph(compute_gradients, trained)
     ema, current = float_tensors(state.ema), float_tensors(state.loss_module.network)
     last_save = time.monotonic()
     with StopSignals() as stop:
@@ -120,7 +125,8 @@ def train_iterations(
                 raise
             set_learning_rate(state.optimiser, config, step)
             torch.manual_seed(config.seed + step)  # so that dropout is the same in a run that was stopped and resumed
-            train_step(forward, shared, state, batch, config)
+            compute_gradients(batch)
+            update_weights(state, config)
             update_ema(ema, current, config.ema_decay, step)
 
             done, last = step + 1, step + 1 == config.iterations
@@ -177,26 +183,30 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, config: TrainConfig, ste
         group["lr"] = rate * group["share"]
 
 
-def train_step(
-    forward: Callable[..., Tensor], shared: nn.Module, state: TrainState, batch: Batch, config: TrainConfig
+def add_gradients(
+    forward: Callable[..., Tensor], shared: nn.Module, state: TrainState, config: TrainConfig, batch: Batch
 ) -> None:
-    """Compute the loss of a batch and its gradients, part by part, and update the weights.
+    """Compute the loss of a batch and its gradients, part by part.
 
     Args:
         forward: The module that is called, compiled or not.
         shared: The same module, not compiled, which averages gradients over processes.
     """
-    loss_module, optimiser, scaler = state.loss_module, state.optimiser, state.scaler
     for number, part in enumerate(batch.parts(config.accumulate), start=1):
         with distributed.no_gradient_sync(shared) if number < config.accumulate else nullcontext():
             with autocast(state):
                 images = part.images.contiguous(memory_format=torch.channels_last)
                 loss = forward(images, *part[1:]) / config.accumulate
-            scaler.scale(loss).backward()
-        loss_module.losses += loss.detach()
+            state.scaler.scale(loss).backward()
+        state.loss_module.losses += loss.detach()
+
+
+def update_weights(state: TrainState, config: TrainConfig) -> None:
+    """Take a step of the optimiser with the gradients, which are then gone."""
+    optimiser, scaler = state.optimiser, state.scaler
     if config.grad_clip:
         scaler.unscale_(optimiser)
-        nn.utils.clip_grad_norm_(loss_module.parameters(), config.grad_clip)
+        nn.utils.clip_grad_norm_(state.loss_module.parameters(), config.grad_clip)
     scaler.step(optimiser)
     scaler.update()
     optimiser.zero_grad(set_to_none=True)

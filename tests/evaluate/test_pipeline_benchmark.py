@@ -20,9 +20,8 @@ from streamseg.evaluate import pipeline_benchmark
 from streamseg.evaluate.pipeline_benchmark import (
     Case,
     Run,
-    Samples,
     check_video,
-    describe_queue,
+    host_times,
     measure_pipeline,
     request_batch_sizes,
     run_in_turn,
@@ -31,9 +30,10 @@ from streamseg.evaluate.pipeline_benchmark import (
     summarise_stages,
     wait_until_prepared,
 )
+from streamseg.evaluate.pipeline_samples import Samples
 from streamseg.io.video_reading import read_label_video
-from streamseg.parallel.threads import BoundedQueue, ThreadGroup
-from streamseg.stream.latency import Meter, Stage, Summary
+from streamseg.stream.device_work import DeviceTimes
+from streamseg.stream.latency import Stage, Summary
 from streamseg.stream.settings import DrawStyle, LabelSettings
 from streamseg.stream.state import LastFrames
 
@@ -57,7 +57,7 @@ def settings(model):
 
 def test_every_case_takes_the_same_frames_and_is_compared_in_the_same_run(settings, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    video, steps = make_clip(tmp_path / "drive.mp4", 20), []
+    video, steps, so_far = make_clip(tmp_path / "drive.mp4", 20), [], []
     figures = measure_pipeline(
         video,
         settings,
@@ -66,8 +66,11 @@ def test_every_case_takes_the_same_frames_and_is_compared_in_the_same_run(settin
         streams=2,
         rounds=2,
         progress=lambda done, total: steps.append((done, total)),
+        each=so_far.append,
     )
     assert steps == [(i, 16) for i in range(16)]
+    assert [len(one.speeds) for one in so_far] == [*range(1, 9), *[8] * 8]
+    assert so_far[-1] == figures
     assert (figures.video.name, figures.frames, figures.streams, figures.rounds) == ("drive.mp4", 12, 2, 2)
     assert [speed.way for speed in figures.speeds] == CASES
     for speed in figures.speeds:
@@ -120,7 +123,9 @@ def test_the_cases_run_in_turn():
     def case(name):
         return Case(name, lambda: order.append(name) or Run(3))
 
-    runs = run_in_turn([case("a"), case("b")], 2, lambda done, total: None)
+    so_far = run_in_turn([case("a"), case("b")], 2, lambda done, total: None)
+    assert list(next(so_far)) == ["a"]  # each is there as soon as it has run
+    *_, runs = so_far
     assert order == ["a", "b", "a", "b"]
     assert [run.frames for found in runs.values() for run in found] == [3, 3, 3, 3]
     assert all(run.seconds > 0 for found in runs.values() for run in found)
@@ -139,47 +144,29 @@ def test_a_ratio_is_the_median_of_the_ratios_of_each_round():
 
 def test_the_whole_is_compared_with_its_slowest_stage():
     later = replace(SUMMARY, stages={"decode": Stage(0.03, 0.3), "network": Stage(0.16, 0.8)})
-    runs = [Run(10, 2.0, summary=SUMMARY, queues={"decode, network": 1.0}), Run(10, 2.0, summary=later)]
+    runs = [
+        Run(10, 2.0, summary=SUMMARY, samples=Samples({"decode, network": [1.0]}, lock_waits=[0.002])),
+        Run(10, 2.0, summary=later),
+    ]
     stages = summarise_stages("overlay", runs)
     assert stages.ms == pytest.approx({"decode": 20.0, "network": 170.0})
     assert (stages.slowest, stages.of_slowest, stages.ms_per_frame) == ("network", pytest.approx(0.85), 200.0)
     assert stages.waits == ("decode waits for network (queue 100 % full)",)
+    assert stages.lock_ms == pytest.approx({"mean": 2.0, "p95": 2.0})
+    assert stages.host_ms == {}
+
+
+def test_the_work_of_a_gpu_is_told_apart_from_python_and_from_waiting_for_it():
+    times = [DeviceTimes(3, 12, device=0.003, enqueue=0.006, wait=0.001), DeviceTimes(1, 4, 0.001, 0.002, 0.003)]
+    expected = {"device": 1.0, "enqueue": 2.0, "wait": 1.0, "frames": 4.0, "waits": 4}
+    assert host_times(times) == pytest.approx(expected)
+    assert host_times([]) == {}
 
 
 def test_the_bottleneck_is_that_of_the_round_of_median_speed():
     disturbed = replace(SUMMARY, stages={"decode": Stage(0.9, 0.95), "network": Stage(0.18, 0.1)})
     runs = [Run(10, 2.0, summary=SUMMARY), Run(10, 1.9, summary=SUMMARY), Run(10, 20.0, summary=disturbed)]
     assert summarise_stages("overlay", runs).bottleneck.startswith("Bottleneck: network, busy 90 % of the time")
-
-
-@pytest.mark.parametrize(
-    ("fill", "sentence"),
-    [
-        (0.9, "draw waits for encode (queue 90 % full)"),
-        (0.1, "encode waits for draw (queue 10 % full)"),
-        (0.5, "draw and encode keep pace (queue 50 % full)"),
-    ],
-)
-def test_a_full_queue_holds_up_what_is_before_it_and_an_empty_one_what_is_behind(fill, sentence):
-    assert describe_queue("draw, encode", fill) == sentence
-
-
-def test_the_queues_of_running_streams_are_sampled():
-    group = ThreadGroup()
-    inbox, labelled, drawn = (BoundedQueue(group, 2) for _ in range(3))
-    inbox.put("frame")
-    drawn.close()
-    queues = {"inbox": inbox, "labelled": labelled, "drawn": drawn}
-    pipeline = SimpleNamespace(streams=[SimpleNamespace(threads=threads, **queues) for threads in (["draw"], [])])
-    meter, samples = Meter(clock=iter([3.0, 5.0]).__next__), Samples()
-    samples.take(pipeline, meter)
-    assert samples.first_labels == 0
-    meter.labelled(0.1)
-    inbox.put("frame")
-    for _ in range(2):
-        samples.take(pipeline, meter)
-    assert samples.first_labels == 2.0
-    assert samples.fills() == pytest.approx({"decode, network": 2.5 / 3, "network, draw": 0.0})
 
 
 def test_all_batch_sizes_of_the_streams_are_prepared_before_anything_is_timed(model, settings):

@@ -29,6 +29,8 @@ FIGURES = PipelineFigures(
             "encode",
             0.96,
             "Bottleneck: encode, busy 96 % of the time; use smaller frames.",
+            {"mean": 0.123, "p95": 1.5},
+            {"device": 0.5, "enqueue": 0.75, "wait": 0.25, "frames": 3.5, "waits": 172.0},
         ),
         StageTimes(
             "overlay, 4 streams", {"decode": 2.0}, {"decode": 1.0}, {}, (), 2.0, "decode", 1.0, "Bottleneck: decode."
@@ -54,6 +56,10 @@ def test_the_table_has_each_way_with_its_ratio_and_each_stage():
         "First labels 1.50 s after the start of the first run, 0.10 s in later ones.",
     ):
         assert expected in lines
+    host = (
+        "A thread waits 0.12 ms for Python's lock, p95 1.50. A batch of 3.5 frames: 0.50 ms on the GPU, 0.75 in Python"
+    )
+    assert f"{host} to start it, then 0.25 waiting for it; 172 waits in all." in " ".join(lines)
     assert not any(line.startswith("download") for line in lines)  # no way has it
     assert "overlay: draw waits for encode (queue 97 % full). Bottleneck: encode" in " ".join(lines)
 

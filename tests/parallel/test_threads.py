@@ -1,10 +1,11 @@
+import sys
 import threading
 
 import pytest
 import torch
 from waiting import PATIENCE, until
 
-from streamseg.parallel.threads import BoundedQueue, GroupStopped, ThreadGroup
+from streamseg.parallel.threads import TURN_SECONDS, BoundedQueue, GroupStopped, ThreadGroup, short_turns
 
 
 @pytest.fixture
@@ -124,3 +125,18 @@ def test_each_thread_computes_with_the_threads_that_it_is_given(group):
     finally:
         torch.set_num_threads(before)
     assert found == {"2": 2, "1": 1}
+
+
+def test_turns_are_short_within_the_context_only_and_never_longer_than_they_were():
+    before = sys.getswitchinterval()
+    with pytest.raises(KeyError), short_turns():
+        assert sys.getswitchinterval() == pytest.approx(TURN_SECONDS, abs=2e-6)
+        raise KeyError
+    with short_turns(False):
+        assert sys.getswitchinterval() == before
+    try:
+        sys.setswitchinterval(TURN_SECONDS / 2)
+        with short_turns():
+            assert sys.getswitchinterval() == pytest.approx(TURN_SECONDS / 2, abs=2e-6)
+    finally:
+        sys.setswitchinterval(before)

@@ -370,12 +370,14 @@ def test_frames_of_different_sizes_share_a_batch_if_their_network_input_is_one_s
 def test_on_a_gpu_batches_are_powers_of_two(waiting, sizes):
     settings, group = SimpleNamespace(size=None, tiled=False, together=False), ThreadGroup()
     deadline = SimpleNamespace(seconds=None, scale=1.0)
-    shared = SimpleNamespace(device=torch.device("cuda"), deadline=deadline, live=False, settings=settings, group=group)
+    shared = SimpleNamespace(
+        device=torch.device("cuda"), deadline=deadline, live=False, settings=settings, group=group, on_device=False
+    )
     streams = []
     for _ in range(waiting):
         inbox, labelled = BoundedQueue(group, 1), BoundedQueue(group, 1)
-        streams.append(SimpleNamespace(inbox=inbox, labelled=labelled, size=(32, 48), last_batch=-1))
-        inbox.put(SimpleNamespace(stream=streams[-1], frame=shade(0)))
+        streams.append(SimpleNamespace(inbox=inbox, labelled=labelled, output=labelled, size=(32, 48), last_batch=-1))
+        inbox.put(SimpleNamespace(stream=streams[-1], shape=shade(0).shape))
         inbox.close()
     thread = network_thread.NetworkThread(None, streams, shared)
     assert [len(jobs) for jobs in thread.batches()] == sizes
@@ -408,6 +410,7 @@ def test_cameras_that_look_together_wait_for_each_other_but_not_for_a_silent_one
     settings = SimpleNamespace(size=None, tiled=False, together=True)
     shared = SimpleNamespace(
         device=torch.device("cpu"),
+        on_device=False,
         deadline=SimpleNamespace(seconds=None, scale=1.0),
         live=True,
         settings=settings,
@@ -417,6 +420,7 @@ def test_cameras_that_look_together_wait_for_each_other_but_not_for_a_silent_one
         SimpleNamespace(
             inbox=BoundedQueue(group, 1),
             labelled=BoundedQueue(group, 1),
+            output=BoundedQueue(group, 1),
             size=(32, 48),
             last_batch=-1,
             last_capture=now,

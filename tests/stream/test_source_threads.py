@@ -229,7 +229,7 @@ def with_planes(prepare):
 
     def prepared(shared):
         prepare(shared)
-        shared.planes = True
+        shared.on_device = True
 
     return prepared
 

@@ -30,7 +30,7 @@ def test_a_slow_writer_raises_the_age_of_a_mask_and_not_the_latency_of_the_netwo
     priced.price = 1e-3
 
     @contextmanager
-    def slow(results, source, classes):
+    def slow(*_):
         def keep(drawn):
             priced.now += 30.0
 

@@ -10,12 +10,12 @@ from streamseg.engine.kernels.attention import attend, gather_context
 from streamseg.engine.kernels.backend import VERSION, use_triton
 from streamseg.engine.kernels.colour import to_rgb, to_yuv
 from streamseg.engine.kernels.compiling import wait_until_compiled
-from streamseg.engine.kernels.convolution import MAX_TILES, convolve
+from streamseg.engine.kernels.convolution import MAX_TILES, convolve, convolve_and_classify
 from streamseg.engine.kernels.drawing import blend_labels, border_mask, lookup
 from streamseg.engine.kernels.folder import kernel_folder, make_kernel_folder
 from streamseg.engine.kernels.labels import label
 from streamseg.engine.kernels.pyramid import pool_pyramid
-from streamseg.engine.kernels.resize import add_resized, resize_into
+from streamseg.engine.kernels.resize import add_resized, average_pairs, resize_into
 from streamseg.engine.kernels.stem import resize_frame, squares, stem_convolution, unfold_frame
 
 __all__ = [
@@ -23,9 +23,11 @@ __all__ = [
     "VERSION",
     "add_resized",
     "attend",
+    "average_pairs",
     "blend_labels",
     "border_mask",
     "convolve",
+    "convolve_and_classify",
     "gather_context",
     "kernel_folder",
     "label",

@@ -23,6 +23,26 @@ except ImportError:  # no Triton: a machine without a GPU
 
     next_power_of_2 = cdiv
 
+GLUON_VERSIONS = ("3.6", "3.7")
+"""Versions of Triton whose Gluon, its lower level, is known to compile our kernels: it still changes."""
+
+try:
+    if not VERSION.startswith(GLUON_VERSIONS):
+        raise ImportError
+    from triton.experimental import gluon
+    from triton.experimental.gluon.language.nvidia import hopper as hopper_language
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    gl, gluon_jit, hopper, GluonDescriptor = gluon.language, gluon.jit, hopper_language, TensorDescriptor
+    meet = (
+        gl.thread_barrier if VERSION.startswith("3.6") else gl.barrier
+    )  # all threads of a program wait for each other
+except ImportError:
+    gl = hopper = GluonDescriptor = meet = None
+
+    def gluon_jit(kernel):
+        return kernel
+
 
 def use_triton(x: Tensor) -> bool:
     """Return whether the Triton kernels can run on a tensor's device."""

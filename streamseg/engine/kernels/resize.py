@@ -1,4 +1,4 @@
-"""Bilinear resizes of maps.
+"""Resizes of maps: bilinear, and to half the sides by averages.
 
 Shapes: B batch, C channels, h x w a map.
 """
@@ -85,3 +85,34 @@ def resize_kernel(
     if ADD:
         resized += tl.load(add + pixel * C + channel[None, :], inside, 0.0).to(tl.float32)
     tl.store(out + pixel * total + channel[None, :], resized.to(out.dtype.element_ty), inside)
+
+
+def average_pairs(x: Tensor) -> Tensor:
+    """Return a map (B, C, h/2, w/2) of the averages of squares of 2x2 pixels; sides are rounded up."""
+    if not backend.use_triton(x):
+        return F.avg_pool2d(x, 2, ceil_mode=True)
+    batch, channels, h, w = x.shape
+    height, width = (h + 1) // 2, (w + 1) // 2
+    out = torch.empty(batch, height, width, channels, dtype=x.dtype, device=x.device).permute(0, 3, 1, 2)
+    block = max(1, 1024 // channels)
+    average_kernel[backend.cdiv(width, block), height, batch](
+        x, out, h, w, width, C=channels, BLOCK=block, **backend.early(x.device)
+    )
+    return out
+
+
+@jit
+def average_kernel(x, out, h, w, width, C: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    wait(EARLY)
+    block, row, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    column, channel = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, C)
+    total = tl.zeros((BLOCK, C), tl.float32)
+    for part in tl.static_range(4):  # a square at an odd border has two pixels or one
+        i, j = 2 * row + part // 2, 2 * column + part % 2
+        valid = (i < h) & (j < w)
+        total += tl.load(x + ((image * h + i) * w + j)[:, None] * C + channel[None, :], valid[:, None], 0.0).to(
+            tl.float32
+        )
+    count = tl.minimum(h - 2 * row, 2) * tl.minimum(tl.maximum(w - 2 * column, 1), 2)
+    target = ((image * tl.num_programs(1) + row) * width + column)[:, None] * C + channel[None, :]
+    tl.store(out + target, (total / count[:, None]).to(out.dtype.element_ty), (column < width)[:, None])

@@ -1,0 +1,72 @@
+"""The memory and the messages of the process of a codec; its videos are tested with codec_client."""
+
+import io
+import json
+import os
+
+import pytest
+from clips import make_clip
+
+from streamseg.io import codec_client, codec_process
+from streamseg.io.codec_process import SLOTS, Slots, serve, slot_size
+
+pytestmark = pytest.mark.skipif(not codec_client.are_possible(), reason="needs Linux")
+
+
+@pytest.fixture
+def file():
+    file = os.memfd_create("test")
+    yield file
+    os.close(file)
+
+
+@pytest.mark.parametrize("size", [(4, 6), (5, 7), (1, 1)])
+def test_a_slot_has_room_for_rgb_and_for_planes_of_16_bits(size):
+    height, width = size
+    assert slot_size(size) >= 3 * height * width
+    assert slot_size(size) == 2 * (height * width + 2 * ((height + 1) // 2) * ((width + 1) // 2))
+
+
+def test_two_views_of_the_slots_share_their_memory_and_slots_do_not_overlap(file):
+    ours, theirs = Slots(file, 8), Slots(file, 8)
+    for slot in range(SLOTS):
+        ours.array(slot, 4, "uint16")[:] = slot
+    assert [theirs.array(slot, 4, "uint16").tolist() for slot in range(SLOTS)] == [[i] * 4 for i in range(SLOTS)]
+
+
+def test_the_memory_grows_and_does_not_shrink(file):
+    for slot_bytes, size in ((8, 8 * SLOTS), (100, 100 * SLOTS), (8, 100 * SLOTS)):
+        Slots(file, slot_bytes)
+        assert os.fstat(file).st_size == size
+
+
+def test_what_is_left_of_a_failed_job_is_ignored(file, tmp_path):
+    lines = [
+        {"read": {"address": str(tmp_path / "none.mp4"), "name": "a", "hardware": "", "planes": True}},
+        {"free": 0},
+        {"frame": 1},
+        {"close": True},
+        {"write": {"path": "a.mp3", "size": [8, 8], "rate": [1, 1], "labels": False, "audio_from": None}},
+    ]
+    answers = []
+    serve(file, io.BytesIO(b"".join(json.dumps(line).encode() + b"\n" for line in lines)), answers.append)
+    assert [answer["error"] for answer in answers] == ["FileNotFoundError", "ValueError"]
+    assert answers[0]["text"].startswith("No video at ")
+
+
+def test_it_ends_when_the_other_process_has_gone(file, tmp_path):
+    job = {"path": str(tmp_path / "a.mkv"), "size": [8, 8], "rate": [1, 1], "labels": True, "audio_from": None}
+    with pytest.raises(SystemExit):
+        serve(file, io.BytesIO(json.dumps({"write": job}).encode() + b"\n"), [].append)
+
+
+def test_a_frame_that_waits_for_a_slot_takes_the_one_that_is_given_back(file, tmp_path):
+    job = {"address": str(make_clip(tmp_path / "a.mp4", SLOTS + 1)), "name": "a", "hardware": "", "planes": False}
+    answers = []
+    lines = [{"read": job}, {"free": 2}]
+    serve(file, io.BytesIO(b"".join(json.dumps(line).encode() + b"\n" for line in lines)), answers.append)
+    slots = [answer["frame"] for answer in answers if "frame" in answer]
+    assert sorted(slots[:SLOTS]) == list(range(SLOTS))
+    assert slots[SLOTS:] == [2]
+    assert answers[-1] == {"end": True}
+    assert answers[1]["kind"] == codec_process.RGB
