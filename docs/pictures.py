@@ -19,7 +19,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
@@ -248,22 +248,16 @@ def draw_speed_accuracy(path: Path, measured: Path = MEASURED / "baselines.json"
 
 def draw_baselines(
     path: Path,
-    speeds: Path = MEASURED / "camvid.json",
-    mious: Path = MEASURED / "ablations.json",
+    speeds: Path = MEASURED / "baselines.json",
     fast_forms: Path = MEASURED / "fanetplus-speed.json",
+    mious: Path = MEASURED / "ablations.json",
 ) -> None:
-    """Plot speed against accuracy of the networks that were trained alike, on the training streets and on another."""
+    """Plot time against accuracy of the networks that were trained alike, on the training streets and on another."""
     trained = json.loads(mious.read_text(encoding="utf-8"))
-    fast = {
-        each["network"]: next(timing["fps"] for timing in each["timings"] if timing["way"] == "fast, fp16")
-        for each in json.loads(fast_forms.read_text(encoding="utf-8"))["networks"]
-    }
-    rows = {
-        row["name"]: row["here"]
-        for row in json.loads(speeds.read_text(encoding="utf-8"))["rows"]
-        if "miou" in row["here"]
-    }
-    networks = {name: network for network, name in paper.NAMES.items()}
+    compiled, fast = (
+        {each["network"]: each for each in json.loads(file.read_text(encoding="utf-8"))["networks"]}
+        for file in (speeds, fast_forms)
+    )
     figure = plot.new_figure(10, 6.4)
     figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
     titles = {
@@ -272,40 +266,39 @@ def draw_baselines(
     }
     for column, (part, title) in enumerate(titles.items(), 1):
         axes = style_axes(figure.add_subplot(1, 2, column))
-        for name, found in rows.items():
-            x, y = found["labels_fps"], fmean(trained[networks[name]][part]["miou"])
-            colour = VERMILION if name.startswith("FANet") else GREY
-            axes.scatter(x, y, s=12 * found["gflops"], color=colour, alpha=0.8)
-            left = name in ("FANet-34", "ShelfNet-18", "ERFNet")  # others are to the right of these
-            gap = 4 + math.sqrt(3 * found["gflops"])  # a little more than the radius of the dot
-            style = {"ha": "right" if left else "left", "va": "center", "textcoords": "offset points"}
-            axes.annotate(name, (x, y), (-gap if left else gap, 0), fontsize=12, color=colour, **style)
-        for depth in ("18", "34"):
-            before, after = (
-                (fast[name], fmean(trained[name][part]["miou"])) for name in (f"fanet{depth}", f"fanetplus{depth}")
-            )
-            arrow = {"arrowstyle": "-|>", "color": BLUE, "linewidth": 1.5, "shrinkA": 8, "shrinkB": 8}
-            axes.annotate("", after, before, arrowprops=arrow)
-            for point, colour in ((before, VERMILION), (after, BLUE)):
-                axes.plot(*point, "*", color=colour, markersize=16)
-                axes.annotate(depth, point, (9, 0), fontsize=12, color=colour, va="center", textcoords="offset points")
-        for name, colour in (("FANet, fast form", VERMILION), ("FANet+, fast form", BLUE)):
-            axes.plot([], [], "*", color=colour, markersize=14, label=name)
-        axes.legend(fontsize=12, loc="lower right")
-        axes.set_xscale("log")
-        axes.set_xticks([300, 500, 1000, 2000, 4000])
-        axes.minorticks_off()
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.set_xlim(180, 5500)
+        for name in compiled.keys() & trained.keys():
+            x, y = time_of(compiled[name], "torch.compile"), fmean(trained[name][part]["miou"])
+            colour, gmacs = VERMILION if name.startswith("fanet") else GREY, compiled[name]["gmacs"]
+            axes.scatter(x, y, s=4 * gmacs, color=colour, alpha=0.8)
+            if name not in fast:
+                gap = 4 + math.sqrt(gmacs)  # a little more than the radius of the dot
+                offset = {"ha": "left", "va": "center", "textcoords": "offset points"}
+                lower = name in (
+                    ("shelfnet18",) if part == "val" else ("swiftnet18", "erfnet")
+                )  # others are in its place
+                axes.annotate(paper.NAMES[name], (x, y), (gap, -10 * lower), fontsize=12, color=colour, **offset)
+        for name, colour in (("fanet", VERMILION), ("fanetplus", BLUE)):
+            depths = ("18", "34")
+            times = [time_of(fast[f"{name}{depth}"], "fast, fp16") for depth in depths]
+            accuracies = [fmean(trained[f"{name}{depth}"][part]["miou"]) for depth in depths]
+            label = "FANet+-18, -34" if name == "fanetplus" else "FANet-18, -34"
+            axes.plot(times, accuracies, "*-", color=colour, markersize=16, linewidth=1, label=label)
+        axes.set_xlim(0, 3.4)
         axes.margins(y=0.12)
         axes.set_title(title, fontsize=15)
         axes.set_ylabel("mIoU, %", fontsize=15)
+        axes.legend(fontsize=12, loc=(0.03, 0.3))
     figure.supxlabel(
-        "frames a second on one H200, frame to labels, 720 x 960\n"
-        "(dots: the same engine for all, their area the GMACs; stars: fast forms)",
+        "ms a frame on one H200, frame to labels, 1024 x 2048\n"
+        "(dots: compiled by torch.compile, their area the GMACs; stars: fast forms)",
         fontsize=14,
     )
     plot.save_figure(figure, path)
+
+
+def time_of(network: dict[str, Any], way: str) -> float:
+    """Return the median milliseconds of a network in the JSON of `streamseg benchmark`."""
+    return next(timing["median"] for timing in network["timings"] if timing["way"] == way)
 
 
 def measure_latency(

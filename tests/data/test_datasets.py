@@ -43,7 +43,7 @@ def test_the_folder_of_another_data_set_is_recognised(tmp_path):
     with pytest.raises(FileNotFoundError, match=r" Its layout is that of camvid: give camvid as the data set\.$"):
         comma10k(tmp_path / "camvid", "train")
     (tmp_path / "empty" / "imgs").mkdir(parents=True)
-    with pytest.raises(FileNotFoundError, match=r"images/ and labels/\."):
+    with pytest.raises(FileNotFoundError, match=r"images/ and labels/; streamseg convert makes them of the export of"):
         folder(tmp_path / "empty", "train")
 
 

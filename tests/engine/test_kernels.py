@@ -327,13 +327,15 @@ def test_only_large_maps_of_64_channels_are_convolved_in_patches(monkeypatch):
         (128, 127, 128, False),
         (256, 64, 64, True),
         (256, 63, 63, False),
-        (256, 128, 128, False),
+        (256, 128, 128, False),  # 256 programs
+        (128, 135, 240, False),  # 544 programs
         (64, 128, 128, False),
         (512, 64, 64, False),
     ],
 )
 def test_maps_of_128_and_256_channels_are_convolved_in_boxes(monkeypatch, channels, height, width, chosen):
     monkeypatch.setattr(patches, "is_supported", lambda device: True)
+    monkeypatch.setattr(backend, "processors", lambda device: 132)
     x = torch.zeros(1, height, width, channels, dtype=HALF).permute(0, 3, 1, 2)
     weight = torch.zeros(channels, 3, 3, channels, dtype=HALF).permute(0, 3, 1, 2)
     assert boxes.has_boxes(x, weight, 1, 1) == chosen

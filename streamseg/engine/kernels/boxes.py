@@ -27,11 +27,13 @@ class Plan(NamedTuple):
     rows: int
     columns: int
     warps: int
-    pixels: range
-    """Number of pixels of the maps."""
+    min_pixels: int
+    """Least number of pixels of a map."""
+    programs: int
+    """Programs that a multiprocessor runs at once. A map that needs more is faster without boxes."""
 
 
-PLANS = {128: Plan(2, 32, 4, range(16384, 2**31)), 256: Plan(4, 16, 8, range(4033, 16384))}
+PLANS = {128: Plan(2, 32, 4, min_pixels=16384, programs=3), 256: Plan(4, 16, 8, min_pixels=4033, programs=1)}
 """Plans by number of channels, as measured on an H200. A program computes all channels."""
 
 
@@ -43,10 +45,17 @@ def has_boxes(x: Tensor, weight: Tensor, stride: int, padding: int) -> bool:
         and weight.shape == (channels, channels, 3, 3)
         and (stride, padding) == (1, 1)
         and x.element_size() == 2
-        and x[:, 0].numel() in PLANS[channels].pixels
+        and x[:, 0].numel() >= PLANS[channels].min_pixels
         and patches.can_copy(x)
         and patches.is_supported(x.device)
+        and count_programs(x) <= PLANS[channels].programs * backend.processors(x.device)
     )
+
+
+def count_programs(x: Tensor) -> int:
+    """Return the number of programs that a map (B, C, h, w) takes."""
+    batch, channels, height, width = x.shape
+    return batch * backend.cdiv(height, PLANS[channels].rows) * backend.cdiv(width, PLANS[channels].columns)
 
 
 def convolve_boxes(
@@ -59,14 +68,14 @@ def convolve_boxes(
         bias: (C,).
         out: Receives the map; may be some channels of a wider one.
     """
-    batch, channels, height, width = x.shape
+    _, channels, height, width = x.shape
     plan = PLANS[channels]
     down, across = backend.cdiv(height, plan.rows), backend.cdiv(width, plan.columns)
     # a descriptor holds its tensor's address: a CUDA graph replays it, as all addresses, for the same buffers
     box, block = [1, plan.rows, plan.columns, DEPTH], [channels, DEPTH]
     matrix = weight.permute(0, 2, 3, 1).flatten(1)
-    boxes_kernel[(batch * down * across,)](
-        backend.GluonDescriptor.from_tensor(x.permute(0, 2, 3, 1), box, patches.layout_of(4)),
+    boxes_kernel[(count_programs(x),)](
+        backend.GluonDescriptor.from_tensor(patches.to_rows(x), box, patches.layout_of(4)),
         backend.GluonDescriptor.from_tensor(matrix, block, patches.layout_of(2)),
         bias,
         x if shortcut is None else shortcut,

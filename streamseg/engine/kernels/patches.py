@@ -126,7 +126,13 @@ def launch_kernel(
 
 def describe(x: Tensor, rows: int):
     """Return a descriptor of a map from which some rows of a patch are copied; pixels outside of the map are zeros."""
-    return backend.GluonDescriptor.from_tensor(x.permute(0, 2, 3, 1), [1, rows, COLUMNS, CHANNELS], layout_of(4))
+    return backend.GluonDescriptor.from_tensor(to_rows(x), [1, rows, COLUMNS, CHANNELS], layout_of(4))
+
+
+def to_rows(x: Tensor) -> Tensor:
+    """Return a channels_last map as (B, h, w, C), with the strides of its shape: those of a side of 1 may be others."""
+    rows = x.permute(0, 2, 3, 1)
+    return rows.flatten().view(rows.shape)
 
 
 def layout_of(rank: int):
