@@ -89,7 +89,7 @@ class SegmentOptions:
     """Instead of a window, let the past decay by half in this time, also where frames were dropped."""
     cut: Annotated[float | None, option("DISTANCE", "off")] = None
     """Drop the past at a change of scene: where contexts differ by more than this."""
-    steady: Annotated[str, option("HOW", "low for videos")] = ""
+    steady: Annotated[str, option("HOW", "low for videos on the CPU, else off")] = ""
     """Against flicker: low or high average the scores of a video along the motion of the picture; a number lets a pixel
     change its class only if the new one scores higher by it; off labels each frame by itself."""
     mask: Annotated[str, option("FILE", "none")] = ""
