@@ -125,8 +125,8 @@ def parse_steadiness(text: str) -> "Steadiness | None":
 def steady_by_default(policy: "Policy", engine: "Engine") -> "Policy":
     """Return a policy that keeps the labels of videos steady, if an engine can do that at little cost.
 
-    An exported file is as steady as it was made; a video method is run as its authors describe it. On a GPU it takes half
-    the time of the network, which is no little cost.
+    An exported file is as steady as it was made; a video method is run as its authors describe it. On a GPU it would
+    take half the time of the network.
     """
     from dataclasses import replace
 
