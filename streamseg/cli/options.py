@@ -102,11 +102,13 @@ def parse_size(name: str, text: str) -> tuple[int, int] | None:
 
 def parse_steady(text: str) -> "float | Steadiness":
     """Return how steady labels are to be, of off, low, high or a margin; 0 for an empty text."""
-    from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW
+    name = text.lower()
+    if name in ("low", "high"):
+        from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW  # with torch
 
-    named: dict[str, float | Steadiness] = {"": 0.0, "off": 0.0, "low": STEADY_LOW, "high": STEADY_HIGH}
-    if text.lower() in named:
-        return named[text.lower()]
+        return STEADY_LOW if name == "low" else STEADY_HIGH
+    if name in ("", "off"):
+        return 0.0
     try:
         return float(text)
     except ValueError:
@@ -128,8 +130,6 @@ def steady_by_default(policy: "Policy", engine: "Engine") -> "Policy":
     An exported file is as steady as it was made; a video method is run as its authors describe it. On a GPU it would
     take half the time of the network.
     """
-    from dataclasses import replace
-
     from streamseg.engine.engine import VideoEngine
     from streamseg.engine.runtime import ExportedEngine
     from streamseg.engine.steadying import STEADY_LOW

@@ -18,7 +18,7 @@ from streamseg.io.web import redact
 def test_the_overlay_of_a_video_is_sent_to_an_address(here, segment, model, capsys, receiver):
     make_clip(Path("drive.mp4"), 60, rate=20)
     with receiving(receiver()) as peer:
-        assert segment("drive.mp4", peer.address) == 0
+        assert segment("drive.mp4", peer.address, "--steady", "off") == 0
     shown = capsys.readouterr()
     assert f"drive: {redact(peer.address)}  (" in shown.out
     assert len(peer.frames) > 0

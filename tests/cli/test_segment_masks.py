@@ -56,7 +56,8 @@ def test_what_a_mask_hides_has_no_class_and_counts_nowhere(here, segment, model)
 def test_a_mask_holds_for_every_frame_of_a_video_with_its_window(here, segment, model):
     make_clip(Path("a.mp4"), 4, size=SIZE)
     draw_mask(size=(96, 128), black=32)  # of the same proportions
-    assert segment("a.mp4", "out", "--labels", "--no-overlay", "--mask", "mask.png", "--window", "2") == 0
+    options = ("--labels", "--no-overlay", "--window", "2", "--steady", "off")
+    assert segment("a.mp4", "out", "--mask", "mask.png", *options) == 0
     found = read_labels("out/a-labels.mkv")
     expected = [x for _, x in streamseg.label_frames(model, streamseg.read_frames("a.mp4"), 2, mask="mask.png")]
     for ours, theirs in zip(found, expected, strict=True):
@@ -81,7 +82,7 @@ def test_a_fleet_has_a_mask_for_each_camera(here, segment):
 def test_cameras_that_look_together_label_as_label_together_does(here, segment, model):
     for name, count in (("a", 3), ("b", 2)):  # one ends before the other
         make_clip(Path(f"{name}.mp4"), count, size=SIZE)
-    options = ("--labels", "--no-overlay", "--window", "2", "--together")
+    options = ("--labels", "--no-overlay", "--window", "2", "--steady", "off", "--together")
     assert segment("a.mp4", "b.mp4", "out", *options) == 0
     found = {name: read_labels(f"out/{name}-labels.mkv") for name in ("a", "b")}
     assert {name: len(labels) for name, labels in found.items()} == {"a": 3, "b": 2}
