@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
@@ -46,11 +47,10 @@ def warm_up(run: Callable[[], object]) -> None:
 def record_graph(run: Callable[[], object]) -> "torch.cuda.CUDAGraph":
     """Capture the GPU work of a function in the current stream, which is not the default one; nothing is computed."""
     with CAPTURE_LOCK:
-        try:
+        with suppress(torch.OutOfMemoryError):
             return record_once(run)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()  # a graph cannot use the memory that torch keeps for later
-            return record_once(run)
+        torch.cuda.empty_cache()  # a graph cannot use the memory that torch keeps for later
+        return record_once(run)
 
 
 def record_once(run: Callable[[], object]) -> "torch.cuda.CUDAGraph":

@@ -8,6 +8,7 @@ import atexit
 import builtins
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 MAX_IDLE = 16
 """Processes that are kept for the next videos: as many as decode and encode the files that are read at once."""
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Of numpy, which only copies; codecs have threads of their own."""
+
 END_SECONDS = 2.0
 """How long a process has to end by itself."""
 
@@ -41,8 +45,9 @@ class ProcessDied(OSError):  # noqa: N818 (told as any OSError)
 
 
 def are_possible() -> bool:
-    """Return whether codecs can run in processes here: on Linux, which has memory without a name."""
-    return hasattr(os, "memfd_create")
+    """Return whether codecs can run in processes here: on Linux, which has memory without a name, by Python itself."""
+    is_python = bool(sys.executable) and not getattr(sys, "frozen", False)
+    return hasattr(os, "memfd_create") and is_python
 
 
 class CodecProcess:
@@ -59,7 +64,7 @@ class CodecProcess:
                 stderr=subprocess.DEVNULL,
                 pass_fds=(self.file,),
                 start_new_session=True,  # a Ctrl-C in the terminal must not end it while it starts
-                env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+                env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **ONE_THREAD},
             )
         except BaseException:
             os.close(self.file)
@@ -92,7 +97,10 @@ class CodecProcess:
         line = self.process.stdout.readline()
         if not line.endswith(b"\n"):
             status = self.process.wait()
-            raise ProcessDied(f"{name}: the process of its codec ended with status {status}: is there enough memory?")
+            hint = (
+                ": is there enough memory?" if status == -signal.SIGKILL else "; STREAMSEG_CODECS=threads does without."
+            )
+            raise ProcessDied(f"{name}: the process of its codec ended with status {status}{hint}")
         message = json.loads(line)
         if "error" in message:
             raise to_error(message)
@@ -189,7 +197,11 @@ class ProcessVideo:
         job = {"address": address, "name": name, "hardware": decoding.hardware, "planes": decoding.planes}
         self.process.start_job("read", job)
         opened = self.answer()
-        self.slots = Slots(self.process.file, opened["opened"])
+        try:
+            self.slots = Slots(self.process.file, opened["opened"])
+        except BaseException:
+            self.close()
+            raise
         self.rate = Fraction(*opened["rate"])
         self.length: int | None = opened["length"]
         self.note: str = opened["note"]
@@ -248,14 +260,32 @@ class ProcessWriter:
     """A video that a process encodes, in a with statement; as VideoWriter."""
 
     def __init__(
-        self, path: Path, size: tuple[int, int], rate: Fraction, *, labels: bool, audio_from: str | Path | None = None
+        self,
+        path: Path,
+        size: tuple[int, int],
+        rate: Fraction,
+        *,
+        labels: bool,
+        audio_from: str | Path | None = None,
+        name: str = "",
     ) -> None:
+        """Start a video.
+
+        Args:
+            name: The file that was asked for, for messages, if the path is a temporary one.
+        """
         self.path, self.size, self.closed = path, size, False
+        self.name = name or str(path)
         self.free = list(range(SLOTS))
         self.process = IDLE.take()
         job = {"path": str(path), "size": size, "rate": [rate.numerator, rate.denominator], "labels": labels}
         self.process.start_job("write", job | {"audio_from": None if audio_from is None else str(audio_from)})
-        self.slots = Slots(self.process.file, self.answer()["opened"])
+        opened = self.answer()
+        try:
+            self.slots = Slots(self.process.file, opened["opened"])
+        except BaseException:
+            self.process.kill()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -273,7 +303,7 @@ class ProcessWriter:
     def answer(self) -> dict[str, Any]:
         """Wait for an answer. After an error the process is ended."""
         try:
-            return self.process.answer(str(self.path))
+            return self.process.answer(self.name)
         except BaseException as error:
             self.closed = True
             self.process.kill()

@@ -88,7 +88,7 @@ def serve(file: int, lines: BinaryIO, answer: Callable[[Message], object]) -> No
                 write_video(job["write"], file, lines, answer)
             else:  # of a job that has failed
                 continue
-        except (OSError, ValueError, ImportError, MemoryError) as error:
+        except Exception as error:  # FFmpeg has some of its own
             answer(describe_error(error))
         else:
             answer({"end": True})

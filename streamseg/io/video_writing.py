@@ -345,7 +345,7 @@ def open_videos(files: OutputFiles, source: Source, process: bool = False) -> It
                         continue
                     temporary, size = renames.enter_context(written_whole(path)), (*pixels.shape[-2:],)
                     audio = source.audio_from if part == "overlay" else None
-                    opened = open_part(temporary, size, rate, part, audio, process)
+                    opened = open_part(temporary, path, size, rate, part, audio, process)
                     writers[part] = opened
                     closes.enter_context(opened)
             for part, writer in writers.items():
@@ -357,14 +357,18 @@ def open_videos(files: OutputFiles, source: Source, process: bool = False) -> It
 
 
 def open_part(
-    path: Path, size: tuple[int, int], rate: Fraction, part: str, audio_from: str | None, process: bool
+    path: Path, final: Path, size: tuple[int, int], rate: Fraction, part: str, audio_from: str | None, process: bool
 ) -> "VideoWriter | ProcessWriter":
-    """Start the video of a part of the output, in this process or another."""
+    """Start the video of a part of the output, in this process or another.
+
+    Args:
+        final: The path that it will be moved to.
+    """
     is_grey = part in ("labels", "confidence")
     if process:
         from streamseg.io.codec_client import ProcessWriter
 
-        return ProcessWriter(path, size, rate, labels=is_grey, audio_from=audio_from)
+        return ProcessWriter(path, size, rate, labels=is_grey, audio_from=audio_from, name=str(final))
     if is_grey:
         return open_label_writer(path, size, rate)
     return open_video_writer(path, size, rate, audio_from=audio_from)

@@ -183,7 +183,11 @@ class Pipeline:
 
         videos = [stream for stream in self.streams if isinstance(stream.source, VideoFile)][:MAX_FILES]
         written = sum(len(stream.results.paths) for stream in videos if stream.results.are_videos)
-        IDLE.start(len(videos) + written)
+        try:
+            IDLE.start(len(videos) + written)
+        except OSError as error:
+            self.shared.codec_processes = False
+            self.shared.observer.message(f"Videos are decoded and encoded in threads: no process starts ({error}).")
 
     def start_streams(self) -> None:
         """Start to read sources: all live ones at once, files a few at a time, so that memory stays flat."""

@@ -96,7 +96,9 @@ class SharedRun:
     @property
     def decoding(self) -> Decoding:
         """How videos are decoded."""
-        return Decoding(self.on_device, self.device.type == "cuda", self.hardware, self.codec_processes)
+        # a hardware decoder takes memory of the GPU in each process
+        in_process = self.codec_processes and not self.hardware
+        return Decoding(self.on_device, self.device.type == "cuda", self.hardware, in_process)
 
     def add_labels(self, job: "FrameJob", counts: list[int]) -> None:
         """Take how many pixels of a frame have each class."""

@@ -55,16 +55,23 @@ class GradientGraph:
 
     def run(self, work: Callable[[], None]) -> None:
         """Run a function in the stream of the graph: only what ran there before can be captured there."""
-        self.stream.wait_stream(torch.cuda.current_stream())
+        outer = torch.cuda.current_stream(self.stream.device)  # which need not be the current device
+        self.stream.wait_stream(outer)
         with torch.cuda.stream(self.stream):
             work()
-        torch.cuda.current_stream().wait_stream(self.stream)
+        outer.wait_stream(self.stream)
 
     def capture(self) -> None:
         """Capture the computation for the graph's own batch; the gradients keep their memory."""
         batch = self.batch
         assert batch is not None
-        self.graph = record_graph(lambda: self.compute(batch))
+
+        def compute_anew() -> None:
+            for parameter in self.parameters:  # a capture that ran out of memory may have left some
+                parameter.grad = None
+            self.compute(batch)
+
+        self.graph = record_graph(compute_anew)
         self.gradients = [parameter.grad for parameter in self.parameters]
 
 

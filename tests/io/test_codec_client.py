@@ -119,6 +119,13 @@ def test_a_process_that_dies_is_one_sentence_with_the_name_of_its_video(tmp_path
     assert len(read_apart(path, PLANES)) == 50
 
 
+def test_a_writer_that_dies_names_the_file_that_was_asked_for(tmp_path):
+    with pytest.raises(OSError, match=r"^drive\.mp4: the process of its codec ended"):
+        with ProcessWriter(tmp_path / ".a.mp4", (32, 48), Fraction(25), labels=False, name="drive.mp4") as writer:
+            os.kill(writer.process.process.pid, signal.SIGKILL)
+    assert IDLE.processes == []
+
+
 def test_a_video_that_is_not_read_to_its_end_leaves_no_process_and_no_open_file(tmp_path):
     path = make_clip(tmp_path / "a.mp4", 50)
     before = len(list(Path("/proc/self/fd").iterdir()))

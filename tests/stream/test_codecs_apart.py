@@ -2,6 +2,7 @@
 
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from streamseg.io.outputs import plan_outputs
 from streamseg.io.resolve import find_sources
 from streamseg.io.sources import Decoding, VideoFile
 from streamseg.stream import source_threads
-from streamseg.stream.source_threads import uses_codec_processes
+from streamseg.stream.source_threads import SharedRun, uses_codec_processes
 
 pytestmark = pytest.mark.skipif(not codec_client.are_possible(), reason="needs Linux")
 
@@ -76,6 +77,22 @@ def test_processes_are_started_ahead_for_all_videos_that_are_read_and_written(
         make_clip(tmp_path / f"{name}.mp4", 3)
     segment(model, tmp_path, tmp_path / "out")
     assert started == [2 + 2 * 3]  # overlay, labels and confidence of each
+
+
+def test_where_no_process_starts_codecs_are_threads(model, quick, tmp_path, monkeypatch, apart):
+    def refuse(count):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(IDLE, "start", refuse)
+    monkeypatch.setattr(codec_client, "CodecProcess", None)
+    make_clip(tmp_path / "a.mp4", 3)
+    assert segment(model, tmp_path, tmp_path / "out").frames == 3
+
+
+@pytest.mark.parametrize(("hardware", "apart"), [("", True), ("cuda", False)])
+def test_a_hardware_decoder_runs_in_this_process(hardware, apart):
+    shared = SimpleNamespace(on_device=True, device=torch.device("cpu"), hardware=hardware, codec_processes=True)
+    assert SharedRun.decoding.fget(shared).process == apart
 
 
 def test_a_video_is_not_opened_again_for_its_rate(tmp_path, monkeypatch):

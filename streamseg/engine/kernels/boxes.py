@@ -10,6 +10,7 @@ Shapes: B batch, C channels of input and output, h x w the map.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from torch import Tensor
@@ -55,7 +56,7 @@ def has_boxes(x: Tensor, weight: Tensor, stride: int, padding: int) -> bool:
 def count_programs(x: Tensor) -> int:
     """Return the number of programs that a map (B, C, h, w) takes."""
     batch, channels, height, width = x.shape
-    return batch * backend.cdiv(height, PLANS[channels].rows) * backend.cdiv(width, PLANS[channels].columns)
+    return batch * math.ceil(height / PLANS[channels].rows) * math.ceil(width / PLANS[channels].columns)
 
 
 def convolve_boxes(
