@@ -120,9 +120,10 @@ def test_a_process_that_dies_is_one_sentence_with_the_name_of_its_video(tmp_path
 
 
 def test_a_writer_that_dies_names_the_file_that_was_asked_for(tmp_path):
+    writer = ProcessWriter(tmp_path / ".a.mp4", (32, 48), Fraction(25), labels=False, name="drive.mp4")
+    os.kill(writer.process.process.pid, signal.SIGKILL)
     with pytest.raises(OSError, match=r"^drive\.mp4: the process of its codec ended"):
-        with ProcessWriter(tmp_path / ".a.mp4", (32, 48), Fraction(25), labels=False, name="drive.mp4") as writer:
-            os.kill(writer.process.process.pid, signal.SIGKILL)
+        writer.close()
     assert IDLE.processes == []
 
 
