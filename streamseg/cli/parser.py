@@ -68,7 +68,7 @@ CLUSTER = re.compile(r"local|auto|(ray://)?[\w.-]+:\d+")
 """The address of a Ray cluster."""
 DASH = "\0"
 """Stands for a lone - while cyclopts parses, which would take it for an option; no argument can hold a NUL."""
-LISTS = ("--scales", "--splits")
+LISTS = ("--scales", "--splits", "--teachers", "--teacher-scales")
 """Options that take all values that follow them."""
 HELP_FLAGS = ("-h", "--help")
 EVERY_OPTION = Parameter(allow_repeating=True, negative_iterable=())

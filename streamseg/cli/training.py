@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, make_dataclass
+from dataclasses import Field, asdict, dataclass, fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import Parameter
 
@@ -142,7 +142,7 @@ class TrainRun:
     """A file of a trained flow network, for a video method that has one."""
     eager: bool = False
     """Do not compile the network by torch.compile, which takes about two minutes at the start: for short runs on a
-    GPU. Nothing is compiled on the CPU."""
+    GPU, where it is a CUDA graph anyway. Nothing is compiled on the CPU."""
     tensorboard: bool = False
     """Also write TensorBoard files."""
     json: Json = None
@@ -174,6 +174,8 @@ def train(run: TrainRun) -> int:
         check_readable(run.encoder_weights)
     if run.flow_weights:
         check_readable(run.flow_weights)
+    for teacher in run.config.teachers:
+        check_weights(Path(teacher))
     check_weights(None if run.initial in ("imagenet", "nothing") else Path(run.initial))
     check_figures(run.json)
     with loading(run.quiet):
@@ -226,12 +228,7 @@ def suggest_less_memory(config: TrainConfig, device: "torch.device") -> str:
 def recipe_command(config: TrainConfig) -> Callable[..., int]:
     """Return train as a command whose options have the settings of a recipe as defaults."""
     # cyclopts takes defaults from a class, not from an instance of it
-    kinds = {
-        field.name: Annotated[field.type, Parameter(name=f"--{OPTION_NAMES[field.name]}")]
-        if field.name in OPTION_NAMES
-        else field.type
-        for field in fields(config)
-    }
+    kinds = {field.name: option_type(field) for field in fields(config)}
     recipe = subclass(TrainConfig, {name: (kind, getattr(config, name)) for name, kind in kinds.items()})
     run_type = subclass(TrainRun, {"config": (Annotated[recipe, Parameter(name="*")], recipe())})
 
@@ -242,6 +239,16 @@ def recipe_command(config: TrainConfig) -> Callable[..., int]:
         return train(TrainRun(**{**options, "config": given}))
 
     return command
+
+
+def option_type(setting: Field[Any]) -> Any:
+    """Return the type of a setting as an option."""
+    if setting.name in OPTION_NAMES:
+        return Annotated[setting.type, Parameter(name=f"--{OPTION_NAMES[setting.name]}")]
+    if Ellipsis in get_args(setting.type):  # any number of values
+        none = f"--no-{setting.name}" if setting.default == () else ()
+        return Annotated[setting.type, Parameter(consume_multiple=True, negative=none)]
+    return setting.type
 
 
 def subclass(base: type, defaults: dict[str, tuple[Any, Any]]) -> Any:

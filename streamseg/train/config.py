@@ -164,6 +164,13 @@ class TrainConfig:
     """Weight of a soft IoU loss."""
     consistency_loss: float = 0.0
     """Weight of a loss on probabilities that change when the camera moves a little."""
+    teachers: tuple[str, ...] = ()
+    """Checkpoints of trained networks with the same classes, whose mean probabilities are a second target of training
+    (distillation)."""
+    teacher_scales: tuple[float, ...] = (1.0,)
+    """Scales at which each teacher sees the images; the mean is over all of them."""
+    distillation_loss: float = 1.0
+    """Weight of the loss on the divergence from the teachers."""
     loss_stride: int = 1
     """Compute the loss at every n-th pixel of each row and column, from a random one on, to save time."""
     auxiliary_stride: int = 1
@@ -237,6 +244,19 @@ class TrainConfig:
             ("class_weighting", 0 <= self.class_weighting <= 1, "0 to 1"),
             ("iou_loss", 0 <= self.iou_loss < math.inf, "0 or more"),
             ("consistency_loss", 0 <= self.consistency_loss < math.inf, "0 or more"),
+            ("distillation_loss", 0 < self.distillation_loss < math.inf, "more than 0"),
+            ("teachers", not (method and self.teachers), "none for a video method"),
+            (
+                "teachers",
+                not any(name.startswith("-") for name in self.teachers),
+                "names that do not start with a dash: write ./-NAME",
+            ),
+            ("teachers", self.window == 1 or not self.teachers, "none with a window: teachers see single images"),
+            (
+                "teacher_scales",
+                bool(self.teacher_scales) and all(0.25 <= scale <= 4 for scale in self.teacher_scales),
+                "one or more numbers from 0.25 to 4",
+            ),
             ("ema_decay", 0 <= self.ema_decay < 1, "0 to less than 1"),
             *(
                 (

@@ -345,6 +345,9 @@ def augment_frame_set(
     images, labels = augment(all_images[chosen], all_labels[chosen], params, config.crop)
     if config.window == 1:
         return images, labels, images[:, None][:, :0]
+    if config.moved_clips:
+        # the loss module makes them, and only needs their number
+        return images, labels, images[:, None].expand(-1, config.window - 1, -1, -1, -1)
     earlier = torch.tensor([indices_before(i, frame_set.clip_index, config.window) for i in indices])
     past = augment_past(all_images[on_device(earlier, all_images.device)], params, config.crop)
     return images, labels, past

@@ -106,10 +106,10 @@ def train_iterations(
     state, first, (_, processes), device = setup.state, setup.first, setup.share, setup.state.loss_module.losses.device
     shared = share_gradients(state.loss_module.train(), processes)
     # a video method takes another path for each length of a clip
-    compiled = compiled and not isinstance(state.loss_module.network, VideoMethod)
-    forward = torch.compile(shared) if compiled else shared
+    one_path = not isinstance(state.loss_module.network, VideoMethod)
+    forward = torch.compile(shared) if compiled and one_path else shared
     compute_gradients: Callable[[Batch], None] = partial(add_gradients, forward, shared, state, config)
-    if compiled and device.type == "cuda" and processes == 1:
+    if one_path and device.type == "cuda" and processes == 1:
         trained = [parameter for parameter in state.loss_module.parameters() if parameter.requires_grad]
         compute_gradients = GradientGraph(compute_gradients, trained)
     ema, current = float_tensors(state.ema), float_tensors(state.loss_module.network)

@@ -3,7 +3,7 @@
 Shapes: B batch, K classes, L labels of all data sets, h x w the crops, P frames before each.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from streamseg.data.augment import shift_camera
 from streamseg.models.baselines import Baseline
 from streamseg.models.fanet import FANet
-from streamseg.models.layers import conv, resize
+from streamseg.models.layers import conv, resize, resize_to
 from streamseg.models.video import VideoMethod
 from streamseg.parallel import distributed
 from streamseg.train.label_sets import LabelSets, label_probabilities, overlap_in_own_pixels, set_cross_entropy
 from streamseg.train.losses import (
     cross_entropy,
+    distillation_loss,
     hard_cross_entropy,
     iou_loss,
     kl_divergence,
@@ -38,6 +39,9 @@ class LossModule(nn.Module):
         consistency_loss: Weight of the loss on probabilities that change when the camera moves a little.
         loss_stride: Compute the loss at every n-th pixel of each row and column.
         auxiliary_stride: The same for the losses of the auxiliary heads.
+        teachers: Trained networks with the same classes. Their mean probabilities are a second target (distillation).
+        teacher_scales: Scales at which each teacher sees the images.
+        distillation_loss: Weight of the loss on the divergence from the teachers.
         moved_clips: Make the past frames of a video method's clips by moving the camera over the present ones.
         processes: Number of processes that share each batch.
     """
@@ -60,11 +64,18 @@ class LossModule(nn.Module):
         consistency_loss: float = 0.0,
         loss_stride: int = 1,
         auxiliary_stride: int = 1,
+        teachers: Sequence[FANet | Baseline] = (),
+        teacher_scales: Sequence[float] = (1.0,),
+        distillation_loss: float = 1.0,
         moved_clips: bool = False,
         processes: int = 1,
     ):
         super().__init__()
         self.network = network
+        # a tuple, which torch does not search for modules: teachers stay in eval mode and out of the saved state
+        self.teachers = tuple(teachers)
+        self.teacher_scales = tuple(teacher_scales)
+        self.distillation_loss = distillation_loss
         channels = network.deep_channels if auxiliary_loss and not isinstance(network, VideoMethod) else ()
         self.heads = nn.ModuleList(auxiliary_head(count, network.classes) for count in channels)
         self.auxiliary_loss = auxiliary_loss
@@ -118,6 +129,8 @@ class LossModule(nn.Module):
         for head, feature_map in zip(self.heads, feature_maps, strict=False):
             auxiliary = self.label_loss(head(feature_map), labels, self.auxiliary_stride, place)
             loss = loss + self.auxiliary_loss * auxiliary
+        if self.teachers:
+            loss = loss + self.distillation_loss * self.teacher_loss(logits, images, place)
         if self.consistency_loss and motion is not None:
             with torch.no_grad():  # the prediction for the moved camera is the target, and gets no gradient
                 moved = shift_camera(images, motion).contiguous(memory_format=torch.channels_last)
@@ -139,6 +152,27 @@ class LossModule(nn.Module):
         logits, regression = method.clip_outputs([*frames, images])
         loss = self.label_loss(logits, labels, self.loss_stride, place)
         return loss if regression is None else loss + regression
+
+    def teacher_loss(self, logits: Tensor, images: Tensor, place: Tensor | None) -> Tensor:
+        """Return the divergence of logits of any size from the mean probabilities of the teachers for the images."""
+        with torch.no_grad():
+            views = [(teacher, scale) for teacher in self.teachers for scale in self.teacher_scales]
+            target = torch.stack(
+                [
+                    self.on_loss_grid(teacher.outputs(scale_images(images, scale))[0], images, place).float().softmax(1)
+                    for teacher, scale in views
+                ]
+            ).mean(dim=0)
+        weights = self.class_weights
+        if self.members is not None:  # of labels: a class has the mean weight of the labels that mean it
+            weights = (weights @ self.members) / self.members.sum(dim=0)
+        return distillation_loss(self.on_loss_grid(logits, images, place), target, weights)
+
+    def on_loss_grid(self, logits: Tensor, images: Tensor, place: Tensor | None) -> Tensor:
+        """Return logits at the pixels of the images that the loss is computed at."""
+        if self.loss_stride > 1 and place is not None:
+            return take_grid(logits, images[:, 0], place, self.loss_stride)[0]
+        return resize(logits, images)
 
     def label_loss(self, logits: Tensor, labels: Tensor, stride: int = 1, place: Tensor | None = None) -> Tensor:
         """Return the loss of logits of any size with labels (B, h, w), at every stride-th pixel.
@@ -165,6 +199,14 @@ class LossModule(nn.Module):
         else:
             counts = soft_iou_counts(logits, labels)
         return mean + self.iou_loss * iou_loss(distributed.sum_with_gradient(counts))
+
+
+def scale_images(images: Tensor, scale: float) -> Tensor:
+    """Return images (B, 3, h, w) in another size."""
+    if scale == 1:
+        return images
+    height, width = (round(scale * side) for side in images.shape[-2:])
+    return resize_to(images, height, width).contiguous(memory_format=torch.channels_last)
 
 
 def move_camera_back(images: Tensor, motion: Tensor, count: int) -> Tensor:

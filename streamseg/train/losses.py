@@ -103,6 +103,20 @@ def kl_divergence(logits: Tensor, target: Tensor) -> Tensor:
     return (log_target.exp() * (log_target - logits.float().log_softmax(dim=1))).sum(dim=1).mean()
 
 
+def distillation_loss(logits: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+    """Return the KL divergence of the probabilities of logits from those of teachers, mean over pixels.
+
+    Args:
+        logits: (B, K, H, W).
+        target: Probabilities (B, K, H, W).
+        weights: Of classes (K,); a pixel has the mean weight of its classes, by the teachers' probabilities.
+    """
+    log_target = target.clamp(min=1e-8).log()
+    divergence = (target * (log_target - logits.float().log_softmax(dim=1))).sum(dim=1)
+    pixel_weights = (target * weights.view(1, -1, 1, 1)).sum(dim=1)
+    return (divergence * pixel_weights).sum() / pixel_weights.sum()
+
+
 def class_weights(pixels: Tensor, strength: float) -> Tensor:
     """Return class weights (K,) from pixel counts (K,): frequency^-strength, scaled to a mean of 1 over pixels."""
     frequency = (pixels / pixels.sum()).clamp(min=1e-4)

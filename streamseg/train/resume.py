@@ -60,7 +60,8 @@ def restore_training_state(out: Path, settings: dict[str, Any], parts: dict[str,
     if changed == ["data"]:
         alone = settings.get("with_dataset", "none") == "none" and not settings.get("classes")
         same = "--data" if alone else "--data, --with-data and class table"
-        raise ValueError(f"The run in {out} was started with other frames or classes: give the same {same} to resume.")
+        what = "frames, classes or teachers" if settings.get("teachers") else "frames or classes"
+        raise ValueError(f"The run in {out} was started with other {what}: give the same {same} to resume.")
     if "iterations" in changed and state.get("step") == theirs["iterations"]:
         raise ValueError(
             f"The run in {out} is finished, after {theirs['iterations']} iterations: to train on, start another run "
@@ -81,9 +82,12 @@ def format_option(name: str, value: Any) -> str:
     name = OPTION_NAMES.get(name, name).replace("_", "-")
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
-    if str(value).startswith("-"):  # or it would be parsed as an option
+    values = [*map(str, value)] if isinstance(value, list) else [str(value)]
+    if not values:
+        return f"--no-{name}"
+    if values[0].startswith("-"):  # or it would be parsed as an option
         return shlex.quote(f"--{name}={value}")
-    return shlex.join([f"--{name}", *(map(str, value) if isinstance(value, list) else [str(value)])])
+    return shlex.join([f"--{name}", *values])
 
 
 def sync_stop_signal(signal_number: int, done: int, device: torch.device) -> int:

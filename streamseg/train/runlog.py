@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from torch import nn
 
 import streamseg
 from streamseg import machine
@@ -221,14 +222,24 @@ def describe_data(data: TrainingData) -> dict[str, Any]:
     return described
 
 
-def hash_names(datasets: Sequence[Dataset], table: ClassTable | None = None) -> str:
-    """Return a hash of the classes and the file names of data sets; their folders do not matter."""
+def hash_names(datasets: Sequence[Dataset], table: ClassTable | None = None, teachers: Sequence[nn.Module] = ()) -> str:
+    """Return a hash of the classes and the file names of data sets, whose folders do not matter, and of teachers."""
     names = [
         name for dataset in datasets for name in (*dataset.classes.names, *(pair.image.name for pair in dataset.pairs))
     ]
     if table:
         names += [*table.classes.names, *(name for column in table.columns.items() for name in (column[0], *column[1]))]
+    names += [hash_weights(teacher) for teacher in teachers]
     return hashlib.sha256("\n".join(names).encode()).hexdigest()
+
+
+def hash_weights(network: nn.Module) -> str:
+    """Return a hash of the weights of a network."""
+    found = hashlib.sha256()
+    for name, tensor in network.state_dict().items():
+        found.update(name.encode())
+        found.update(tensor.cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
 
 
 def hash_files(dataset: Dataset) -> str:

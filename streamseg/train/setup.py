@@ -1,7 +1,7 @@
 """Set up a training run: the data, the network with its initial weights, the losses and the optimiser."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -14,6 +14,7 @@ from streamseg.classes import Classes
 from streamseg.data.datasets import Dataset
 from streamseg.io.masks import Mask, to_mask
 from streamseg.models import checkpoint
+from streamseg.models.baselines import Baseline
 from streamseg.models.encoder import ResNet, load_imagenet
 from streamseg.models.fanet import FANet, init_as_identity
 from streamseg.models.video import VIDEO_METHODS, VideoMethod
@@ -129,8 +130,9 @@ def set_up(
             for frames, first in zip(frame_sets, firsts, strict=False)
         ]
     )
-    state = make_state(network, class_weights, opened.label_sets(), config, device, processes)
-    settings = {**asdict(config), "data": hash_names(opened.datasets, opened.table)}
+    teachers = [load_teacher(name, description.classes, device) for name in config.teachers]
+    state = make_state(network, class_weights, opened.label_sets(), config, device, processes, teachers)
+    settings = {**asdict(config), "data": hash_names(opened.datasets, opened.table, teachers)}
     first = restore_training_state(out, settings, state.parts()) if resume else 0
     return TrainingSetup(share, opened, frame_sets, description, initial, state, settings, first, config.window)
 
@@ -174,6 +176,7 @@ def make_state(
     config: TrainConfig,
     device: torch.device,
     processes: int,
+    teachers: Sequence[FANet | Baseline] = (),
 ) -> TrainState:
     """Return a network with its losses, EMA, optimiser and gradient scaler, on a device."""
     loss_module = LossModule(
@@ -186,6 +189,9 @@ def make_state(
         consistency_loss=config.consistency_loss,
         loss_stride=config.loss_stride,
         auxiliary_stride=config.auxiliary_stride,
+        teachers=teachers,
+        teacher_scales=config.teacher_scales,
+        distillation_loss=config.distillation_loss,
         moved_clips=config.moved_clips,
         processes=processes,
     )
@@ -291,6 +297,19 @@ def load_initial_weights(
     if {name: x.shape for name, x in ours.items()} != {name: x.shape for name, x in theirs.items()}:
         raise ValueError(f"{initial} holds another kind of network: start from one of the same kind.")
     network.load_state_dict(theirs)
+
+
+def load_teacher(name: str, classes: Classes, device: torch.device) -> FANet | Baseline:
+    """Return a trained network that knows the classes of a run, on a device."""
+    teacher, known = checkpoint.load(name)
+    if not isinstance(teacher, (FANet, Baseline)):
+        raise ValueError(f"{name} is a video method; expected a network for images as a teacher.")
+    if known.names != classes.names:
+        raise ValueError(
+            f"The teacher {name} knows {', '.join(known.names)}; expected the classes of the run: "
+            f"{', '.join(classes.names)}."
+        )
+    return teacher.requires_grad_(False).eval().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stub lacks it
 
 
 def load_backbone(method: VideoMethod, description: checkpoint.Description, initial: str) -> None:

@@ -51,6 +51,8 @@ def other_values(config, field):
         return [choice for choice in get_args(field.type) if choice != value]
     if isinstance(value, bool):
         return [not value]
+    if field.name == "teachers":
+        return [("a",), ("with spaces", "it's")]
     if isinstance(value, tuple):
         return [tuple(2 * part for part in value)]
     if isinstance(value, str):
@@ -95,6 +97,16 @@ def test_the_options_in_the_error_resume_the_run(field, tmp_path, monkeypatch, c
             config, more = parse(monkeypatch, recipe, shlex.split(told))
             assert json.dumps(asdict(config)) == json.dumps(asdict(theirs)), told
             assert more["resume"]
+    capsys.readouterr()
+
+
+def test_a_run_without_teachers_is_resumed_without_them(tmp_path, monkeypatch, capsys):
+    ours = RECIPES["folder-18"].config
+    resume.save_training_state(tmp_path, 7, {**asdict(ours), "data": "x"}, {})
+    with pytest.raises(ValueError, match="continue with --no-teachers --resume.$"):
+        resume.restore_training_state(tmp_path, {**asdict(replace(ours, teachers=("a",))), "data": "x"}, {})
+    config, _ = parse(monkeypatch, "folder-18", ["--no-teachers", "--resume"])
+    assert config.teachers == ()
     capsys.readouterr()
 
 
