@@ -1,4 +1,4 @@
-"""Times of benchmarks/video_methods.py: a network's frames, eager and as CUDA graphs, and their cost."""
+"""Times of benchmarks/video_methods.py: a network's frames, as CUDA graphs and eager, and their cost."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +16,8 @@ from streamseg.models.video import VideoMethod
 
 Call = Callable[[], object]
 
+GRAPHS = "CUDA graphs, fp16"
+
 
 def count_cost(weights: Path, size: tuple[int, int], key_share: float) -> float:
     """Return the mean GMACs of a frame.
@@ -31,9 +33,10 @@ def count_cost(weights: Path, size: tuple[int, int], key_share: float) -> float:
 
 @torch.no_grad()
 def measure_times(weights: Path, size: tuple[int, int], key_share: float, with_past: bool) -> dict[str, Any]:
-    """Return the mean and the maximum time of a frame, from frame to logits of its size, fp16 on a GPU.
+    """Return the mean and the maximum time of a frame, from frame to logits of its size, and in which engine.
 
-    On a GPU also those of CUDA graphs, where a call waits for no decision: the time without the launches of kernels.
+    On a GPU they are those of CUDA graphs in fp16, without the launches of kernels; those of the eager network are
+    beside them. Where a schedule decides, there is a graph for either decision, and the wait for it is not in them.
 
     Args:
         with_past: Time a FANet with the context of an earlier frame.
@@ -46,15 +49,17 @@ def measure_times(weights: Path, size: tuple[int, int], key_share: float, with_p
     image = torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8, device=device)
     calls = calls_of(model, image, with_past)
     times = {name: typical_time(call, device) for name, call in calls.items()}
-    found = summarise(times, key_share) | {"times": times, "device": name_device(device)}
-    if device.type != "cuda" or getattr(model, "decides_by", ""):
-        return found
+    eager = summarise(times, key_share)
+    if device.type != "cuda":
+        return eager | {"times": times, "engine": "eager, fp32", "device": "cpu"}
+    found: dict[str, Any] = {f"eager_{key}": number for key, number in eager.items()}
+    found |= {"eager_times": times, "device": torch.cuda.get_device_name(device)}
     try:
         graphs = {name: typical_time(capture_graph(call, device).replay, device) for name, call in calls.items()}
-    except RuntimeError as error:  # the eager times are what the table is about
-        print(f"{weights.parent.name}: no CUDA graph, {error!r:.200}", flush=True)
+    except RuntimeError as error:  # the other networks, and the eager times, do not depend on it
+        print(f"{weights.parent.name}: no CUDA graph, {error!r:.300}", flush=True)
         return found
-    return found | {f"graph_{key}": number for key, number in summarise(graphs, key_share).items()}
+    return found | summarise(graphs, key_share) | {"times": graphs, "engine": GRAPHS}
 
 
 def calls_of(model: Any, image: torch.Tensor, with_past: bool) -> dict[str, Call]:
@@ -75,9 +80,5 @@ def summarise(times: dict[str, float], key_share: float) -> dict[str, float]:
 
 def typical_time(call: Call, device: torch.device) -> float:
     """Return the median milliseconds of a call; on a GPU by events."""
-    warm_up, rounds = (10, 50) if device.type == "cuda" else (1, 3)
+    warm_up, rounds = (5, 30) if device.type == "cuda" else (1, 3)
     return median([time_call(call, device) for _ in range(warm_up + rounds)][warm_up:])
-
-
-def name_device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,13 +1,14 @@
 """Train the flow network of the video methods, and measure it.
 
-    python benchmarks/train_flow.py DATA CLIPS --out flow.safetensors [--minutes 5] [--dataset camvid]
+    python benchmarks/train_flow.py DATA [CLIPS] --out flow.safetensors [--minutes 5] [--dataset camvid]
 
 DATA is the folder of a data set, whose train pictures are moved in known ways; CLIPS a folder of videos, whose
 neighbouring frames it learns without labels, as it does those of the data set's sequences that are less than a quarter
-of a second apart. Synthetic pairs of the data set's val pictures and real pairs of the last video are held out: it
-prints the end-point error on the first and the photometric error on the second, beside those of zero flow, and writes
-them beside the weights as .json. If it is stopped, the same command goes on where it was, from OUT.state.pt. load_flow
-of streamseg.models.video.flownet reads the weights.
+of a second apart. Without CLIPS, or without PyAV to read them, it learns the moved pictures alone, and says so.
+Synthetic pairs of the data set's val pictures and real pairs of the last video are held out: it prints the end-point
+error on the first and the photometric error on the second, beside those of zero flow, and writes them beside the
+weights as .json. If it is stopped, the same command goes on where it was, from OUT.state.pt. load_flow of
+streamseg.models.video.flownet reads the weights.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,10 @@ SAVE_SECONDS = 15
 """Time between saves of the state."""
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder of the data set")
-    parser.add_argument("clips", type=Path, help="folder of videos")
+    parser.add_argument("clips", type=Path, nargs="?", help="folder of videos")
     parser.add_argument("--out", type=Path, required=True, help="file for the weights, .safetensors")
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--dataset", default="camvid", choices=[*DATASETS])
@@ -64,7 +65,10 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=2, help="take every so many frames of a video")
     parser.add_argument("--gap", type=int, default=3, help="frames from the earlier to the later of a pair, at most")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    parser.add_argument("--threads", type=int, help="CPU threads")
+    arguments = parser.parse_args(given)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     size = tuple(arguments.size)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -72,13 +76,12 @@ def main() -> None:
         print(f"{arguments.out} is there already: nothing to do.")
         return
     train_split, val = (DATASETS[arguments.dataset](arguments.data, split) for split in ("train", "val"))
-    pictures = read_pictures(train_split, arguments.pictures, size).to(device)
-    held_pictures = read_pictures(val, HELD_OUT, size).to(device)
-    *videos, held_video = list_videos(arguments.clips)
-    sequences = [read_video(video, arguments.every, size) for video in videos]
-    sequences += [read_files(train_split, paths, size) for paths in dense_sequences(train_split)]
-    pairs = make_pairs(sequences, arguments.gap).to(device)
-    held_pairs = make_pairs([read_video(held_video, arguments.every, size)], arguments.gap)[:HELD_OUT].to(device)
+    pictures = read_pictures(train_split, arguments.pictures, size, device)
+    held_pictures = read_pictures(val, HELD_OUT, size, device)
+    *videos, held_video = read_videos(arguments.clips, arguments.every, size, device) or [pictures[:0]]
+    sequences = videos + [read_files(train_split, paths, size, device) for paths in dense_sequences(train_split)]
+    pairs = make_pairs(sequences, arguments.gap)
+    held_pairs = make_pairs([held_video], arguments.gap)[:HELD_OUT]
     print(f"{len(pictures)} pictures, {len(pairs)} real pairs; held out: {len(held_pictures)} and {len(held_pairs)}")
 
     torch.manual_seed(arguments.seed)
@@ -151,14 +154,23 @@ def dense_sequences(dataset: Dataset) -> Iterator[Sequence[Path]]:
             yield [frame.image for frame in sequence]
 
 
-def read_pictures(dataset: Dataset, most: int, size: tuple[int, int]) -> Tensor:
+def read_pictures(dataset: Dataset, most: int, size: tuple[int, int], device: torch.device) -> Tensor:
     """Return up to `most` pictures of a split (N, 3, H, W), evenly spread over it."""
     step = max(1, len(dataset) // most)
-    return torch.stack([shrink(dataset.read_image(pair.image), size) for pair in dataset.pairs[::step][:most]])
+    return read_files(dataset, [pair.image for pair in dataset.pairs[::step][:most]], size, device)
 
 
-def read_files(dataset: Dataset, paths: Sequence[Path], size: tuple[int, int]) -> Tensor:
-    return torch.stack([shrink(dataset.read_image(path), size) for path in paths])
+def read_files(dataset: Dataset, paths: Sequence[Path], size: tuple[int, int], device: torch.device) -> Tensor:
+    return torch.stack([shrink(dataset.read_image(path).to(device), size) for path in paths])
+
+
+def read_videos(folder: Path | None, every: int, size: tuple[int, int], device: torch.device) -> list[Tensor]:
+    """Return the frames of the videos in a folder, or nothing, with a message, if they cannot be read."""
+    try:
+        return [read_video(video, every, size, device) for video in list_videos(folder)] if folder else []
+    except ImportError as error:
+        print(f"{error}. Without it the flow network learns from moved pictures alone.", flush=True)
+        return []
 
 
 def list_videos(folder: Path) -> list[Path]:
@@ -169,9 +181,10 @@ def list_videos(folder: Path) -> list[Path]:
     return videos
 
 
-def read_video(path: Path, every: int, size: tuple[int, int]) -> Tensor:
+def read_video(path: Path, every: int, size: tuple[int, int], device: torch.device) -> Tensor:
     """Return every so many frames of a video (T, 3, H, W)."""
-    return torch.stack([shrink(frame, size) for i, frame in enumerate(streamseg.read_frames(path)) if i % every == 0])
+    frames = islice(streamseg.read_frames(path), 0, None, every)
+    return torch.stack([shrink(frame.to(device), size) for frame in frames])
 
 
 def shrink(frame: Tensor, size: tuple[int, int]) -> Tensor:
@@ -195,18 +208,18 @@ def make_pairs(sequences: Sequence[Tensor], gap: int) -> Tensor:
 
 
 def report(network: FlowNetS, pictures: Tensor, pairs: Tensor) -> dict[str, Any]:
-    """Return the errors on held-out pairs beside those of zero flow."""
-    moved, real = end_point_error(network, pictures), photometric_error(network, pairs)
-    return {"end_point_error": vars(moved), "photometric_error": vars(real)}
+    """Return the errors on held-out pairs beside those of zero flow; without real pairs, of synthetic ones alone."""
+    errors = {"end_point_error": vars(end_point_error(network, pictures))}
+    return errors | ({"photometric_error": vars(photometric_error(network, pairs))} if len(pairs) else {})
 
 
 def format_errors(errors: dict[str, Any]) -> str:
-    moved, real = errors["end_point_error"], errors["photometric_error"]
-    return (
-        "| held out | flow | zero flow |\n|---|---|---|\n"
-        f"| end-point error, synthetic pairs, pixels | {moved['ours']:.2f} | {moved['zero']:.2f} |\n"
-        f"| photometric error, real pairs, of 255 | {real['ours']:.2f} | {real['zero']:.2f} |"
-    )
+    titles = {
+        "end_point_error": "end-point error, synthetic pairs, pixels",
+        "photometric_error": "photometric error, real pairs, of 255",
+    }
+    lines = [f"| {titles[name]} | {one['ours']:.2f} | {one['zero']:.2f} |" for name, one in errors.items()]
+    return "\n".join(["| held out | flow | zero flow |", "|---|---|---|", *lines])
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def position_calls(method: VideoMethod, image: Tensor) -> dict[str, Call]:
         _, after = step_deciding(method, frame, state, name == CHANGED)
         finished = method.finish(after)
         if finished is not after:
-            calls[name + AFTER_LABELS] = partial(method.finish, after)
+            calls[name + AFTER_LABELS] = partial(finish_deciding, method, after, name == CHANGED)
         if method.interval is not None:
             state = finished
     return calls
@@ -149,6 +149,12 @@ def step_deciding(method: VideoMethod, image: Tensor, state: Any, fires: bool) -
     """Return what step returns if the schedule of a method fires, or does not."""
     with deciding(method, fires):
         return method.step(image, state)
+
+
+def finish_deciding(method: VideoMethod, state: Any, fires: bool) -> Any:
+    """Return what finish returns if the schedule of a method fires, or does not."""
+    with deciding(method, fires):
+        return method.finish(state)
 
 
 def count_method_macs(method: VideoMethod, size: tuple[int, int]) -> dict[str, int]:

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from streamseg.models.layers import initialise, resize
+from streamseg.models.layers import resize
 from streamseg.models.video.backbone import Shallow
-from streamseg.models.video.schedule import check_threshold, chosen_entries, put_entries, take_entries
+from streamseg.models.video.schedule import check_threshold, chosen_entries, put_entries, take_chosen, take_entries
 from streamseg.models.video.scheme import VideoMethod, sizes, train_backbone
 
 
@@ -119,6 +119,8 @@ class AdaptiveState(NamedTuple):
 class AdaptiveClockwork(VideoMethod[AdaptiveState]):
     """The adaptive clock: the deep part runs when the labels of Res-2 have changed enough since it ran last.
 
+    Until its classifier is trained, all these labels are the same, and only a threshold of 0 fires.
+
     Args:
         threshold: Share of the pixels whose labels must have changed; 0 runs the deep part on every frame.
         interval: The most frames from one run of the deep part to the next; None for no limit.
@@ -134,7 +136,9 @@ class AdaptiveClockwork(VideoMethod[AdaptiveState]):
         check_threshold(threshold)
         self.threshold = threshold
         self.score2 = nn.Conv2d(self.backbone.shallow_channels, self.classes, 1)
-        initialise(self.score2)
+        # zeros, as in FCN: what is left of random weights after a short training changes labels where nothing changes
+        nn.init.zeros_(self.score2.weight)
+        nn.init.zeros_(self.score2.bias)  # type: ignore[arg-type] # it has one
 
     def key_frame(self, image: Tensor) -> tuple[Tensor, AdaptiveState]:
         shallow = self.backbone.shallow(image)
@@ -150,7 +154,7 @@ class AdaptiveClockwork(VideoMethod[AdaptiveState]):
         deep, since = state.deep, state.labels
         if fired:
             deep = put_entries(deep, fired, self.backbone.deep(take_entries(shallow, fired)))
-            since = put_entries(since, fired, labels[fired])
+            since = put_entries(since, fired, take_chosen(labels, fired))
         position = 0 if len(fired) == len(image) else state.position + 1
         return fuse(self, image, shallow, deep), AdaptiveState(deep, since, position, *sizes(image))
 

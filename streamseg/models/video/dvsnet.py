@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from streamseg.checks import check_count
 from streamseg.models.layers import MIN_SIDE, resize
 from streamseg.models.video.flownet import FlowNetS, FlowOutputs, flownet_slim
-from streamseg.models.video.schedule import check_target, chosen_entries, put_entries
+from streamseg.models.video.schedule import check_target, chosen_entries, put_entries, take_chosen
 from streamseg.models.video.scheme import VideoMethod, sizes, warp
 
 
@@ -98,10 +98,11 @@ class DVSNet(VideoMethod[DVSNetState]):
         chosen = chosen_entries((score < self.target) | (self.target >= 100), default=self.target >= 100)
         logits = resize(self.propagate(state.logits, outputs), cells)
         if chosen:
-            segmented = self.segment(cells[chosen])
+            fresh = take_chosen(cells, chosen)
+            segmented = self.segment(fresh)
             logits = put_entries(logits, chosen, resize(segmented, cells))
             state = state._replace(
-                cells=put_entries(state.cells, chosen, cells[chosen]),
+                cells=put_entries(state.cells, chosen, fresh),
                 logits=put_entries(state.logits, chosen, segmented),
             )
         position = 0 if len(chosen) == len(cells) else state.position + 1

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from streamseg.models.layers import conv, resize
 from streamseg.models.video.backbone import Shallow
-from streamseg.models.video.schedule import check_threshold, chosen_entries, put_entries
+from streamseg.models.video.schedule import check_threshold, chosen_entries, put_entries, take_chosen
 from streamseg.models.video.scheme import VideoMethod, sizes
 
 
@@ -101,7 +101,7 @@ class LowLatency(VideoMethod[LowLatencyState]):
         if not chosen:
             return state
         every = len(chosen) == state.streams
-        out = state.out if every else state.out[chosen]
+        out = take_chosen(state.out, chosen)
         deep = put_entries(state.deep, chosen, self.backbone.deep(Shallow(out, out, out)))
         position = 0 if every else state.position
         return state._replace(deep=deep, key=put_entries(state.key, chosen, out), position=position)

@@ -8,6 +8,7 @@ Shapes: B entries of a batch, n of them chosen.
 import math
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 Maps = TypeVar("Maps", bound=tuple)
@@ -37,17 +38,22 @@ def is_number(given: object) -> bool:
 def chosen_entries(decisions: Tensor, default: bool) -> list[int]:
     """Return the entries (n) of a batch for which a decision (B,) is true.
 
-    This waits for the device. On the meta device, where costs are counted and nothing has a value, the default decides.
+    This waits for the device. Where nothing has a value the default decides: on the meta device, where costs are
+    counted, and while a CUDA graph is captured, to be timed.
     """
-    decided = [default] * len(decisions) if decisions.is_meta else decisions.tolist()
+    without_values = decisions.is_meta or (decisions.is_cuda and torch.cuda.is_current_stream_capturing())
+    decided = [default] * len(decisions) if without_values else decisions.tolist()
     return [number for number, yes in enumerate(decided) if yes]
 
 
 def take_entries(maps: Maps, chosen: list[int]) -> Maps:
     """Return a NamedTuple of maps (B, ...) with only the chosen entries (n, ...)."""
-    if len(chosen) == len(maps[0]):
-        return maps
-    return type(maps)(*(x[chosen] for x in maps))
+    return type(maps)(*(take_chosen(x, chosen) for x in maps))
+
+
+def take_chosen(x: Tensor, chosen: list[int]) -> Tensor:
+    """Return the chosen entries (n, ...) of a map (B, ...); all of them are the map itself, without a copy."""
+    return x if len(chosen) == len(x) else x[chosen]
 
 
 def put_entries(x: Tensor, chosen: list[int], new: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from streamseg.models.baselines.swiftnet import swiftnet18
 from streamseg.models.fanet import fanet18
-from streamseg.models.layers import resize
+from streamseg.models.layers import initialise, resize
 from streamseg.models.video.clockwork import AdaptiveClockwork, Clockwork, PipelinedClockwork
 
 CLOCKS = (Clockwork, PipelinedClockwork, AdaptiveClockwork)
@@ -22,7 +22,10 @@ def frames():
 
 def make(clock, network=swiftnet18, **options):
     torch.manual_seed(0)
-    return clock(network(4), **options).eval()
+    method = clock(network(4), **options).eval()
+    if isinstance(method, AdaptiveClockwork):
+        initialise(method.score2)  # as if it were trained: labels that depend on the frame
+    return method
 
 
 @torch.no_grad()
@@ -109,6 +112,21 @@ def test_the_threshold_goes_from_every_frame_to_none(frames, threshold, runs):
         results = run(method, frames)
     assert deep.call_count == runs
     assert results[-1].equal(fused(method, frames[-1], frames[-1 if runs == 5 else 0]))
+
+
+def test_an_adaptive_clock_that_fires_on_every_second_frame_is_the_alternating_one(frames):
+    method = make(AdaptiveClockwork, threshold=0.5)
+    labels = (torch.full((1, 8, 12), number // 2, dtype=torch.uint8) for number in range(len(frames)))
+    with patch.object(method, "shallow_labels", side_effect=labels):
+        results = run(method, frames)
+    assert all(map(torch.equal, results, run(make(Clockwork), frames)))
+
+
+def test_an_untrained_adaptive_clock_does_not_fire(frames):
+    method = AdaptiveClockwork(swiftnet18(4), threshold=0.01).eval()
+    with patch.object(method.backbone, "deep", wraps=method.backbone.deep) as deep:
+        run(method, frames)
+    assert deep.call_count == 1
 
 
 def test_the_adaptive_clock_decides_for_each_stream_of_a_batch(frames):

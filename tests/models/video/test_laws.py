@@ -18,10 +18,10 @@ from streamseg.models.video.dvsnet import DVSNet
 from streamseg.models.video.flownet import FlowNetS
 from streamseg.models.video.grfp import grfp
 from streamseg.models.video.low_latency import LowLatency
-from streamseg.models.video.netwarp import netwarp
+from streamseg.models.video.netwarp import FlowCNN, netwarp
 from streamseg.models.video.pearl import pearl
 from streamseg.models.video.schedule import chosen_entries
-from streamseg.models.video.scheme import VideoMethod, is_part_of, load_state, save_state
+from streamseg.models.video.scheme import VideoMethod, is_part_of, load_state, save_state, warp
 
 
 def adaptive_clockwork(network, interval=None):
@@ -243,6 +243,41 @@ def test_flow_is_from_the_current_frame_to_the_key_frame_or_the_frame_before(met
     current, previous = asked[-1]
     assert current.equal(frames[2])
     assert previous.equal(frames[0 if from_key else 1])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("method", [dff, accel, netwarp, grfp, dvsnet], ids=lambda method: method.__name__)
+@pytest.mark.parametrize("pixels", [0, 1], ids=["zero flow", "whole pixels"])
+def test_what_a_method_takes_from_the_past_is_moved_exactly_by_the_flow(method, pixels):
+    """Zero flow is the identity, and whole pixels are a shift, of the very maps that each method warps."""
+    built = build(method, interval=None)
+    outputs = built.flow.outputs
+
+    def constant(*frames):
+        found = outputs(*frames)
+        flow = torch.zeros_like(found.flow)
+        flow[:, 0] = pixels
+        return found._replace(flow=flow)
+
+    built.flow.outputs = constant
+    moved = []
+
+    def recording(features, flow):
+        moved.append((features, flow, warp(features, flow)))
+        return moved[-1][2]
+
+    frames = make_frames(2)
+    with patch(f"streamseg.models.video.{method.__name__}.warp", recording):
+        _, state = built.step(frames[0])
+        if method is netwarp:  # its Λ corrects the flow, and starts as the identity
+            built.correct = FlowCNN()
+        built.step(frames[1], state)
+    assert moved
+    for features, flow, result in moved:
+        (columns,) = flow[:, 0].unique().tolist()
+        assert columns == pixels * features.shape[-1] // 12  # the flow is at 1/8 of 96 columns
+        shift = int(columns)
+        assert result[..., : features.shape[-1] - shift].equal(features[..., shift:])
 
 
 @torch.inference_mode()

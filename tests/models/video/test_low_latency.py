@@ -91,6 +91,16 @@ def test_without_a_new_key_frame_the_first_one_serves(frames):
     assert run(method, frames)[0][-1].equal(run(method, [frames[0], frames[3]])[0][-1])
 
 
+@pytest.mark.parametrize("network", [swiftnet18, fanet18])
+def test_before_training_an_unchanged_frame_keeps_the_labels_of_its_key_frame(network, frames):
+    """Whatever its distance: all but those that a little of the kernels' neighbourhood changes."""
+    torch.manual_seed(0)
+    method = LowLatency(network(4), threshold=float("inf")).eval()
+    (key, *others), _ = run(method, [frames[0]] * 4)
+    assert others[-1].equal(others[0])
+    assert (others[0].argmax(dim=1) == key.argmax(dim=1)).float().mean() > 0.95
+
+
 def test_streams_of_a_batch_and_in_turn_equal_each_alone(frames):
     method = make(threshold=1e-4)
     # the scheduler fires on any change, and not on a still picture
