@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from streamseg.checks import PICTURE_SUFFIXES, check_count
 from streamseg.cli.messages import check_figures, loading, open_messages, pick_progress, write_figures
-from streamseg.cli.options import Device, Json, Quiet, check_weights, option, parse_size, pick_device
+from streamseg.cli.options import Device, Json, Quiet, check_weights, default_device, option, parse_size, pick_device
 from streamseg.io.files import check_new_folder, folder_written_whole
 from streamseg.models.bundled import DEFAULT
 
@@ -66,7 +66,6 @@ def prelabel(
         from streamseg.data.formats.files import place_picture
         from streamseg.data.formats.prelabels import WRITERS
         from streamseg.engine.open import open_engine
-        from streamseg.engine.runtime import default_device
 
         opened = open_engine(weights, pick_device(device or default_device(weights)))
     folder, write = WRITERS[format]

@@ -23,6 +23,7 @@ from streamseg.cli.options import (
     Weights,
     check_exported,
     check_weights,
+    default_device,
     option,
     parse_steady,
     pick_device,
@@ -154,8 +155,7 @@ def serve(
     check_mask_file(mask, bonnet=False)
     parse_steady(steady)  # an error now rather than in a replica
     with loading(quiet):
-        from streamseg.engine.runtime import default_device
-    token = find_token(token)
+        token = find_token(token)
     # absolute, as the processes of replicas may have another folder
     options = (device, precision, window, trust, palette, str(Path(mask).absolute()) if mask else "", steady)
     if not (processes.replicas or processes.ray):
@@ -189,7 +189,7 @@ def serve_here(
 ) -> int:
     """Serve in this process until a signal; return the exit status."""
     from streamseg import serve as server
-    from streamseg.io.images import allow_large_pictures
+    from streamseg.io.pictures import allow_large_pictures
 
     sources, areas = server.parse_sources(streams.source), server.parse_zone_files(streams.zones)
     lost: list[str] = []
@@ -271,7 +271,7 @@ def open_served(
     from streamseg.stream.label_frames import check_window
     from streamseg.stream.state import LastFrames, Policy
 
-    place = pick_device(device or runtime.default_device(weights))
+    place = pick_device(device or default_device(weights))
     engine, classes, trained = open_preparing_engine(weights, place, precision, trust=trust)
     if isinstance(engine, runtime.ExportedEngine):
         given = None if window is None else LastFrames(window)

@@ -1,4 +1,4 @@
-"""A process that decodes a video, or encodes one, for the process that started it (codec_client.py).
+"""A process that decodes a video, or encodes one, for the process that started it (codec_pool.py).
 
 Only one thread of a process runs Python at a time. Codecs in processes of their own never wait for the threads that
 feed a GPU, nor these for them. It imports PyAV and numpy, not torch, to start at once.

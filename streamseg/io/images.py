@@ -1,59 +1,48 @@
 """Read and write picture files: frames and labels.
 
-A frame is RGB, uint8, (3, H, W). Only this module and streamseg.io.captions import PIL.
+A frame is RGB, uint8, (3, H, W). Only this module, streamseg.io.pictures and streamseg.io.captions import PIL.
 """
 
 import io
 import math
-import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, TypeGuard, TypeVar
+from typing import BinaryIO, TypeGuard
 
 import numpy
 import torch
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from streamseg.checks import check_suffix
 from streamseg.classes import Classes
-
-Result = TypeVar("Result")
+from streamseg.io import pictures
+from streamseg.io.pictures import (
+    PIL_LOCK,
+    SIGNATURE,
+    Result,
+    UnknownFormatError,
+    check_upload,
+    decode_file,
+    encode_labels,
+    signature,
+    to_pixels,
+    to_rgb,
+    upright,
+)
 
 Picture = str | Path | Image.Image | numpy.ndarray | Tensor
 """Anything that is accepted as a picture: a path, a PIL image, an array (H, W, 3), (H, W, 4) or (H, W), a frame."""
 
 PilPicture = Image.Image
 
-MAX_LARGE_PIXELS = 2**30
-"""The limit that allow_large_pictures sets: 4 GB in memory."""
-
-UPLOAD_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-"""The formats that are accepted from clients: none of their decoders starts another program."""
-
-PIL_LOCK = threading.Lock()
-"""Held while warnings are filtered: the filters are global to the process."""
-
-SIGNATURE = "streamseg"
-"""The name of the software in the EXIF of a picture."""
 BMP_SIGNATURE = (6, b"sseg")
-"""The same for a BMP, which has no EXIF: position and value of the header bytes that are free for applications."""
+"""What marks a BMP, which has no EXIF: position and value of the header bytes that are free for applications."""
 
 FAST_COMPRESSION = 1
 """The compression level for PNGs of photographs: an overlay of 720 x 1280 takes 47 to 61 ms instead of 212 to 299, and
-the file is 7 to 10 % larger. Labels, which take 5 ms, would become two thirds larger."""
-
-# by EXIF orientation: how a picture becomes upright
-EXIF_TRANSPOSES = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+the file is 7 to 10 % larger."""
 
 MAX_SIDES = {".webp": 16383, ".jpg": 65500, ".jpeg": 65500}
 """The longest side, in pixels, that these formats can hold."""
@@ -67,11 +56,6 @@ def read_image(path: str | Path) -> Tensor:
     return read_first(path)[0]
 
 
-def allow_large_pictures() -> None:
-    """Raise PIL's limit on the size of pictures, a protection against attacks, for this whole process."""
-    Image.MAX_IMAGE_PIXELS = MAX_LARGE_PIXELS
-
-
 def read_first(path: str | Path) -> tuple[Tensor, bool]:
     """Return the frame of a picture, and whether the file holds more than one, as animations do."""
     return decode(Path(path), to_first_frame)
@@ -82,18 +66,9 @@ def read_downloaded(file: BinaryIO, name: str) -> tuple[Tensor, bool]:
     return decode_file(file, name, to_first_frame)
 
 
-class UnknownFormatError(ValueError):
-    """Uploaded data is no picture of an accepted format."""
-
-
-class TooLargeError(ValueError):
-    """A picture has more pixels than are allowed."""
-
-
 def decode_upload(data: bytes, most: int) -> Tensor:
     """Return the frame of an uploaded picture. One with more than `most` pixels is refused before it is decoded."""
-    check_upload(data, most)
-    return decode_file(io.BytesIO(data), "The picture", to_first_frame, UPLOAD_FORMATS)[0]
+    return torch.from_numpy(numpy.array(pictures.decode_upload(data, most), order="C"))
 
 
 def decode_uploaded_ids(data: bytes, most: int) -> Tensor:
@@ -108,28 +83,10 @@ def decode_uploaded_ids(data: bytes, most: int) -> Tensor:
     )
 
 
-def check_upload(data: bytes, most: int) -> None:
-    """Raise an error if uploaded data is no picture, or one with more than `most` pixels."""
-    try:
-        with PIL_LOCK, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=UPLOAD_FORMATS) as picture:
-                pixels = picture.width * picture.height
-    except UnidentifiedImageError:
-        raise UnknownFormatError("The data is no picture: send a PNG, JPEG, WebP, GIF, BMP or TIFF.") from None
-    except Image.DecompressionBombError:
-        pixels = most + 1
-    except Exception as error:  # a damaged file can fail anywhere in its decoder
-        raise ValueError(f"The picture is damaged ({error!s:.80}): send a whole copy.") from error
-    if pixels > most:
-        raise TooLargeError(f"The picture has more than {most:,} pixels: make it smaller first.")
-
-
 def to_first_frame(picture: Image.Image) -> tuple[Tensor, bool]:
     """Return the frame of a picture, and whether more follow in its file."""
-    rgb = to_rgb(upright(picture))
     # numpy copies: torch would start a pool of threads in each thread that decodes
-    frame = torch.from_numpy(numpy.array(numpy.asarray(rgb).transpose(2, 0, 1), order="C"))
+    frame = torch.from_numpy(numpy.array(to_pixels(picture), order="C"))
     with PIL_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -237,57 +194,6 @@ def decode(path: Path, convert: Callable[[Image.Image], Result]) -> Result:
         return decode_file(file, str(path), convert)
 
 
-def decode_file(
-    file: BinaryIO, name: str, convert: Callable[[Image.Image], Result], formats: tuple[str, ...] | None = None
-) -> Result:
-    """Convert the picture in a file. Errors use the given name.
-
-    Args:
-        formats: The accepted formats; None for all that PIL knows.
-    """
-    try:
-        with PIL_LOCK, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            picture = Image.open(file, formats=formats)
-        picture.load()
-        return convert(picture)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise ValueError(
-            f"{name} has more than {Image.MAX_IMAGE_PIXELS:,} pixels: make it smaller first, or segment it with "
-            f"--tile, which takes up to {MAX_LARGE_PIXELS:,}."
-        ) from None
-    except UnidentifiedImageError:
-        raise ValueError(f"{name} is not a picture that can be read, such as PNG, JPEG, WebP or TIFF.") from None
-    except Exception as error:  # a damaged file can fail anywhere in its decoder
-        raise ValueError(
-            f"{name} is damaged or cut short, or has a rare format ({error}): get a new copy, or save it as a PNG."
-        ) from error
-
-
-def upright(picture: Image.Image) -> Image.Image:
-    """Return a picture rotated as its EXIF says; unreadable EXIF is ignored."""
-    with PIL_LOCK, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            turn = EXIF_TRANSPOSES.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
-        except Exception:  # damaged EXIF can fail in any way
-            turn = None
-    return picture if turn is None else picture.transpose(turn)
-
-
-def to_rgb(picture: Image.Image) -> Image.Image:
-    """Return a picture in RGB, 8 bits; the upper 8 of 16 bits, however dark the result is."""
-    # PIL returns the 16 bits of a PGM as 32
-    if picture.mode == "F" or (picture.mode == "I" and picture.format != "PPM"):
-        raise ValueError("its pixels are floats or 32-bit numbers of unknown range")
-    if picture.mode.startswith("I"):
-        picture = Image.fromarray((numpy.asarray(picture) >> 8).astype(numpy.uint8))
-    # PIL would warn about the transparency of a palette; the colours under it are used
-    picture.info.pop("transparency", None)
-    return picture.convert("RGB")
-
-
 def write_image(path: Path, frame: Tensor) -> None:
     """Write a frame as a picture, in the format of the suffix."""
     check_suffix(path)
@@ -326,18 +232,11 @@ def to_jpeg(frame: Tensor) -> bytes:
 
 def write_labels(path: Path | BinaryIO, labels: Tensor, classes: Classes) -> None:
     """Write labels (H, W) as an indexed PNG: each pixel is its label, shown in the colour of its class."""
-    picture = Image.fromarray(labels.to(torch.uint8).cpu().numpy()).convert("P")
-    palette = [part for colour in classes.colours for part in colour]
-    # all 256 entries: with fewer, PIL packs pixels into fewer bits, and 255 (no class) becomes another label
-    picture.putpalette(palette + [0] * (3 * 256 - len(palette)))
-    picture.save(path, format="PNG", exif=signature())
-
-
-def signature() -> Image.Exif:
-    """Return the EXIF that marks pictures as written by streamseg."""
-    exif = Image.Exif()
-    exif[ExifTags.Base.Software] = SIGNATURE
-    return exif
+    data = encode_labels(labels.to(torch.uint8).cpu().numpy(), classes.colours)
+    if isinstance(path, Path):
+        path.write_bytes(data)
+    else:
+        path.write(data)
 
 
 def picture_made_by_streamseg(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Send video to an address: RTSP, RTMP, or MPEG-TS over UDP or SRT.
+"""Send video to an address: RTSP, RTMP, or MPEG-TS over UDP or SRT; or to a folder, as HLS.
 
 A process encodes and sends (live_process.py); here are its start, its timeouts and its end.
 """
@@ -33,6 +33,16 @@ CAMERA_HINT = "If it is a camera to read too, name the place to write with -o."
 FORMATS = {"rtsp": "rtsp", "rtsps": "rtsp", "rtmp": "flv", "rtmps": "flv", "udp": "mpegts", "srt": "mpegts"}
 """FFmpeg's format for each kind of address."""
 
+HLS_OPTIONS = {
+    "hls_time": "1",
+    "hls_list_size": "6",
+    "hls_flags": "delete_segments+independent_segments",
+    "hls_segment_type": "mpegts",
+}
+"""A playlist of six segments, each of a second or, if key frames are rarer, up to the next one."""
+HLS_RATE = Fraction(10)
+"""Frames from key frame to key frame: a segment begins with one, and a slow network has few frames a second."""
+
 
 @dataclass(frozen=True)
 class LiveFrame:
@@ -60,12 +70,11 @@ class VideoProcess:
             bufsize=0,
         )
         threading.Thread(target=self.read_answers, name="answers", daemon=True).start()
-        scheme = address.partition("://")[0].lower()
+        file_format, options = format_of(address)
         header = {
             "address": with_packet_size(address),  # not an argument: others could read a password there
-            "format": FORMATS[scheme],
-            # over TCP: lost packets would damage the picture until the next key frame
-            "options": {"rtsp_transport": "tcp"} if FORMATS[scheme] == "rtsp" else {},
+            "format": file_format,
+            "options": options,
             "size": size,
             "matrix": default_colour_matrix(size[0]),
             "matrix_number": colour_matrix_number(size[0]),
@@ -154,6 +163,25 @@ def video_sender(
     # segment takes the last name as OUT, though it may be meant as one more camera
     hint = CAMERA_HINT if address.partition("://")[0].lower() in SCHEMES else ""
     return LiveSender(name, redact(address), connect, capacity=CAPACITY, noun="frame", notify=notify, hint=hint)
+
+
+def hls_sender(name: str, playlist: Path, notify: Callable[[str], None]) -> LiveSender[LiveFrame]:
+    """Return a sender of frames to a playlist (.m3u8) and its segments (.ts) beside it.
+
+    Args:
+        name: The stream's name, for messages.
+        notify: Receives a sentence when writing fails.
+    """
+    return video_sender(name, str(playlist), HLS_RATE, notify)
+
+
+def format_of(address: str) -> tuple[str, dict[str, str]]:
+    """Return FFmpeg's format for an address, and its options."""
+    if address.endswith(".m3u8"):
+        return "hls", HLS_OPTIONS | {"hls_segment_filename": str(Path(address).with_name("%d.ts"))}
+    found = FORMATS[address.partition("://")[0].lower()]
+    # over TCP: lost packets would damage the picture until the next key frame
+    return found, {"rtsp_transport": "tcp"} if found == "rtsp" else {}
 
 
 def check_live_address(address: str) -> None:

@@ -85,7 +85,9 @@ def check_state_dict(where: str, weights: Mapping[str, Tensor], wanted: Mapping[
             kinds = [torch.int64]
         if not is_dense(tensor) or tensor.dtype not in kinds:
             raise ValueError(f"{where}: {name!r:.80} is no dense tensor of {' or '.join(map(str, kinds))}.")
-        if not tensor.float().isfinite().all() or (name.endswith("running_var") and tensor.lt(0).any()):
+        # NaN is the least and the greatest of numbers with it; isfinite would copy them all
+        low, high = (extreme.float() for extreme in tensor.aminmax())
+        if not (low.isfinite() and high.isfinite()) or (name.endswith("running_var") and low < 0):
             raise ValueError(f"{where}: {name!r:.80} holds numbers that are not finite, or variances below zero.")
 
 

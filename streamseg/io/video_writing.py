@@ -5,6 +5,7 @@ A frame is RGB, uint8, (3, H, W); a size is (height, width); times are in second
 
 import errno
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -85,7 +86,28 @@ LIMITED_RANGE = 1
 """FFmpeg's number of the range of video."""
 
 
-class VideoWriter:
+class ClosedInTheEnd(ABC):
+    """A writer that a with statement closes, after an error too: a video that was cut short can be played."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write the end of the file."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            # the first of two errors says more
+            with suppress(OSError):
+                self.close()
+
+
+class VideoWriter(ClosedInTheEnd):
     """A video being written, in a with statement. What was written before an error is playable.
 
     FFmpeg's errors become OSErrors with an error number, a message and the file name.
@@ -150,19 +172,6 @@ class VideoWriter:
             context.color_primaries = context.color_trc = context.colorspace
             context.color_range = LIMITED_RANGE
         return stream
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            # the first of two errors says more
-            with suppress(OSError):
-                self.close()
 
     def write(self, frame: "Tensor | Yuv420", seconds: float) -> None:
         """Add a frame (3, H, W), as RGB or as the planes of to_yuv, or labels (H, W); times must increase."""

@@ -138,15 +138,15 @@ class BoundedQueue(Generic[Item]):
 
 
 @contextmanager
-def short_turns(wanted: bool = True) -> Iterator[None]:
-    """A context in which a thread has Python's lock for TURN_SECONDS at most while others wait for it.
+def short_turns(wanted: bool = True, seconds: float = TURN_SECONDS) -> Iterator[None]:
+    """A context in which a thread has Python's lock for so many seconds at most while others wait for it.
 
     Calls to a GPU give the lock up and take it back at once, a hundred times for a batch. Threads that wait for it are
     too slow to get it in between, so that they wait for Python's whole turn of 5 ms, and with them their codec.
     """
     before = sys.getswitchinterval()
     if wanted:
-        sys.setswitchinterval(min(TURN_SECONDS, before))
+        sys.setswitchinterval(min(seconds, before))
     try:
         yield
     finally:

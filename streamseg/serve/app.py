@@ -40,6 +40,7 @@ def build_app(gate: RequestGate) -> FastAPI:
         yield
         for source in gate.sources.values():
             await asyncio.to_thread(source.close)
+        await gate.codecs.close()
         await asyncio.to_thread(gate.close)
 
     app = FastAPI(

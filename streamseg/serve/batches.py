@@ -17,6 +17,10 @@ from streamseg.stream.batch_limit import floor_power_of_two
 from streamseg.stream.label_frames import MAX_PIXELS, finish_state, label_batch, network_size
 from streamseg.stream.state import Policy, State
 
+TURN_SECONDS = 5e-4
+"""How long a thread has Python's lock on a GPU while another waits for it. Only two threads want it often, this one and
+the one that answers requests, which gives it up at each packet: shorter turns would only interrupt both."""
+
 Labelled = tuple[Tensor, State]
 """Labels (H, W), uint8, and the state of the stream after the frame."""
 
@@ -81,7 +85,7 @@ class Batcher:
     def work(self, threads: int) -> None:
         """Label batches until the queue is closed and empty."""
         set_torch_threads(threads)
-        with short_turns(self.cuda):
+        with short_turns(self.cuda, TURN_SECONDS):
             while batch := self.take_batch():
                 batch = [request for request in batch if request.future.set_running_or_notify_cancel()]
                 if batch:

@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from email.message import Message as Header
 from http import HTTPStatus
@@ -28,9 +28,11 @@ from torch import Tensor
 from streamseg.classes import Classes
 from streamseg.engine.engine import Engine
 from streamseg.engine.steadying import Steadiness
-from streamseg.io.images import TooLargeError, UnknownFormatError, decode_upload
+from streamseg.io.images import decode_uploaded_ids
 from streamseg.io.masks import Mask
+from streamseg.io.pictures import TooLargeError, UnknownFormatError
 from streamseg.serve.batches import Batcher, Labelled
+from streamseg.serve.codecs import Codecs, RequestCodec, process_count
 from streamseg.serve.counters import Counter, Gauge, PrometheusHistogram, format_metrics
 from streamseg.serve.zone_watch import ServedZones
 from streamseg.stream.state import LastFrames, State
@@ -108,6 +110,7 @@ class RequestGate:
         batch: The largest number of frames in a batch.
         zones: The zones of streams, if there are any.
         folder: Where pictures that clients correct are saved; nowhere if None.
+        processes: The most processes that decode and encode pictures; None for as many as the machine has use for.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class RequestGate:
         batch: int = 8,
         zones: ServedZones | None = None,
         folder: "DataFolder | None" = None,
+        processes: int | None = None,
     ):
         self.served, self.limits, self.token = served, limits or Limits(), token
         self.active = self.streams = self.requests = 0
@@ -143,6 +147,7 @@ class RequestGate:
         batches = PrometheusHistogram("streamseg_batch_frames", "Frames in a batch.", (1, 2, 4, 8, 16, 32))
         policy = LastFrames(served.window, steady=served.steady)
         self.batcher = Batcher(served.engine, policy, batch, batches.add, served.mask)
+        self.codecs = Codecs(self.limits.bytes, self.limits.pixels, process_count() if processes is None else processes)
         self.metrics: list[Counter | PrometheusHistogram | Gauge] = [
             self.answered,
             self.frames,
@@ -222,19 +227,18 @@ class RequestGate:
             raise RequestError(400, "The client disconnected before the picture was complete.") from None
         return bytes(data)
 
-    async def decode(self, data: bytes, decoder: Callable[[bytes, int], Tensor] = decode_upload) -> Tensor:
-        """Return the frame (3, H, W) in a picture file, or what another decoder of io.images returns."""
-        try:
-            frame = await asyncio.to_thread(decoder, data, self.limits.pixels)
-            if self.served.mask and decoder is decode_upload:
+    async def decode(self, data: bytes, codec: RequestCodec) -> Tensor:
+        """Return the frame (3, H, W) in a picture file; it may be used as long as the codec is open."""
+        with picture_errors():
+            frame = await codec.decode(data)
+            if self.served.mask:
                 self.served.mask.check_fits(frame.shape[1], frame.shape[2])
             return frame
-        except UnknownFormatError as error:
-            raise RequestError(415, str(error)) from None
-        except TooLargeError as error:
-            raise RequestError(413, str(error)) from None
-        except ValueError as error:
-            raise RequestError(400, str(error)) from None
+
+    async def decode_ids(self, data: bytes) -> Tensor:
+        """Return the ids (H, W), int32, in a label file."""
+        with picture_errors():
+            return await asyncio.to_thread(decode_uploaded_ids, data, self.limits.pixels)
 
     async def label(self, frame: Tensor, state: State | None = None) -> Labelled:
         """Return the labels of a frame and the new state of its stream, within the time limit."""
@@ -277,6 +281,19 @@ class RequestGate:
             closing.cancel()
 
 
+@contextlib.contextmanager
+def picture_errors() -> Iterator[None]:
+    """Turn the errors of a picture that cannot be decoded into RequestErrors."""
+    try:
+        yield
+    except UnknownFormatError as error:
+        raise RequestError(415, str(error)) from None
+    except TooLargeError as error:
+        raise RequestError(413, str(error)) from None
+    except ValueError as error:
+        raise RequestError(400, str(error)) from None
+
+
 async def current_gate(connection: HTTPConnection) -> RequestGate:
     """Return the gate of the application that received a request."""
     gate: RequestGate = connection.app.state.gate
@@ -312,6 +329,8 @@ async def wait_for_disconnect(request: Request) -> None:
 
 def extract_file(body: bytes, content_type: str) -> bytes:
     """Return the first file of a form (multipart/form-data); any other body unchanged."""
+    if "multipart/form-data" not in content_type.lower():  # most requests
+        return body
     header = Header()
     header["Content-Type"] = "".join(letter for letter in content_type if letter.isprintable())
     boundary = header.get_param("boundary")

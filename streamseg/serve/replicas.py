@@ -18,7 +18,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from streamseg.io.images import allow_large_pictures
+from streamseg.io.pictures import allow_large_pictures
 from streamseg.io.tensors import short_error
 from streamseg.serve.app import build_app
 from streamseg.serve.batches import LabelRequest
@@ -87,7 +87,8 @@ class Replica:
 
     def __init__(self, settings: ReplicaSettings):
         allow_large_pictures()  # the server has limits of its own
-        self.gate = ReplicaGate(settings.open_model(), settings.limits, settings.token, settings.batch)
+        # a replica has one core
+        self.gate = ReplicaGate(settings.open_model(), settings.limits, settings.token, settings.batch, processes=0)
         self.oldest: LabelRequest | None = None
         self.oldest_since = monotonic()
 

@@ -20,7 +20,7 @@ from streamseg.classes import IGNORE, Classes
 from streamseg.data.labels import format_ranges
 from streamseg.data.layouts import read_classes, subfolders, write_classes
 from streamseg.io.files import written_whole
-from streamseg.io.images import decode_uploaded_ids, read_image, write_image, write_labels
+from streamseg.io.images import read_image, write_image, write_labels
 from streamseg.regions.zones import zones_to_json
 from streamseg.serve.gate import Gate, RequestError, RequestGate, require_own_page, require_token
 from streamseg.serve.zone_watch import Areas
@@ -128,14 +128,14 @@ async def save_data(name: str, request: Request, gate: Gate) -> dict[str, list[s
     or 255; and, optionally, classes, a JSON list of the names that these numbers mean.
     """
     folder = find_folder(gate, name)
-    with gate.reserve():
+    with gate.reserve(), gate.codecs.open() as codec:
         form = parse_form(await gate.read_body(request), request.headers.get("content-type", ""))
         for part in ("picture", "labels"):
             if not form.get(part):
                 raise RequestError(400, f"The form has no {part}: send the files picture and labels.")
         check_classes(form.get("classes", b""), folder.classes)
-        frame = await gate.decode(form["picture"])
-        labels = await gate.decode(form["labels"], decode_uploaded_ids)
+        frame = await gate.decode(form["picture"], codec)
+        labels = await gate.decode_ids(form["labels"])
         height, width = frame.shape[1:]
         if labels.shape != (height, width):
             raise RequestError(

@@ -1,7 +1,6 @@
 """POST /segment: a picture in; its labels, an overlay or the share of each class out."""
 
 import asyncio
-import io
 import re
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from streamseg.classes import IGNORE, Classes
 from streamseg.draw import overlay
-from streamseg.io.images import MAX_SIDES, to_jpeg, write_labels
+from streamseg.io.images import MAX_SIDES, to_jpeg
 from streamseg.serve.gate import Gate, RequestError, ServedModel, require_token
 
 ANSWERS = {
@@ -58,11 +57,13 @@ async def segment(request: Request, gate: Gate, alpha: Annotated[float, Query(ge
     alpha is the opacity of the class colours in the JPEG.
     """
     media_type = choose_media_type(request.headers.get("accept", "*/*"))
-    with gate.admit("segment"):
-        frame = await gate.decode(await gate.read_picture(request))
+    with gate.admit("segment"), gate.codecs.open() as codec:
+        frame = await gate.decode(await gate.read_picture(request), codec)
         if media_type == "image/jpeg" and max(frame.shape) > MAX_SIDES[".jpg"]:
             raise RequestError(406, f"A JPEG has at most {MAX_SIDES['.jpg']:,} pixels a side: accept image/png.")
         labels = await gate.label_while_connected(request, frame)
+        if media_type == "image/png":
+            return Response(await codec.encode(labels, gate.served.classes), media_type=media_type)
         return await asyncio.to_thread(encode_answer, media_type, frame, labels, gate.served, alpha)
 
 
@@ -82,15 +83,11 @@ def choose_media_type(accept: str) -> str:
 
 
 def encode_answer(media_type: str, frame: Tensor, labels: Tensor, served: ServedModel, alpha: float) -> Response:
-    """Return the answer to a request in a media type of ANSWERS."""
+    """Return the answer to a request, as JSON or an overlay."""
     if media_type == "application/json":
         return JSONResponse(shares_as_json(labels, served.classes))
-    if media_type == "image/jpeg":
-        drawn = overlay(frame, labels, served.drawn or served.classes, alpha, borders=True)
-        return Response(to_jpeg(drawn), media_type=media_type)
-    file = io.BytesIO()
-    write_labels(file, labels, served.classes)
-    return Response(file.getvalue(), media_type=media_type)
+    drawn = overlay(frame, labels, served.drawn or served.classes, alpha, borders=True)
+    return Response(to_jpeg(drawn), media_type=media_type)
 
 
 def shares_as_json(labels: Tensor, classes: Classes) -> dict[str, object]:

@@ -33,6 +33,8 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 """Headers of every response."""
+HEADER_PAIRS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+"""The same as ASGI wants them."""
 
 HEAD_SECONDS = 10.0
 """Timeout for receiving the headers of a request."""
@@ -67,9 +69,8 @@ class HttpMiddleware:
 
         async def tracked_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                added = HEADERS | ({"Connection": "close"} if more else {})
-                pairs = [(key.lower().encode(), value.encode()) for key, value in added.items()]
-                message["headers"] = [*message.get("headers", ()), *pairs]
+                closes = [(b"connection", b"close")] if more else []
+                message["headers"] = [*message.get("headers", ()), *HEADER_PAIRS, *closes]
                 route = getattr(scope.get("route"), "path", "other")
                 gate.answered.add(path=route, status=str(message["status"]))
             last = message["type"] == "http.response.body" and not message.get("more_body", False)

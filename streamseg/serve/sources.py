@@ -26,6 +26,7 @@ from streamseg.io.web import is_address, redact, split_address
 from streamseg.parallel.threads import set_torch_threads
 from streamseg.serve.counters import Counter, Gauge
 from streamseg.serve.gate import RequestError, RequestGate
+from streamseg.serve.hls import HlsStream
 from streamseg.serve.segment import shares_as_json
 from streamseg.stream.state import State
 
@@ -54,6 +55,7 @@ class ServedSource:
         self.name, self.address, self.gate, self.dropped = name, address, gate, dropped
         self.viewers = self.listeners = self.label_listeners = 0
         """How many want pictures, events, and labels in their events."""
+        self.hls = HlsStream(name)
         self.view = View(0)
         self.fault = "it has not delivered a frame yet"
         """Why there are no frames; empty while there are."""
@@ -72,7 +74,7 @@ class ServedSource:
     @property
     def watched(self) -> bool:
         """Whether frames are labelled: those of zones are always, as an event does not come again."""
-        return bool(self.viewers or self.listeners or self.zones)
+        return bool(self.viewers or self.listeners or self.zones or self.hls.running)
 
     @property
     def problem(self) -> str:
@@ -95,6 +97,7 @@ class ServedSource:
             self.change.notify_all()
         if self.threads:
             self.threads[1].join(self.gate.limits.seconds)
+        self.hls.close()
 
     def read(self) -> None:
         """Read frames; open the source again if it fails or ends."""
@@ -162,9 +165,11 @@ class ServedSource:
     def make_view(self, capture: Capture, labels: Tensor) -> View:
         """Draw and encode what somebody wants of a frame."""
         served, jpeg, event, packed = self.gate.served, None, None, None
-        if self.viewers:
+        if self.viewers or self.hls.running:
             drawn = overlay(capture.frame, labels.cpu(), served.drawn or served.classes, borders=True)
-            jpeg = to_jpeg(self.zones.draw(drawn) if self.zones else drawn)
+            drawn = self.zones.draw(drawn) if self.zones else drawn
+            jpeg = to_jpeg(drawn) if self.viewers else None
+            self.hls.put(drawn)
         if self.listeners:
             age = round(1000 * (time.monotonic() - capture.captured), 1)
             event = {"source": self.name, "frame": capture.index, "seconds": capture.seconds, "age_ms": age}

@@ -1,9 +1,11 @@
-"""The addresses of sources that the server reads: pictures as an MJPEG stream, events over a WebSocket."""
+"""The addresses of sources that the server reads: pictures as MJPEG and HLS streams, events over a WebSocket."""
 
 import asyncio
 import hmac
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, WebSocket
 from fastapi.responses import Response, StreamingResponse
@@ -12,7 +14,8 @@ from starlette.websockets import WebSocketDisconnect
 
 from streamseg.io.images import to_jpeg
 from streamseg.serve.gate import Gate, RequestError, RequestGate, require_own_page, require_token
-from streamseg.serve.sources import ServedSource
+from streamseg.serve.hls import PLAYLIST
+from streamseg.serve.sources import POLL_SECONDS, ServedSource
 
 BOUNDARY = "frame"
 
@@ -99,6 +102,46 @@ async def parts(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes
 def part(picture: bytes) -> bytes:
     head = f"--{BOUNDARY}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}\r\n\r\n"
     return head.encode() + picture + b"\r\n"
+
+
+@router.get(f"/streams/{{name}}/hls/{PLAYLIST}", dependencies=[Depends(require_viewer)], response_class=Response)
+async def show_playlist(name: str, gate: Gate, token: Annotated[str, Query()] = "") -> Response:
+    """The overlay of a source as an HLS stream: its playlist, which starts it.
+
+    It ends a minute after the last request. 503 if the source delivers no frames.
+    """
+    source = find_served(gate, name)
+    source.check()
+    if not source.hls.running:
+        check_room(gate)
+    playlist = await first_playlist(source)
+    if token:  # players ask for segments without the query of the playlist
+        lines = playlist.splitlines()
+        playlist = "\n".join(line if line.startswith("#") else f"{line}?token={quote(token)}" for line in lines) + "\n"
+    return Response(playlist, media_type="application/vnd.apple.mpegurl", headers={"Cache-Control": "no-store"})
+
+
+async def first_playlist(source: ServedSource) -> str:
+    """Return the playlist of a source, as soon as there is a segment; a RequestError if none comes in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(source.gate.limits.seconds):
+            while not source.gate.closing.is_set():
+                folder = await asyncio.to_thread(source.hls.ask)
+                with suppress(FileNotFoundError):
+                    return await asyncio.to_thread((folder / PLAYLIST).read_text, "utf-8")
+                source.check()
+                await asyncio.sleep(POLL_SECONDS)
+    raise RequestError(503, "The stream has not begun yet: try again.", 5)
+
+
+@router.get("/streams/{name}/hls/{segment}", dependencies=[Depends(require_viewer)], response_class=Response)
+async def show_segment(name: str, segment: str, gate: Gate) -> Response:
+    """A segment that the playlist names."""
+    source = find_served(gate, name)
+    found = await asyncio.to_thread(source.hls.read_segment, segment)
+    if found is None:
+        raise RequestError(404, f"There is no segment {segment[:80]!r}: read the playlist again.")
+    return Response(found, media_type="video/mp2t", headers={"Cache-Control": "no-store"})
 
 
 @router.websocket("/streams/{name}/events")

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import zlib
 from itertools import count
 from time import monotonic
 
@@ -77,12 +76,12 @@ async def answer_frames(client: WebSocket, gate: RequestGate, name: str, labels_
             return
         begin = monotonic()
         try:
-            with gate.admit("stream"):
+            with gate.admit("stream"), gate.codecs.open() as codec:
                 if not message.get("bytes"):
                     raise RequestError(400, "Expected a binary message with a PNG, JPEG or WebP file.")
-                frame = await gate.decode(message["bytes"])
+                frame = await gate.decode(message["bytes"], codec)
                 labels, state = await gate.label(frame, state)
-                compressed = await asyncio.to_thread(zlib.compress, labels.contiguous().numpy().data, 1)
+                compressed = await codec.compress(labels)
         except RequestError as error:
             gate.stream_frames.add(1, **labels_of_stream, answer="rejected")
             answer = {"frame": number, "error": error.sentence, "status": error.status, "again": error.retry_after}

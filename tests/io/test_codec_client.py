@@ -14,8 +14,9 @@ from clips import TURNS, cut, make_clip, picture, turn
 from waiting import PATIENCE
 
 from streamseg.checks import CutShort
-from streamseg.io import codec_client
-from streamseg.io.codec_client import IDLE, CodecProcess, ProcessVideo, ProcessWriter
+from streamseg.io import codec_pool
+from streamseg.io.codec_client import ProcessVideo, ProcessWriter
+from streamseg.io.codec_pool import IDLE
 from streamseg.io.codec_process import SLOTS
 from streamseg.io.planes import Orientation
 from streamseg.io.sources import Decoding, VideoFile
@@ -24,7 +25,7 @@ from streamseg.io.video_writing import open_label_writer, open_video_writer
 from streamseg.io.yuv import BT709, Yuv420, to_yuv
 
 resource = pytest.importorskip("resource")
-pytestmark = pytest.mark.skipif(not codec_client.are_possible(), reason="needs Linux")
+pytestmark = pytest.mark.skipif(not codec_pool.are_possible(), reason="needs Linux")
 PLANES, RGB = Decoding(planes=True, process=True), Decoding(process=True)
 
 
@@ -226,28 +227,6 @@ def test_a_process_ends_with_the_one_that_started_it_and_not_by_a_signal(tmp_pat
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not is_running(pid)
-
-
-def test_processes_are_started_ahead_and_dead_ones_are_not_taken():
-    IDLE.start(2)
-    IDLE.start(2)
-    assert len(IDLE.processes) == 2
-    os.kill(IDLE.processes[-1].process.pid, signal.SIGKILL)
-    IDLE.processes[-1].process.wait()
-    process = IDLE.take()
-    assert process.alive
-    assert IDLE.processes == []
-    process.kill()
-    assert not process.alive
-
-
-def test_no_more_than_some_processes_are_kept(monkeypatch):
-    monkeypatch.setattr(codec_client, "MAX_IDLE", 1)
-    first, second = CodecProcess(), CodecProcess()
-    IDLE.give_back(first)
-    IDLE.give_back(second)
-    assert IDLE.processes == [first]
-    assert not second.alive
 
 
 def test_the_processor_time_of_a_process_grows_with_what_it_decodes(tmp_path):

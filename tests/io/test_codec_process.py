@@ -7,10 +7,10 @@ import os
 import pytest
 from clips import make_clip
 
-from streamseg.io import codec_client, codec_process
+from streamseg.io import codec_pool, codec_process
 from streamseg.io.codec_process import SLOTS, Slots, serve, slot_size
 
-pytestmark = pytest.mark.skipif(not codec_client.are_possible(), reason="needs Linux")
+pytestmark = pytest.mark.skipif(not codec_pool.are_possible(), reason="needs Linux")
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ from PIL import Image
 
 import streamseg
 from streamseg.io.images import (
-    TooLargeError,
-    UnknownFormatError,
     decode_upload,
     lookup_labels,
     picture_made_by_streamseg,
@@ -23,6 +21,7 @@ from streamseg.io.images import (
     write_image,
     write_labels,
 )
+from streamseg.io.pictures import TooLargeError, UnknownFormatError
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from servers import RtspServer, motion_jpeg_server
 from source_files import damage, film, number, numbers, only, paint, shade
+from waiting import until
 
 from streamseg.checks import CutShort
 from streamseg.io.resolve import find_sources, read_frames
@@ -291,7 +292,7 @@ def test_reading_a_network_camera_can_be_stopped():
         frames = read_frames(server.address)
         next(frames)
         frames.close()
-    assert server.requests.count("TEARDOWN") == 2
+        until(lambda: server.requests.count("TEARDOWN") == 2)
 
 
 @pytest.mark.parametrize("path", ["live", ""])

@@ -40,6 +40,7 @@ def test_the_page_loads_nothing_from_other_servers(running):
 def test_openapi_lists_the_addresses_for_programs(running):
     paths = running.ask("/openapi.json").json["paths"]
     streams = {"/streams", "/streams/{name}.jpg", "/streams/{name}.mjpeg", "/streams/{name}/zones"}
+    streams |= {"/streams/{name}/hls/stream.m3u8", "/streams/{name}/hls/{segment}"}
     saved = {"/zones", "/zones/{name}", "/data/{name}"}
     assert {*paths} == {"/segment", "/healthz", "/metrics", "/info", "/browser", "/model.onnx"} | streams | saved
     assert {*paths["/segment"]["post"]["responses"]} >= {"200", "400", "401", "406", "408", "413", "415", "503"}

@@ -55,8 +55,8 @@ def test_a_full_queue_answers_503_and_the_queued_pictures_share_a_batch():
 def test_a_picture_that_is_not_labelled_in_time_gets_503_and_is_counted(running, monkeypatch):
     decode, late = running.gate.decode, running.count_dropped("late")
 
-    async def decode_and_shorten_limit(data):
-        frame = await decode(data)
+    async def decode_and_shorten_limit(data, codec):
+        frame = await decode(data, codec)
         shorter.setattr(running.gate, "limits", Limits(seconds=0.05))  # after the picture has arrived
         return frame
 

@@ -266,3 +266,23 @@ def write_clip(path):
         for frame in moving(10):
             file.mux(stream.encode(av.VideoFrame.from_ndarray(frame.permute(1, 2, 0).contiguous().numpy())))
         file.mux(stream.encode())
+
+
+RESET_DURING_A_FRAME = """async () => {
+  const { ServerEngine } = await import("./engines.js");
+  const canvas = (side) => Object.assign(document.createElement("canvas"), { width: side, height: side });
+  const slow = { toBlob: (done, ...how) => setTimeout(() => canvas(64).toBlob(done, ...how), 500) };
+  const engine = new ServerEngine("secret");
+  await engine.reset();
+  const first = engine.label(slow, false).then((labels) => labels.length, (error) => error.message);
+  await engine.reset();
+  await new Promise((resolve) => setTimeout(resolve, 1000));
+  const second = await engine.label(canvas(48), true);
+  const found = [await first, second.length];
+  engine.close();
+  return found;
+}"""
+
+
+def test_a_frame_from_before_a_reset_does_not_take_the_answer_of_the_next(opened):
+    assert opened.evaluate(RESET_DURING_A_FRAME) == ["The server has closed the stream.", 48 * 48]

@@ -418,26 +418,6 @@ def test_a_frame_of_the_camera_can_be_corrected(tab):
     assert tab.evaluate("document.getElementById('video').srcObject") is None
 
 
-RESET_DURING_A_FRAME = """async () => {
-  const { ServerEngine } = await import("./engines.js");
-  const canvas = (side) => Object.assign(document.createElement("canvas"), { width: side, height: side });
-  const slow = { toBlob: (done, ...how) => setTimeout(() => canvas(64).toBlob(done, ...how), 500) };
-  const engine = new ServerEngine(null);
-  await engine.reset();
-  const first = engine.label(slow, false).then((labels) => labels.length, (error) => error.message);
-  await engine.reset();
-  await new Promise((resolve) => setTimeout(resolve, 1000));
-  const second = await engine.label(canvas(48), true);
-  const found = [await first, second.length];
-  engine.close();
-  return found;
-}"""
-
-
-def test_a_frame_from_before_a_reset_does_not_take_the_answer_of_the_next(tab):
-    assert tab.evaluate(RESET_DURING_A_FRAME) == ["The server has closed the stream.", 48 * 48]
-
-
 @pytest.mark.slow
 def test_the_camera_is_labelled_in_this_browser(browser, exported):
     if page.find_library() is None:

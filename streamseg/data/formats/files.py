@@ -13,7 +13,8 @@ import numpy
 from numpy.typing import NDArray
 
 from streamseg.checks import PICTURE_SUFFIXES
-from streamseg.io.images import decode_file, read_image
+from streamseg.io.images import read_image
+from streamseg.io.pictures import decode_file
 
 MAX_BITMAP = 2**26
 """The most bytes that a bitmap inside of a JSON file may have."""
