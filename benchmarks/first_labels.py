@@ -47,7 +47,7 @@ def label_in_child(height: int, width: int) -> None:
     engine = open_preparing_engine(None, device).engine
     picture = read_image(Path(__file__).parents[1] / "samples" / "suburb-1.jpg")
     frame = resize_frames(picture[None], (height, width))[0]
-    key = (torch.Size((1, 3, height, width)), False, False, False, False)
+    key = (torch.Size((1, 3, height, width)), False, False, False, None)
     times: dict[bool, list[float]] = {False: [], True: []}
     first = taken_over = 0.0
     state = labels = None

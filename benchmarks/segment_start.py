@@ -4,6 +4,9 @@
 
 Each round runs it in a new process with an empty cache for compiled kernels, and again with the cache that this filled.
 The caches of this machine are not touched. A line of JSON for each frame tells when its labels came.
+
+Python compiles the modules that it imports unless it finds their bytecode. Where there is none and it may not write any
+(PYTHONDONTWRITEBYTECODE=1), it does so in each run, which takes seconds.
 """
 
 import argparse
@@ -74,7 +77,17 @@ def measure(video: Path, rounds: int, *options: str) -> dict:
             for cache in runs:
                 runs[cache].append(run_segment(video, Path(folder), *options))
     medians = {cache: {name: median(run[name] for run in found) for name in found[0]} for cache, found in runs.items()}
-    return {"import_torch_seconds": median(imports), "rounds": rounds, "options": options, **medians, "runs": runs}
+    alone = median(imports)
+    for found in medians.values():
+        found["beyond_import_seconds"] = found["first_labels_seconds"] - alone
+    return {
+        "import_torch_seconds": alone,
+        "bytecode_is_written": not sys.dont_write_bytecode,
+        "rounds": rounds,
+        "options": options,
+        **medians,
+        "runs": runs,
+    }
 
 
 def main() -> None:
@@ -93,11 +106,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         video = options.video or make_video(Path(folder) / "in.mp4", options.size, options.frames)
         figures = measure(video, options.rounds, *passed)
+    if figures["bytecode_is_written"]:
+        print("Python may write bytecode")
+    else:
+        print("Python may not write bytecode: modules without it are compiled in each run")
     print(f"python and torch alone take {figures['import_torch_seconds']:.2f} s to start")
     for cache in ("empty", "filled"):
         found = figures[cache]
         print(
-            f"{cache} cache: first labels after {found['first_labels_seconds']:.2f} s, longest wait between two frames "
+            f"{cache} cache: first labels after {found['first_labels_seconds']:.2f} s, "
+            f"{found['beyond_import_seconds']:.2f} s more than torch alone, longest wait between two frames "
             f"{found['longest_wait_seconds']:.2f} s, {found['frames']:.0f} frames in {found['end_seconds']:.2f} s"
         )
     if options.json:

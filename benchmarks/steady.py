@@ -1,16 +1,19 @@
 """Measure what keeps the labels of a video steady, for docs/video.md.
 
-    python benchmarks/steady.py accuracy CAMVID WEIGHTS
+    python benchmarks/steady.py accuracy CAMVID WEIGHTS [WEIGHTS ...]
     python benchmarks/steady.py moved COMMA10K WEIGHTS
     python benchmarks/steady.py tried CAMVID WEIGHTS
     python benchmarks/steady.py time [WEIGHTS [HEIGHT WIDTH]]
     python benchmarks/steady.py gpu [WEIGHTS]
 
-accuracy  the network's scores of CamVid's val, computed once, labelled in several ways and as several streams
+accuracy  the network's scores of CamVid's val, computed once, labelled in several ways and as several streams; on a GPU
+          if there is one, by its kernels; of several networks, mean and standard deviation, and those of the change
+          against off
 moved     pictures of comma10k's val, over which a camera moves and zooms, with noise; no number was chosen on them
 tried     high with one of its parts replaced, on CamVid's val
 time      a frame in milliseconds, one way after the other on the same frame, so that a busy machine disturbs all alike
-gpu       the same on a GPU at 720 x 960 and 1024 x 2048, by CUDA events, frames and labels on the GPU
+gpu       the same on a GPU at 720 x 960 and 1024 x 2048, by CUDA events, frames and labels on the GPU; then the time of
+          each kernel
 """
 
 import random
@@ -19,18 +22,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from time import perf_counter
 
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
 import streamseg
 from streamseg.data.datasets import Dataset
 from streamseg.engine import steadying
-from streamseg.engine.engine import Engine, ImageEngine
-from streamseg.engine.motion import estimate_motion, move
+from streamseg.engine.engine import Engine, FrameBatch, ImageEngine, Prediction
+from streamseg.engine.motion import estimate_motion, halve, move
+from streamseg.engine.steady_graph import SteadyBuffers
 from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW, Steadiness
 from streamseg.evaluate import metrics
 from streamseg.evaluate.translate import to_lookup, translate_dataset, translate_predicted
@@ -53,6 +59,8 @@ LAG_FRAMES = 6
 """A true label must stay this long after it has changed to count for the lag."""
 ROUNDS, GPU_ROUNDS = 30, 12
 """Frames that are timed on the CPU, and streams of 16 frames on a GPU, one way after the other."""
+PROFILED = 20
+"""Frames over which the times of kernels are averaged."""
 PICTURES, MOVED_FRAMES, NOISE = 40, 10, 3.0
 """Pictures of comma10k over which a camera moves, frames of each, and the standard deviation of its noise."""
 
@@ -97,6 +105,26 @@ class Clip:
     scores: list[Tensor]
 
 
+class KernelEngine(ImageEngine):
+    """Keeps labels steady by the kernels of a GPU, for one stream of one size at a time."""
+
+    steady: SteadyBuffers | None = None
+
+    def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
+        if not isinstance(batch.steady, Steadiness):
+            return super().predict(batch)
+        scores = self.score(batch.images)
+        if self.steady is None:
+            _, classes, height, width = scores.shape
+            shape = (classes, height, width)
+            self.steady = SteadyBuffers(torch.empty_like(batch.images), shape, batch.sizes[0], batch.steady, False)
+        self.steady.images.copy_(batch.images)
+        self.steady.set_evidence(batch)
+        self.steady.start()
+        self.steady.finish(scores)
+        return self.steady.read(), scores.new_zeros(1, 0, 0)
+
+
 @dataclass(frozen=True)
 class Labeller:
     """A network whose scores are known, and how its classes count as labels of a data set."""
@@ -107,7 +135,8 @@ class Labeller:
 
     @torch.no_grad()
     def make_clip(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Clip:
-        frames, labels = map(list, zip(*pairs, strict=True))
+        device = self.lookup.device
+        frames, labels = map(list, zip(*((frame.to(device), truth.to(device)) for frame, truth in pairs), strict=True))
         return Clip(frames, labels, [self.model.outputs(frame[None])[0] for frame in frames])
 
     def label(
@@ -115,7 +144,8 @@ class Labeller:
     ) -> list[Tensor]:
         """Return the labels of some frames of a clip, as a stream."""
         current: list[Tensor] = []
-        engine = ImageEngine(self.model, lambda _: current[0])
+        kind = KernelEngine if self.lookup.is_cuda else ImageEngine
+        engine = kind(self.model, lambda _: current[0])
         state: State | None = None
         predicted = []
         for i, seconds in zip(order, times, strict=True):
@@ -127,25 +157,56 @@ class Labeller:
         return predicted
 
 
-def open_network(weights: str, dataset: Dataset) -> tuple[Labeller, Dataset]:
+def open_network(weights: str, dataset: Dataset, device: str = "cpu") -> tuple[Labeller, Dataset]:
     """Return the network of a checkpoint, and a data set with the labels that it has."""
     model, classes = streamseg.load(weights)
     translation, dataset = translate_dataset(classes, dataset)
     count = len(dataset.classes)
-    return Labeller(model, to_lookup(translation.label_of, count, torch.device("cpu")), count), dataset
+    return Labeller(model.to(device), to_lookup(translation.label_of, count, torch.device(device)), count), dataset
 
 
-def accuracy(data: str, weights: str) -> None:
-    labeller, dataset = open_network(weights, streamseg.camvid(Path(data), "val"))
+def accuracy(data: str, *weights: str) -> None:
+    columns = ["stream", "--steady", "mIoU", "flips, %", "mVC8", "lag, median and mean"]
+    columns += ["mIoU, change", "flips, change"] if len(weights) > 1 else []
+    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
+    tables = [measure_network(data, path) for path in weights]
+    for rows in zip(*tables, strict=True):  # of the networks, one row each
+        stream, name = rows[0][:2]
+        found = [figures for *_, figures in rows]
+        if len(rows) == 1:
+            miou, flips, mvc8, late, mean_late = found[0]
+            print(
+                f"| {stream} | {name} | {miou:.2f} | {flips:.2f} | {mvc8:.2f} | {late:.0f}, {mean_late:.2f} |",
+                flush=True,
+            )
+            continue
+        if name == "off":
+            plain = found
+        miou, flips, mvc8, late, mean_late = (spread(values) for values in zip(*found, strict=True))
+        gained = spread([ours[0] - off[0] for ours, off in zip(found, plain, strict=True)], "+")
+        fewer = spread([100 * (ours[1] / off[1] - 1) for ours, off in zip(found, plain, strict=True)], "+")
+        print(
+            f"| {stream} | {name} | {miou} | {flips} | {mvc8} | {late}, {mean_late} | {gained} | {fewer} % |",
+            flush=True,
+        )
+
+
+def spread(values: Sequence[float], sign: str = "") -> str:
+    """Return mean and standard deviation as text."""
+    return f"{mean(values):{sign}.2f} ± {stdev(values):.2f}"
+
+
+def measure_network(data: str, weights: str) -> Iterator[tuple[str, str, tuple[float, ...]]]:
+    """Yield stream, way of labelling, and mIoU, flips, mVC8, median and mean lag of a network on CamVid's val."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    labeller, dataset = open_network(weights, streamseg.camvid(Path(data), "val"), device)
     clip = labeller.make_clip(dataset[i] for i in range(len(dataset)))
-    print("| stream | --steady | mIoU | flips, % | mVC8 | lag, median and mean |\n|" + "---|" * 6)
     for stream, (order, times) in streams(len(dataset)).items():
         for name, steady in WAYS.items():
             predicted = labeller.label(clip, order, times, steady)
             truth = [clip.labels[i] for i in order]
             figures = measure([(truth, predicted)], labeller.labels)
-            late = "{:.0f}, {:.2f}".format(*lag(torch.stack(truth), torch.stack(predicted)))
-            print(f"| {stream} | {name} | " + " | ".join(f"{x:.2f}" for x in figures) + f" | {late} |", flush=True)
+            yield stream, name, (*figures, *lag(torch.stack(truth), torch.stack(predicted)))
 
 
 def moved(data: str, weights: str) -> None:
@@ -192,7 +253,7 @@ def tried(data: str, weights: str) -> None:
         print(f"| {name} | {found[0] - plain[0]:+.2f} | {100 * (found[1] / plain[1] - 1):+.0f} % |", flush=True)
 
     def no_motion(luma: Tensor, before: Tensor) -> Tensor:
-        return torch.zeros_like(luma).expand(-1, 2, -1, -1)
+        return torch.zeros_like(halve(luma)).expand(-1, 2, -1, -1)
 
     def always(luma: Tensor, other: Tensor, tolerance: float) -> Tensor:
         return torch.ones_like(luma)
@@ -210,7 +271,7 @@ def tried(data: str, weights: str) -> None:
         dis = DISFlow()
 
         def flow(luma: Tensor, before: Tensor) -> Tensor:
-            return dis(luma.expand(-1, 3, -1, -1), before.expand(-1, 3, -1, -1))
+            return halve(dis(luma.expand(-1, 3, -1, -1), before.expand(-1, 3, -1, -1))) / 2
 
         show("DIS flow", STEADY_HIGH, estimate_motion=flow)
     show("no likeness", STEADY_HIGH, likeness=always)
@@ -223,7 +284,7 @@ def tried(data: str, weights: str) -> None:
 def fit_affine(luma: Tensor, before: Tensor) -> Tensor:
     """Return the affine motion of a whole frame that is closest to the estimated one, with outliers weighed less."""
     motion = estimate_motion(luma, before)
-    height, width = luma.shape[2:]
+    height, width = motion.shape[2:]
     y, x = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
     places = torch.stack([torch.ones(height * width), x.flatten(), y.flatten()], dim=1)
     values, weights = motion[0].flatten(1).T, torch.ones(height * width, 1)
@@ -236,8 +297,9 @@ def fit_affine(luma: Tensor, before: Tensor) -> Tensor:
 
 def measure(clips: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]], classes: int) -> tuple[float, float, float]:
     """Return mIoU, flips while the truth stays, and mVC8, in percent, of true and predicted labels of clips."""
-    confusion = torch.zeros(classes, classes + 1, dtype=torch.int64)
-    flips, videos = torch.zeros(4, dtype=torch.int64), []
+    device = clips[0][0][0].device
+    confusion = torch.zeros(classes, classes + 1, dtype=torch.int64, device=device)
+    flips, videos = torch.zeros(4, dtype=torch.int64, device=device), []
     for labels, predicted in clips:
         runs, windows = None, []
         for truth, ours in zip(labels, predicted, strict=True):
@@ -287,6 +349,37 @@ def gpu(weights: str = "") -> None:
             ratio = median(t / p for t, p in zip(times[2:], spent["off"][2:], strict=True))
             figures = f"{median(times[2:]):.3f} ms a frame, {ratio:.3f} of off"
             print(f"{size[0]} x {size[1]}, --steady {name}: {figures}", flush=True)
+        print_kernels(engine, frames)
+
+
+def print_kernels(engine: Engine, frames: Sequence[Tensor]) -> None:
+    """Print the time of each kernel for a frame, without and with steady labels, the longest first; and the host's."""
+    found: dict[str, dict[str, float]] = {}
+    for way in ("off", "low"):
+        policy = LastFrames(1, steady=WAYS[way])
+        _, state = label_frame(engine, frames[0], None, policy, seconds=0.0)
+        torch.cuda.synchronize()
+        start = perf_counter()
+        state = label_several(engine, frames, policy, state)
+        host = 1e6 * (perf_counter() - start) / PROFILED  # without waiting for the GPU
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            label_several(engine, frames, policy, state)
+            torch.cuda.synchronize()
+        for event in profiled.key_averages():
+            if event.device_type == DeviceType.CUDA:
+                found.setdefault(event.key, {})[way] = event.self_device_time_total / PROFILED
+        found.setdefault("host", {})[way] = host
+    print("| kernel | off, µs | low, µs |\n|---|---|---|")
+    for name, spent in sorted(found.items(), key=lambda row: -row[1].get("low", 0.0))[:30]:
+        print(f"| {name[:60]} | {spent.get('off', 0.0):.1f} | {spent.get('low', 0.0):.1f} |", flush=True)
+
+
+def label_several(engine: Engine, frames: Sequence[Tensor], policy: LastFrames, state: State) -> State:
+    """Label as many frames as are profiled, and return the state after them."""
+    for i in range(PROFILED):
+        _, state = label_frame(engine, frames[i % len(frames)], state, policy, seconds=state.seconds + 1 / RATE)
+    return state
 
 
 def time_stream(engine: Engine, frames: Sequence[Tensor], policy: LastFrames) -> float:

@@ -6,13 +6,13 @@ from triton.compiler import ASTSource, compile as compile_kernel
 from streamseg.engine.kernels import (
     attention,
     averaging,
-    backend,
     boxes,
     brightness,
-    colour,
+    colour_kernels,
     convolution,
-    drawing,
+    drawing_kernels,
     labels,
+    language,
     motion,
     patches,
     pyramid,
@@ -123,15 +123,15 @@ KERNELS = [
     ),
     (
         motion.correct_kernel,
-        {"SIDE": 32, "STEP": 18, "NEAR": 3, "ITERATIONS": 2, "NOISE": 20.0, "FIRST": True},
+        {"SIDE": 16, "STEP": 10, "NEAR": 1, "CORRECTIONS": 2, "NOISE": 7.0, "FIRST": True},
         dict.fromkeys(("pair", "coarse", "out"), FLOATS),
-        {},
+        {"num_warps": 4},
     ),
     (
         motion.correct_kernel,
-        {"SIDE": 32, "STEP": 18, "NEAR": 3, "ITERATIONS": 2, "NOISE": 20.0, "FIRST": False},
+        {"SIDE": 16, "STEP": 12, "NEAR": 1, "CORRECTIONS": 1, "NOISE": 7.0, "FIRST": False},
         dict.fromkeys(("pair", "coarse", "out"), FLOATS),
-        {},
+        {"num_warps": 2},
     ),
     (
         motion.compare_kernel,
@@ -156,20 +156,20 @@ KERNELS = [
         {},
     ),
     (
-        colour.rgb_kernel,
+        colour_kernels.rgb_kernel,
         {"REPEAT": True, "BLOCK": 256},
         {"pixels": BYTES, "scales": FLOATS, "rgb": BYTES},
         {},
     ),
     (
-        colour.rgb_kernel,
+        colour_kernels.rgb_kernel,
         {"REPEAT": False, "BLOCK": 256},
         {"pixels": SHORTS, "scales": FLOATS, "rgb": BYTES},
         {},
     ),
-    (colour.yuv_kernel, {"BLOCK": 256}, {"frame": BYTES, "scales": FLOATS, "pixels": BYTES}, {}),
+    (colour_kernels.yuv_kernel, {"BLOCK": 256}, {"frame": BYTES, "scales": FLOATS, "pixels": BYTES}, {}),
     (
-        drawing.blend_kernel,
+        drawing_kernels.blend_kernel,
         {"HIDES": True, "BORDERS": True, "LEVEL": 216, "RED": 22, "GREEN": 42, "BLUE": 8, "BLOCK": 256},
         dict.fromkeys(("frame", "labels", "table", "hidden", "drawn"), BYTES),
         {},
@@ -190,7 +190,7 @@ for kernel, constants, pointers, settings in KERNELS:
         assert taken <= most, f"{kernel.__name__} takes {taken} KiB"
         print(f"{kernel.__name__} for {generation / 10}: {taken:.0f} KiB")
 
-if backend.gl is not None:  # for Hopper alone
+if language.gl is not None:  # for Hopper alone
     from triton.experimental.gluon._runtime import GluonASTSource
 
     channels, sides = patches.CHANNELS, (patches.ROWS, patches.COLUMNS)

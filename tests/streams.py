@@ -51,7 +51,7 @@ def context_of(*numbers):
 
 def same(one, other):
     labels = one.low_res_labels is other.low_res_labels or one.low_res_labels.equal(other.low_res_labels)
-    evidence = (one.evidence or ()), (other.evidence or ())
+    evidence = [*(one.evidence or ())], [*(other.evidence or ())]
     alike = len(evidence[0]) == len(evidence[1]) and all(a.equal(b) for a, b in zip(*evidence, strict=True))
     return one.weights == other.weights and one.contexts.equal(other.contexts) and labels and alike
 

@@ -19,7 +19,17 @@ from streamseg.cli.messages import (
     write_figures,
     write_json,
 )
-from streamseg.cli.options import NETWORKS, Device, Json, Quiet, check_weights, option, parse_size, pick_device
+from streamseg.cli.options import (
+    NETWORKS,
+    Device,
+    Json,
+    Quiet,
+    check_weights,
+    default_device,
+    option,
+    parse_size,
+    pick_device,
+)
 from streamseg.cli.segmenting import SegmentOptions, open_model
 from streamseg.io.files import check_writable
 from streamseg.io.hub import check_hub_address, is_hub_address
@@ -142,11 +152,10 @@ def benchmark_networks(
     from dataclasses import asdict
 
     with loading(quiet):
-        from streamseg.engine import runtime
         from streamseg.evaluate import benchmark as costs, method_cost, plot as plots
 
     # one device for all, or their times could not be compared
-    usual = "cpu" if any(runtime.default_device(Path(name)) for name in models) else ""
+    usual = "cpu" if any(default_device(Path(name)) for name in models) else ""
     place = pick_device(device or usual)
     frame_size = parse_size("--size", size) or ((1024, 2048) if place.type == "cuda" else (512, 1024))
     messages, progress = open_messages(quiet, json), pick_progress(quiet)

@@ -30,6 +30,7 @@ from streamseg.cli.options import (
     check_exported,
     check_folder,
     check_weights,
+    default_device,
     option,
     parse_steady,
     pick_device,
@@ -158,7 +159,7 @@ def evaluate_labelled(weights: Path | None, options: EvaluateOptions, folder: Pa
     check_combination(options, policy)
     if options.plots:
         plot.new_figure(1, 1)  # fails here rather than after the work, if the library is missing
-    device = pick_device(options.device or runtime.default_device(weights))
+    device = pick_device(options.device or default_device(weights))
     data = folder.absolute() if options.ray and folder.exists() else folder
     frames = keep_frames(open_dataset(options.dataset, data, options.split), options.only)
     engine, classes = open_evaluation_engine(
@@ -267,7 +268,6 @@ def evaluate_frames(
     """Run single frames, here or on a cluster, and print the accuracy."""
     import torch
 
-    from streamseg.engine import runtime
     from streamseg.evaluate import images
 
     messages, progress = open_messages(options.quiet, options.json), pick_progress(options.quiet)
@@ -281,7 +281,7 @@ def evaluate_frames(
             scales=options.scales,
             flip=options.flip,
             trust=options.trust,
-            gpus=(options.device or runtime.default_device(weights)) != "cpu",
+            gpus=(options.device or default_device(weights)) != "cpu",
             progress=progress,
             label_of=label_of,
         )

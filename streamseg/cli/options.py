@@ -169,6 +169,11 @@ def set_key_interval(engine: "Engine", policy: "Policy | None") -> "Policy | Non
     return LastFrames(1, steady=policy.steady)
 
 
+def default_device(path: Path | None) -> str:
+    """Return the default device of weights; empty for the best one of the machine."""
+    return "cpu" if path is not None and path.suffix.lower() in (".onnx", ".xml") else ""
+
+
 def pick_device(name: str) -> "torch.device":
     """Return the device of a name, or the best one for an empty name; limit torch's threads to the available cores."""
     import torch

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from streamseg.checks import check_positive
+from streamseg.cli import starting
 from streamseg.cli.masks import check_cameras, check_mask_file, read_mask_option
 from streamseg.cli.messages import STANDARD_OUTPUT, clear_line, loading, open_messages, print_error
 from streamseg.cli.options import (
@@ -19,6 +20,7 @@ from streamseg.cli.options import (
     Ray,
     check_exported,
     check_weights,
+    default_device,
     option,
     parse_size,
     parse_steady,
@@ -173,9 +175,12 @@ def segment(
         options = replace(options, confidence=any(files.confidence for files in plan.outputs))
     else:
         plan = make_plan(given, out, options, region_options)
-    with loading(options.quiet):
+    starting.start_driver(options.device or default_device(options.weights))
+    starting.start_decoders(plan.sources, options.device)
+    with loading(options.quiet), starting.collector_off():
         settings, style = open_model(options)
-    return run_plan(plan, options, settings, style, region_options)
+    with starting.unfrozen_at_the_end():
+        return run_plan(plan, options, settings, style, region_options)
 
 
 def split_names(names: tuple[str, ...], out: str) -> tuple[tuple[str, ...], str]:
@@ -214,7 +219,7 @@ def make_plan(names: tuple[str, ...], out: str, options: SegmentOptions, region_
 
     if options.tile:
         with loading(options.quiet):  # before a picture may be read, to resolve the names
-            from streamseg.io.images import allow_large_pictures
+            from streamseg.io.pictures import allow_large_pictures
 
         allow_large_pictures()
     raw_size = parse_size("--raw-size", options.raw_size)
@@ -258,6 +263,9 @@ def check_text_outputs(
 
 def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     """Open the network, and return it with how to run it and how to draw its labels."""
+    device = pick_device(options.device or default_device(options.weights))
+    starting.start_device(device)  # while the modules below are imported
+
     from streamseg.engine import runtime
     from streamseg.engine.engine import ImageEngine, VideoEngine
     from streamseg.engine.open import open_preparing_engine
@@ -270,10 +278,10 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     steady = parse_steady(options.steady)
     policy = pick_policy(options.window, options.half_life, steady)
     size = parse_size("--size", options.size)
-    device = pick_device(options.device or runtime.default_device(options.weights))
     engine, classes, trained = open_preparing_engine(
         options.weights, device, options.precision, eager=options.tile, trust=options.trust
     )
+    starting.start_network(engine)  # while the pipeline is imported
     if isinstance(engine, runtime.ExportedEngine):
         check_exported(
             engine,
@@ -412,7 +420,6 @@ def segment_on_cluster(names: Sequence[str], out: str, options: SegmentOptions) 
         raise ValueError(f"--ray labels videos into a folder: leave out {', '.join(refused)}.")
     with loading(options.quiet):
         from streamseg.deploy import archive
-        from streamseg.engine import runtime
         from streamseg.engine.engine import VideoEngine
 
         settings, style = open_model(options)  # as each worker will do: errors show at once
@@ -431,7 +438,7 @@ def segment_on_cluster(names: Sequence[str], out: str, options: SegmentOptions) 
         options.trust,
         options.colours,
     )
-    gpus = (options.device or runtime.default_device(options.weights)) != "cpu"
+    gpus = (options.device or default_device(options.weights)) != "cpu"
     progress = show_archive_progress(options.quiet)
     report = archive.segment_archive(names, out, job, options.ray, gpus=gpus, progress=progress)
     if not options.quiet:

@@ -4,7 +4,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamseg.cli.messages import clear_line, loading, open_messages, pick_progress, print_error, write_figures
-from streamseg.cli.options import check_exported, parse_steady, pick_device, pick_policy, set_key_interval
+from streamseg.cli.options import (
+    check_exported,
+    default_device,
+    parse_steady,
+    pick_device,
+    pick_policy,
+    set_key_interval,
+)
 
 if TYPE_CHECKING:
     from streamseg.cli.measuring import EvaluateOptions
@@ -42,7 +49,7 @@ def evaluate_unlabelled(weights: Path | None, options: "EvaluateOptions") -> int
         check_slice(options.slice, source.paths)
     steady = parse_steady(options.steady)
     policy = pick_policy(options.window, options.half_life, steady)
-    device = pick_device(options.device or runtime.default_device(weights))
+    device = pick_device(options.device or default_device(weights))
     engine, classes, trained = open_engine(
         weights, device, options.precision or "fp32", eager=not options.precision, trust=options.trust
     )

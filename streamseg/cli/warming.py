@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from streamseg.checks import check_count
 from streamseg.cli.messages import loading, open_messages, out_of_memory
-from streamseg.cli.options import Device, Precision, Quiet, Weights, check_weights, option, parse_size, pick_device
+from streamseg.cli.options import (
+    Device,
+    Precision,
+    Quiet,
+    Weights,
+    check_weights,
+    default_device,
+    option,
+    parse_size,
+    pick_device,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +63,7 @@ def warm(
         from streamseg.engine.fast import FastEngine
         from streamseg.engine.open import open_engine
 
-        place = pick_device(device or runtime.default_device(weights))
+        place = pick_device(device or default_device(weights))
         exported = weights is not None and weights.suffix.lower() in runtime.OPENERS
         opened = None if exported else open_engine(weights, place, precision)
         engine = opened.engine if opened else None

@@ -10,18 +10,24 @@ from torch import Tensor
 
 from streamseg.engine.engine import FrameBatch
 from streamseg.engine.folded import View
-from streamseg.engine.steady_graph import SteadyGraph
+from streamseg.engine.steady_graph import SteadyBuffers
 from streamseg.engine.steadying import Steadiness
 
-Size = tuple[torch.Size, bool, bool, bool, bool]
+Steady = tuple[Steadiness, tuple[int, int] | None]
+"""How steady labels are kept, and their height and width, if they are the same for all frames."""
+
+Size = tuple[torch.Size, bool, bool, bool, Steady | None]
 """Shape of the frames as given, whether to compute confidence, whether there is a mask, whether frames attend to one
-context, and whether labels are kept steady, so that only scores are computed."""
+context, and how labels are kept steady, if they are by a Steadiness."""
 
 
 def key_of(batch: FrameBatch) -> Size:
     """Return what a graph is captured for."""
-    is_steady = isinstance(batch.steady, Steadiness)
-    return batch.images.shape, batch.with_confidence, batch.mask is not None, batch.shares is not None, is_steady
+    steady: Steady | None = None
+    if isinstance(batch.steady, Steadiness):
+        size = batch.sizes[0]
+        steady = batch.steady, size if all(other == size for other in batch.sizes) else None
+    return batch.images.shape, batch.with_confidence, batch.mask is not None, batch.shares is not None, steady
 
 
 @dataclass(eq=False)
@@ -35,11 +41,17 @@ class GraphBuffers:
     past: Tensor
     scale: Tensor
     context: Tensor
+    no_context: Tensor
+    """The contexts of no frames, for batches that need none."""
     unfolded: Tensor
     labels: Tensor
-    """Not written if the key says that labels are kept steady."""
+    """Not written if labels are kept steady."""
     output: Tensor
     """A view of the labels in the shape that corresponds to the input."""
+    own_labels: list[Tensor]
+    """Views of the labels of each frame."""
+    size: tuple[int, int]
+    """Height and width of the frames."""
     confidence: Tensor | None
     no_weights: tuple[float, ...]
     """The weights of frames without a past: zeros."""
@@ -47,10 +59,10 @@ class GraphBuffers:
     """The weights from which `scale` was computed."""
     view: View
     """The mask and the shares of the frames, if the key has them."""
-    only_scores: bool
-    """Whether the graph ends with the scores, which are labelled by another."""
+    wanted: Steady | None
+    """How labels are kept steady, as in the key."""
     scores: Tensor | None = None
     graph: "torch.cuda.CUDAGraph | None" = None
     has_past: bool = False
-    steady: SteadyGraph | None = None
-    """What keeps labels steady, for the size of labels and the steadiness that were last asked for."""
+    steady: SteadyBuffers | None = None
+    """What keeps labels steady, if the graph does."""

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from streamseg.engine.evidence import AnyEvidence, Evidence
 from streamseg.engine.inputs import check_model, to_checked_frame
 from streamseg.engine.labels import labels_and_confidence_from_scores, labels_from_scores
-from streamseg.engine.steadying import Evidence, Steadiness, fuse_scores, keep_labels
+from streamseg.engine.steadying import Steadiness, fuse_scores, keep_labels
 from streamseg.io.images import Picture
 from streamseg.models.baselines import Baseline
 from streamseg.models.checkpoint import Network
@@ -37,7 +38,7 @@ class Prediction(NamedTuple):
     """With hysteresis, the labels at the size of the scores, (h, w), uint8."""
     method_state: object = None
     """The state of a video method after the frame."""
-    evidence: Evidence | None = None
+    evidence: AnyEvidence | None = None
     """With a Steadiness, what keeps the labels of later frames steady."""
 
 
@@ -64,10 +65,12 @@ class FrameBatch(NamedTuple):
     """The share of each pixel that is looked at (B, H, W), 0 to 1; the images are painted over elsewhere. None: all."""
     shares: Tensor | None = None
     """The share of each frame (B,) in the context that all of them attend to; None for contexts of their own."""
-    evidence: Sequence[Evidence | None] = ()
+    evidence: Sequence[AnyEvidence | None] = ()
     """With a Steadiness, the evidence of the previous frame of each stream; empty if all frames are the first."""
     gaps: Sequence[float] = ()
     """Seconds since the previous frame of each stream; empty for the usual."""
+    needs_contexts: bool = True
+    """Whether the contexts are used; if not, an engine may return none of them, (0, D, C)."""
 
 
 class Engine(Protocol):
@@ -250,11 +253,13 @@ def labels_without_confidence(scores: Tensor, size: tuple[int, int]) -> tuple[Te
 
 def to_engine(model: "Network | Engine") -> Engine:
     """Return an engine that runs a network operator by operator; an engine is returned unchanged."""
+    if hasattr(model, "predict"):
+        return model  # type: ignore[return-value] # no network has it
     if isinstance(model, Baseline):
         return ImageEngine(model, partial(score_images, model))
     if isinstance(model, VideoMethod):
         return VideoEngine(model)
-    return model if hasattr(model, "predict") else EagerEngine(model)  # type: ignore[arg-type,return-value] # checked there
+    return EagerEngine(model)  # type: ignore[arg-type] # checked there
 
 
 def score_images(model: Baseline, images: Tensor) -> Tensor:

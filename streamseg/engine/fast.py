@@ -33,12 +33,12 @@ from streamseg.engine.engine import (
     to_frames,
     to_uint8,
 )
-from streamseg.engine.folded import View, fold_network, to_int8
+from streamseg.engine.folded import Folded, View, fold_network, to_int8
 from streamseg.engine.graphs import CAPTURE_LOCK, capture_graph, new_stream, record_graph, warm_up
 from streamseg.engine.inputs import check_model, to_checked_frame
 from streamseg.engine.scratch import DeviceLock
 from streamseg.engine.sizes import SizeCounter
-from streamseg.engine.steady_graph import SteadyGraph, compile_steady, label_on_gpu
+from streamseg.engine.steady_graph import SteadyBuffers, label_on_gpu
 from streamseg.engine.steadying import Steadiness
 from streamseg.io.images import Picture
 from streamseg.models.attention import FastAttention
@@ -66,6 +66,9 @@ class FastEngine(Engine):
     share nothing with it.
     """
 
+    folded: Folded
+    """The folded network, once fold() has been called."""
+
     def __init__(self, model: FANet, precision: torch.dtype, calibration: Sequence[Picture] = ()):
         self.classes, self.averages = model.classes, model.averages
         self.widths = tuple(attend.context_shape[1] for attend in model.attentions)
@@ -74,18 +77,38 @@ class FastEngine(Engine):
         self.sizes: SizeCounter[Size] = SizeCounter(MAX_GRAPHS)
         is_int8 = precision == torch.uint8
         frames = [to_checked_frame(frame)[None] for frame in calibration] if is_int8 else []
+        self.precision = torch.float32 if is_int8 else precision
         with torch.inference_mode(False):  # tensors made in inference mode could not be changed outside of it
-            self.folded = fold_network(model, torch.float32 if is_int8 else precision)
+            on_gpu = model.mean.device.type == "cuda"
+            self.unfolded: FANet | None = copy.deepcopy(model) if on_gpu else model
+            """The network until it is folded."""
+            self.lock, self.folding = DeviceLock(model.mean.device), DeviceLock(model.mean.device)
+            if on_gpu:
+                kernels.make_kernel_folder()
+            else:
+                self.fold()
             if frames:
                 self.folded = to_int8(self.folded, frames)
         self.calibrating, self.calibration = is_int8 and not frames, list[Tensor]()
-        self.lock = DeviceLock(model.mean.device)
-        if self.device.type == "cuda":
-            kernels.make_kernel_folder()
 
     @property
     def device(self) -> torch.device:
         return self.lock.device
+
+    def fold(self) -> Folded:
+        """Return the folded network.
+
+        On a GPU it is folded when it is first needed: that imports Triton, for which the first labels of a
+        PreparingEngine do not wait.
+        """
+        if self.unfolded is not None:
+            with self.folding, torch.inference_mode(False):
+                if self.unfolded is not None:  # else another thread has folded it
+                    self.folded = fold_network(self.unfolded, self.precision)
+                    if self.device.type == "cuda":  # other CUDA streams may use it now
+                        torch.cuda.current_stream(self.device).synchronize()
+                    self.unfolded = None
+        return self.folded
 
     def __getstate__(self) -> dict[str, object]:
         return vars(self) | {"buffers": {}, "sizes": SizeCounter(MAX_GRAPHS)}  # a copy makes its own
@@ -107,7 +130,8 @@ class FastEngine(Engine):
             return buffers.output.clone(), buffers.context.clone()
 
     def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
-        batch = batch._replace(images=to_uint8(batch.images))
+        if batch.images.dtype != torch.uint8:
+            batch = batch._replace(images=to_uint8(batch.images))
         if self.device.type == "cuda":
             with self.lock:
                 return self.predict_on_gpu(batch)
@@ -155,15 +179,13 @@ class FastEngine(Engine):
         """Capture the graph for batches like this one, while other threads label batches that have a graph.
 
         A copy of the engine compiles the kernels and runs them: two runs of a network at the same time would count in
-        the same memory (kernels.convolve).
-
-        Args:
-            batch: Its images may be on the device "meta": only their shape counts.
+        the same memory (kernels.convolve). Only the shape of the images counts; they may be on the device "meta".
         """
         if self.device.type != "cuda":
             return
         key = key_of(batch)
         with torch.cuda.device(self.device), torch.inference_mode(False), torch.no_grad():
+            self.fold()  # before it is copied
             stream = new_stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
@@ -172,8 +194,10 @@ class FastEngine(Engine):
                 with CAPTURE_LOCK:  # a capture in another thread could record these kernels
                     warm_up(partial(twin.run, twin_buffers))
                     twin.read_predictions(twin_buffers, batch)
-                    compile_steady(twin_buffers.frame, twin_buffers.scores, batch)
+                    twin.add_steady(twin_buffers, twin_buffers.scores)
+                    twin.run(twin_buffers)
                 buffers = self.allocate(key)
+                self.add_steady(buffers, twin_buffers.scores)
                 buffers.graph = record_graph(partial(self.run, buffers))
             stream.synchronize()
         with self.lock:
@@ -185,7 +209,7 @@ class FastEngine(Engine):
         """Run frames and return their buffers, which are valid until the next call."""
         # the GPU is idle until the graph is launched, so the host does as little as possible before that
         if isinstance(frame, Tensor):
-            key = (frame.shape, False, False, False, False)
+            key = (frame.shape, False, False, False, None)
             buffers = self.buffers.get(key)
             past_fits = past is None or (buffers is not None and past.shape == buffers.past.shape)
             if (
@@ -207,22 +231,23 @@ class FastEngine(Engine):
     def predict_on_gpu(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
         """Return predictions and contexts."""
         buffers = self.run_batch(batch, batch.images.shape)
-        return self.read_predictions(buffers, batch), buffers.context.clone()
+        contexts = buffers.context.clone() if batch.needs_contexts else buffers.no_context
+        return self.read_predictions(buffers, batch), contexts
 
     def read_predictions(self, buffers: GraphBuffers, batch: FrameBatch) -> list[Prediction]:
         """Return the predictions in the buffers; with hysteresis or another label size, they are made from scores."""
         assert buffers.scores is not None
         if isinstance(batch.steady, Steadiness):
-            if buffers.graph is not None and buffers.steady is not None and buffers.steady.fits(batch):
-                return buffers.steady.finish()
+            if buffers.graph is not None and buffers.steady is not None:
+                return buffers.steady.read()
             label = partial(label_on_gpu, with_confidence=batch.with_confidence)
             return predict_steadily(buffers.scores, batch, batch.steady, label)
         scores, low_res = apply_hysteresis(buffers.scores, batch)
         predictions: list[Prediction] = []
         for i, size in enumerate(batch.sizes):
-            if size == tuple(batch.images.shape[2:]) and not batch.steady:
+            if size == buffers.size and not batch.steady:
                 confidence = None if buffers.confidence is None else buffers.confidence[i].clone()
-                predictions.append(Prediction(buffers.labels[i].clone(), confidence))
+                predictions.append(Prediction(buffers.own_labels[i].clone(), confidence))
                 continue
             predictions.append(Prediction(*label_on_gpu(scores[i], size, batch.with_confidence), low_res[i]))
         return predictions
@@ -237,10 +262,10 @@ class FastEngine(Engine):
         """
         key = (shape, *key_of(batch)[1:])
         self.sizes.add(key)
-        is_known = key in self.buffers
-        buffers = self.buffers[key] if is_known else self.allocate(key)
-        is_kept = is_known or self.sizes.admits(key, self.buffers)
-        if is_kept:
+        known = self.buffers.get(key)
+        buffers = known or self.allocate(key)
+        is_kept = known is not None or self.sizes.admits(key, self.buffers)
+        if is_kept and known is None:
             self.keep_buffers(key, buffers)
         buffers.frame.copy_(batch.images, non_blocking=True)
         self.set_past(buffers, batch.past, tuple(batch.weights))
@@ -248,27 +273,27 @@ class FastEngine(Engine):
             buffers.view.mask.copy_(batch.mask, non_blocking=True)
         if buffers.view.shares is not None and batch.shares is not None:
             buffers.view.shares.copy_(batch.shares, non_blocking=True)
-        if buffers.graph is None and is_kept and (capture_first or is_known):
+        if buffers.graph is None and is_kept and (capture_first or known is not None):
+            self.add_steady(buffers, buffers.scores)
             self.capture(buffers)
         if buffers.graph is None:
             with CAPTURE_LOCK:  # a capture in another thread could record these kernels
                 self.run(buffers)
         else:
-            self.start_steady(buffers, batch)
+            if buffers.steady is not None:
+                buffers.steady.set_evidence(batch)
             buffers.graph.replay()
         return buffers
 
-    def start_steady(self, buffers: GraphBuffers, batch: FrameBatch) -> None:
-        """If labels are kept steady, start to compare the frames in the buffers, while the network looks at them."""
-        if not isinstance(batch.steady, Steadiness) or len(set(batch.sizes)) > 1:
+    def add_steady(self, buffers: GraphBuffers, scores: Tensor | None) -> None:
+        """Allocate what keeps labels steady, if that is wanted, for scores of a known shape (B, K, h, w)."""
+        if buffers.wanted is None or scores is None:
             return
-        if buffers.steady is None or not buffers.steady.fits(batch):
-            assert buffers.scores is not None
-            self.lock.synchronize()  # another CUDA stream may still use the buffers of the last one
-            buffers.steady = SteadyGraph(
-                buffers.frame, buffers.scores, batch.sizes[0], batch.steady, batch.with_confidence
-            )
-        buffers.steady.start(batch)
+        steadiness, size = buffers.wanted
+        if size is not None:  # labels of several sizes are made from scores one by one
+            classes, height, width = scores.shape[1:]
+            with_confidence = buffers.confidence is not None
+            buffers.steady = SteadyBuffers(buffers.frame, (classes, height, width), size, steadiness, with_confidence)
 
     def set_past(self, buffers: GraphBuffers, past: Tensor | None, weights: tuple[float, ...]) -> None:
         """Copy the past and the scale to their buffers."""
@@ -284,10 +309,10 @@ class FastEngine(Engine):
     @torch.inference_mode(False)
     def allocate(self, key: Size) -> GraphBuffers:
         """Allocate the buffers of a size of frames."""
-        shape, with_confidence, masked, together, only_scores = key
+        shape, with_confidence, masked, together, wanted = key
         batch, height, width = (shape[0] if len(shape) == 4 else 1), *shape[-2:]
-        device, half = self.device, self.folded.precision
-        rows, columns = ((side + 1) // 2 + 3 for side in self.folded.image_size(height, width))
+        device, half = self.device, self.precision
+        rows, columns = ((side + 1) // 2 + 3 for side in self.fold().image_size(height, width))
         given = torch.empty(shape, dtype=torch.uint8, device=device)
         labels = torch.empty(batch, height, width, dtype=torch.uint8, device=device)
         return GraphBuffers(
@@ -296,9 +321,12 @@ class FastEngine(Engine):
             past=torch.zeros(batch, *self.context_shape, device=device),
             scale=torch.ones(batch, device=device),
             context=torch.empty(batch, *self.context_shape, device=device),
+            no_context=torch.empty(0, *self.context_shape, device=device),
             unfolded=torch.zeros(batch, rows, columns, 16, dtype=half, device=device).permute(0, 3, 1, 2),
             labels=labels,
             output=labels if len(shape) == 4 else labels[0],
+            own_labels=list(labels),
+            size=(height, width),
             confidence=torch.empty_like(labels) if with_confidence else None,
             no_weights=(0.0,) * batch,
             weights=(0.0,) * batch,
@@ -306,7 +334,7 @@ class FastEngine(Engine):
                 torch.ones(batch, height, width, device=device) if masked else None,
                 torch.full((batch,), 1 / batch, device=device) if together else None,
             ),
-            only_scores=only_scores,
+            wanted=wanted,
         )
 
     def keep_buffers(self, key: Size, buffers: GraphBuffers) -> None:
@@ -326,10 +354,14 @@ class FastEngine(Engine):
     def run(self, buffers: GraphBuffers) -> None:
         """Compute labels, confidence and context from the frame and the past in the buffers."""
         size = (buffers.labels.shape[1], buffers.labels.shape[2])
+        if buffers.steady is not None:
+            buffers.steady.start()
         buffers.scores = self.folded.scores(
             buffers.frame, buffers.past, buffers.scale, buffers.context, buffers.unfolded, buffers.view
         )
-        if not buffers.only_scores:
+        if buffers.steady is not None:
+            buffers.steady.finish(buffers.scores)
+        elif buffers.wanted is None:
             kernels.label(buffers.scores, size, buffers.labels, buffers.confidence)
 
 

@@ -6,9 +6,9 @@ attention, concatenated.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,11 @@ from torch import Tensor, nn
 from streamseg.engine import kernels
 from streamseg.engine.convolutions import FusedConv, Int8Conv, Map, RangeObserver, to_float
 from streamseg.engine.folding import AttentionWeights, Folder, ResidualBlock, fuse, pair
-from streamseg.engine.graphs import new_stream
+from streamseg.engine.graphs import SideStream
 from streamseg.engine.stem import Int8Stem, Stem, stem_on_squares
 from streamseg.models.encoder import ResNet
 from streamseg.models.fanet import FANet, average_mask, join_contexts
 from streamseg.models.fanet_plus import FANetPlus, shrunk_size
-
-T = TypeVar("T")
 
 
 class View(NamedTuple):
@@ -36,30 +34,6 @@ class View(NamedTuple):
 
 WHOLE_VIEW = View(None, None)
 """Each frame attends to all of itself, and to nothing else."""
-
-
-class SideStream:
-    """A second CUDA stream, for work in parallel to what follows it; on the CPU everything runs in order."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.stream = new_stream(device) if device.type == "cuda" else None
-
-    def __reduce__(self) -> tuple[type["SideStream"], tuple[torch.device]]:
-        return SideStream, (self.device,)  # a copy gets another CUDA stream
-
-    def run(self, work: Callable[[], T]) -> T:
-        """Start work; its result may be used only after join()."""
-        if self.stream is None:
-            return work()
-        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
-        with torch.cuda.stream(self.stream):
-            return work()
-
-    def join(self) -> None:
-        """Make later work wait for all work that has been started."""
-        if self.stream is not None:
-            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
 
 
 class Folded(ABC):

@@ -3,10 +3,13 @@
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 import torch
 
 from streamseg.engine.convolutions import measure_algorithms
+
+T = TypeVar("T")
 
 CAPTURE_LOCK = threading.Lock()
 """Held while a graph is captured: torch captures one at a time."""
@@ -14,14 +17,45 @@ CAPTURE_LOCK = threading.Lock()
 WARM_UP_RUNS = 3
 """How often a function runs before it is captured."""
 
+NETWORK_PRIORITY, BESIDE_PRIORITY = -2, -1
+"""Priorities of CUDA streams, kept by the graphs that are captured in them: where both have work, a GPU starts that of
+the network, the lower number, first. Other work has the usual priority, 0."""
 
-def new_stream(device: torch.device | None = None) -> "torch.cuda.Stream":
+
+def new_stream(device: torch.device | None = None, priority: int = NETWORK_PRIORITY) -> "torch.cuda.Stream":
     """Return a CUDA stream for work that is captured, by default on the current device.
 
-    Streams come in turn from pools of 32 that all threads share. Readers and drawers use the pool of the usual
-    priority: what one of them does in a stream that captures would be recorded instead of done.
+    Streams come in turn from pools of 32, one for each priority, that all threads share. Readers and drawers use that
+    of the usual priority: what one of them does in a stream that captures would be recorded instead of done.
     """
-    return torch.cuda.Stream(device, priority=-1)
+    return torch.cuda.Stream(device, priority=priority)
+
+
+class SideStream:
+    """A second CUDA stream, for work in parallel to what follows it; on the CPU everything runs in order.
+
+    In a capture, run() starts a branch of the graph, and join() ends it.
+    """
+
+    def __init__(self, device: torch.device, priority: int = NETWORK_PRIORITY):
+        self.device, self.priority = device, priority
+        self.stream = new_stream(device, priority) if device.type == "cuda" else None
+
+    def __reduce__(self) -> tuple[type["SideStream"], tuple[torch.device, int]]:
+        return SideStream, (self.device, self.priority)  # a copy gets another CUDA stream
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Start work; its result may be used only after join()."""
+        if self.stream is None:
+            return work()
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        with torch.cuda.stream(self.stream):
+            return work()
+
+    def join(self) -> None:
+        """Make later work wait for all work that has been started."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
 
 
 def capture_graph(run: Callable[[], object], device: torch.device) -> "torch.cuda.CUDAGraph":

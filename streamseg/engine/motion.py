@@ -5,22 +5,26 @@ All functions have fixed shapes and never wait for the device.
 Shapes: B pictures in a batch, C channels, h height, w width.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-LEVELS, ITERATIONS = 5, 2
-"""Sizes at which the motion is estimated, each half the next, and corrections at each of them."""
+CORRECTIONS = (1, 2, 2, 2, 2)
+"""Corrections of the motion at each size of the pictures, the largest first; each size is half the one before."""
 SMALLEST_SIDE = 8
 """No size has a shorter side."""
-NEIGHBOURS = 7
-"""Side of the square of pixels that are assumed to move alike."""
-NOISE = 20.0
+NEAR = 1
+"""A square of 2x2 pixels is assumed to move like those up to this far away, in each direction."""
+NOISE = 7.0
 """Added to the squared gradients: where the picture is flat, the motion is that of its surroundings."""
 
 
 def estimate_motion(luma: Tensor, before: Tensor) -> Tensor:
-    """Return where (B, 2, h, w) each pixel was in the frame before: x and y, relative to its place, in pixels.
+    """Return where each square of 2x2 pixels was in the frame before, (B, 2, h / 2, w / 2), rounded up.
+
+    It is x and y, relative to the square's place, in squares: in pixels of a map of half the height and width.
 
     B. Lucas, T. Kanade, "An Iterative Image Registration Technique", 1981, at several sizes. A motion of up to about 2
     pixels at the smallest size is found.
@@ -29,37 +33,62 @@ def estimate_motion(luma: Tensor, before: Tensor) -> Tensor:
     for _ in level_sizes((luma.shape[2], luma.shape[3]))[1:]:
         now, earlier = sizes[-1]
         sizes.append((halve(now), halve(earlier)))
-    motion = torch.zeros_like(sizes[-1][0]).expand(-1, 2, -1, -1)
-    for now, earlier in reversed(sizes):
-        if motion.shape[2:] != now.shape[2:]:
-            motion = 2 * F.interpolate(motion, now.shape[2:], mode="bilinear", align_corners=False)
-        motion = correct_motion(motion, now, earlier)
+    smallest = halve(sizes[-1][0])
+    motion = torch.zeros_like(smallest).expand(-1, 2, -1, -1)
+    for (now, earlier), corrections in reversed([*zip(sizes, CORRECTIONS, strict=False)]):
+        motion = enlarge_motion(motion, half_size(now.shape[2:]))
+        motion = correct_motion(motion, now, earlier, corrections)
     return motion
 
 
 def level_sizes(size: tuple[int, int]) -> list[tuple[int, int]]:
     """Return the sizes at which the motion between pictures is estimated, height and width, the largest first."""
     sizes = [size]
-    while len(sizes) < LEVELS and min(sizes[-1]) >= 2 * SMALLEST_SIDE:
-        height, width = sizes[-1]
-        sizes.append(((height + 1) // 2, (width + 1) // 2))
+    while len(sizes) < len(CORRECTIONS) and min(sizes[-1]) >= 2 * SMALLEST_SIDE:
+        sizes.append(half_size(sizes[-1]))
     return sizes
 
 
-def correct_motion(motion: Tensor, now: Tensor, before: Tensor) -> Tensor:
-    """Return a better motion (B, 2, h, w): that of least squared differences in the neighbourhood of each pixel."""
+def half_size(size: Sequence[int]) -> tuple[int, int]:
+    """Return half a height and width, rounded up."""
+    return (size[0] + 1) // 2, (size[1] + 1) // 2
+
+
+def enlarge_motion(motion: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return a motion (B, 2, …) in a size that is twice its own, or its own."""
+    if motion.shape[2:] == size:
+        return motion
+    return 2 * F.interpolate(motion, size, mode="bilinear", align_corners=False)
+
+
+def correct_motion(motion: Tensor, now: Tensor, before: Tensor, corrections: int) -> Tensor:
+    """Return a better motion of squares: that of least squared differences in the neighbourhood of each."""
+    height, width = now.shape[2:]
     padded = F.pad(now, (1, 1, 1, 1), mode="replicate")
     across = (padded[:, :, 1:-1, 2:] - padded[:, :, 1:-1, :-2]).mul_(0.5)
     down = (padded[:, :, 2:, 1:-1] - padded[:, :, :-2, 1:-1]).mul_(0.5)
     gradient = torch.cat([across, down], dim=1)
-    squares = blur(torch.cat([gradient.square(), across.mul_(down)], dim=1), NEIGHBOURS)
+    squares = mean_near(torch.cat([gradient.square(), across.mul_(down)], dim=1))
     xx, yy, xy = squares[:, :1] + NOISE, squares[:, 1:2] + NOISE, squares[:, 2:]
-    inverse = (xx * yy).sub_(xy.square()).reciprocal_()
+    # halved: a pixel is half a square
+    inverse = (xx * yy).sub_(xy.square()).reciprocal_().mul_(0.5)
     swapped, xy = torch.cat([yy, xx], dim=1).mul_(inverse), xy * inverse
-    for _ in range(ITERATIONS):
-        error = blur(gradient * (now - move(before, motion)), NEIGHBOURS)
-        motion = motion + (swapped * error).sub_(xy * error.flip(1)).clamp_(-1, 1)
+    for _ in range(corrections):
+        each = 2 * F.interpolate(motion, scale_factor=2.0, mode="nearest")[:, :, :height, :width]
+        error = mean_near(gradient * (now - move(before, each)))
+        motion = motion + (swapped * error).sub_(xy * error.flip(1)).clamp_(-0.5, 0.5)
     return blur(motion, 3)
+
+
+def mean_near(values: Tensor) -> Tensor:
+    """Return the means of values (B, C, h, w) over the pixels near each square of 2x2, of those inside the map."""
+    sums, side = F.avg_pool2d(values, 2, ceil_mode=True, divisor_override=1), 2 * NEAR + 1
+    down, across = (
+        sum_along(F.pad((n - torch.arange(0, n, 2, device=values.device)).clamp(max=2), (NEAR, NEAR)), side, 0)
+        for n in values.shape[2:]
+    )
+    sums = sum_along(sum_along(F.pad(sums, (NEAR, NEAR, NEAR, NEAR)), side, 3), side, 2)
+    return sums.div_(down[:, None] * across)
 
 
 def halve(values: Tensor) -> Tensor:

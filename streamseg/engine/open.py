@@ -54,7 +54,7 @@ def open_preparing_engine(
     if isinstance(engine, FastEngine) and device.type == "cuda":
         assert isinstance(model, FANet)
         # the fast engine has its own weights by now
-        engine = PreparingEngine(EagerEngine(model.to(engine.folded.precision)), engine)
+        engine = PreparingEngine(EagerEngine(model.to(engine.precision)), engine)
     return OpenedEngine(engine, classes, window)
 
 

@@ -3,7 +3,7 @@
     first batches of a size ──▶ eager engine ──▶ labels
                 │ asks for
                 ▼
-    background thread: compiles kernels, captures the graph of one size at a time
+    background thread: imports Triton, folds the network, compiles kernels, captures the graph of one size at a time
                 │ prepared
                 ▼
     later batches of the size ─▶ fast engine ──▶ labels
@@ -14,6 +14,7 @@ Both engines have the same contexts, so that a stream keeps its past when the ot
 import ctypes
 import logging
 import threading
+import time
 import weakref
 
 import torch
@@ -25,6 +26,10 @@ from streamseg.engine.fast import FastEngine
 from streamseg.parallel.threads import set_torch_threads
 
 LOG = logging.getLogger("streamseg")
+
+DELAY_SECONDS = 0.1
+"""Time before the background thread begins: the first labels, which are on their way, do not share the interpreter with
+the import of Triton."""
 
 STOP_SECONDS = 10.0
 """How long the end of the program waits for the background thread: for the kernel that is being compiled, at most."""
@@ -107,8 +112,9 @@ class Preparation:
 
     def work(self) -> None:
         """Prepare sizes until none is left; the background thread."""
-        set_torch_threads(1)
         try:
+            time.sleep(DELAY_SECONDS)
+            set_torch_threads(1)
             while (batch := self.first()) is not None:
                 self.announce(batch)
                 try:

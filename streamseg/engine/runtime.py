@@ -23,7 +23,8 @@ from torch.nn import functional as F
 from streamseg.checks import check_choice, check_count, check_readable
 from streamseg.classes import Classes
 from streamseg.engine.engine import Engine, FrameBatch, Prediction, resize_frames, to_uint8
-from streamseg.engine.steadying import Evidence, Steadiness, luma_size, weigh_gap
+from streamseg.engine.evidence import AnyEvidence, Evidence
+from streamseg.engine.steadying import Steadiness, luma_size, weigh_gap
 from streamseg.io.checksums import BLANK_CHECKSUM, check_checksum, check_zip, pop_checksum
 from streamseg.io.tensors import short_error
 from streamseg.models.fanet import join_contexts
@@ -209,7 +210,7 @@ class ExportedEngine(Engine):
         inputs |= {f"past{stage}": part.contiguous() for stage, part in enumerate(parts, 1)}
         return inputs | ({"weight": past.new_tensor([weight])} if "weight" in self.manifest.inputs else {})
 
-    def name_evidence(self, evidence: Evidence | None, gap: float) -> dict[str, Tensor]:
+    def name_evidence(self, evidence: AnyEvidence | None, gap: float) -> dict[str, Tensor]:
         """Return the inputs of a file that keeps labels steady, for the evidence of the frame before, if any."""
         shapes = self.manifest.inputs
         names, types = ("past_luma", "past_scores", "past_labels"), (torch.float32, torch.float32, torch.uint8)
@@ -351,11 +352,6 @@ def load_program(path: Path, device: torch.device) -> Callable[..., tuple[Tensor
 def load_compiled(path: Path, device: torch.device) -> Callable[..., tuple[Tensor, ...]]:
     """Load an AOTInductor package on the device that it was compiled for."""
     return torch._inductor.aoti_load_package(str(path), device_index=-1 if device.index is None else device.index)
-
-
-def default_device(path: Path | None) -> str:
-    """Return the default device of weights; empty for the best one of the machine."""
-    return "cpu" if path is not None and path.suffix.lower() in (".onnx", ".xml") else ""
 
 
 OPENERS = {".onnx": open_onnx, ".xml": open_openvino, ".pt2": open_program}

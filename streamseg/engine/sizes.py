@@ -27,6 +27,9 @@ class SizeCounter(Generic[Key]):
 
     def add(self, key: Key) -> None:
         """Count a frame of a size."""
+        if len(self.recent) == RECENT and self.recent[0] == key:  # the usual case: the counts stay
+            self.recent.rotate(-1)
+            return
         self.recent.append(key)
         self.counts[key] += 1
         if len(self.recent) > RECENT:

@@ -1,165 +1,113 @@
-"""Steady labels on a GPU: two CUDA graphs for each size of frames, around that of the network.
+"""Steady labels on a GPU: the buffers of one size of frames, and the part of its CUDA graph that works on them.
 
-The first compares the frames with those before, in a CUDA stream of its own, while the network looks at them. The
-second averages the scores and labels them. Both read the frames and scores in the buffers of the network's graph, so
-that nothing is copied between them.
+    frames ──▶ network ───────────────▶ scores ──▶ average ──▶ label ──▶ evidence of the frames, labels
+       └─────▶ compare with those before ────────────┘           ▲
+    evidence of the frames before ───────────────────────────────┘
+
+The comparison is a branch of the graph beside the network, of lower priority. The evidence of a stream lies in one
+piece of memory, so that one copy brings it to the graph, and one takes it away.
 
 Shapes: B streams in a batch, K classes, h x w the map of scores, H x W the labels, l x m the brightness.
 """
-
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from streamseg.engine import kernels
 from streamseg.engine.engine import FrameBatch, Prediction
-from streamseg.engine.graphs import capture_graph
-from streamseg.engine.steadying import Comparison, Evidence, Steadiness, fit_evidence, luma_size, weigh_gap
+from streamseg.engine.evidence import AnyEvidence, Layout, PackedEvidence
+from streamseg.engine.graphs import BESIDE_PRIORITY, SideStream
+from streamseg.engine.steadying import Comparison, Steadiness, fit_evidence, luma_size, weigh_gap
 
 
-class SteadyGraph:
-    """The buffers of one size of frames and labels, and the CUDA graphs that read and write them.
+class SteadyBuffers:
+    """The buffers that keep the labels of one size of frames steady.
+
+    set_evidence() fills them; start() and finish(), around the network, are the work that a graph records; read()
+    returns what it has computed.
 
     Args:
         images: The frames (B, 3, H', W'), bytes, in the network's buffers.
-        scores: Their scores (B, K, h, w), likewise.
+        scores: Number of classes, height and width of the scores.
         size: Height and width of the labels.
     """
 
     @torch.inference_mode(False)
     def __init__(
-        self, images: Tensor, scores: Tensor, size: tuple[int, int], steadiness: Steadiness, with_confidence: bool
+        self,
+        images: Tensor,
+        scores: tuple[int, int, int],
+        size: tuple[int, int],
+        steadiness: Steadiness,
+        with_confidence: bool,
     ):
-        self.images, self.scores, self.steadiness = images, scores, steadiness
-        batch, classes, h, w = scores.shape
-        device = scores.device
-        self.earlier = torch.zeros(batch, classes, h, w, device=device)
-        self.pair = torch.zeros(2, batch, *luma_size((h, w), images.shape[2:]), device=device)
-        """Brightness of the frames, and of those before."""
-        self.previous = torch.zeros(batch, *size, dtype=torch.uint8, device=device)
+        self.images, self.steadiness = images, steadiness
+        batch, device = len(images), images.device
+        self.layout = Layout(luma_size(scores[1:], images.shape[2:]), scores, size)
+        packed = torch.zeros(2, batch, self.layout.length, device=device)
+        """The evidence of the frames, and of those before."""
+        self.now, self.before = list(packed[0]), list(packed[1])
+        self.pair, (self.fused, self.earlier), (self.labels, self.previous) = self.layout.split(packed)
+        self.own_labels = list(self.labels)
+        self.confidence = torch.zeros(batch, *size, dtype=torch.uint8, device=device) if with_confidence else None
         self.weight = torch.zeros(batch, device=device)
         self.weights = [0.0] * batch
         """What `weight` holds."""
+        self.beside = SideStream(device, BESIDE_PRIORITY)
         self.comparison: Comparison | None = None
-        self.fused = torch.zeros_like(self.earlier)
-        self.labels = torch.zeros_like(self.previous)
-        self.confidence = torch.zeros_like(self.previous) if with_confidence else None
-        # of the usual priority, which no graph is captured in: see graphs.new_stream
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
 
-    def fits(self, batch: FrameBatch) -> bool:
-        """Return whether the graphs are those of a batch of this size of frames."""
-        size = (self.labels.shape[1], self.labels.shape[2])
-        has_size = all(size == other for other in batch.sizes)
-        return has_size and self.steadiness == batch.steady and batch.with_confidence is (self.confidence is not None)
-
-    def predict(self, batch: FrameBatch) -> list[Prediction]:
-        """Return predictions for the frames and scores in the network's buffers."""
-        self.start(batch)
-        return self.finish()
-
-    def start(self, batch: FrameBatch) -> None:
-        """Compare the frames in the network's buffers with those before; the scores need not be there yet.
-
-        finish() must follow before the frames, or the evidence of the batch, are freed or overwritten.
-        """
-        if self.stream is not None and self.graphs is None:
-            self.graphs = self.capture()
-        with self.beside():
-            self.set_evidence(list(batch.evidence) or [None] * len(self.scores), batch.gaps or [0.0] * len(self.scores))
-            if self.graphs is None:
-                self.compare()
-            else:
-                self.graphs[0].replay()
-
-    def capture(self) -> "tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]":
-        """Return the graphs of compare() and label()."""
-        first = capture_graph(self.compare, self.scores.device)
-        first.replay()  # the second reads what it writes
-        return first, capture_graph(self.label, self.scores.device)
-
-    def finish(self) -> list[Prediction]:
-        """Return predictions for the scores in the network's buffers."""
-        self.join()
-        if self.graphs is None:
-            self.label()
-        else:
-            self.graphs[1].replay()
-        predictions = []
-        for i in range(len(self.scores)):
-            labels = self.labels[i].clone()
-            after = Evidence(self.pair[0, i].clone(), self.fused[i].clone(), self.labels[i].clone())
-            confidence = None if self.confidence is None else self.confidence[i].clone()
-            predictions.append(Prediction(labels, confidence, evidence=after))
-        return predictions
-
-    @contextmanager
-    def beside(self) -> Iterator[None]:
-        """On a GPU, work in the own CUDA stream, after what the current one has been given so far."""
-        if self.stream is None:
-            yield
-            return
-        self.stream.wait_stream(torch.cuda.current_stream(self.scores.device))
-        with torch.cuda.stream(self.stream):
-            yield
-
-    def join(self) -> None:
-        """On a GPU, let the current CUDA stream wait for the own one."""
-        if self.stream is not None:
-            torch.cuda.current_stream(self.scores.device).wait_stream(self.stream)
-
-    def set_evidence(self, evidence: Sequence[Evidence | None], gaps: Sequence[float]) -> None:
+    def set_evidence(self, batch: FrameBatch) -> None:
         """Copy the evidence of the frames before to the buffers."""
         weights = []
-        for i, (entry, gap) in enumerate(zip(evidence, gaps, strict=True)):
-            known = fit_evidence(entry, self.scores[i], self.pair[1, i])
-            fits = known is not None and known.labels.shape == self.previous[i].shape
-            weights.append(weigh_gap(gap) if known is not None and fits else 0.0)
-            if weights[i] == 0 and self.weights[i] > 0:
-                self.earlier[i].zero_()  # nothing of another stream stays, not even a nan
-            if known is not None and fits:
-                self.pair[1, i].copy_(known.luma)
-                self.earlier[i].copy_(known.scores)
-                self.previous[i].copy_(known.labels)
+        for i, row in enumerate(self.before):
+            entry = batch.evidence[i] if batch.evidence else None
+            if entry is not None and self.copy_evidence(i, entry):
+                weights.append(weigh_gap(batch.gaps[i] if batch.gaps else 0.0))
+                continue
+            weights.append(0.0)
+            if self.weights[i] > 0:
+                row.zero_()  # nothing of another stream stays, not even a nan
         if weights != self.weights:  # they rarely change, which saves a copy to the GPU
             self.weights = weights
             self.weight.copy_(torch.tensor(weights))
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def compare(self) -> None:
+    def copy_evidence(self, i: int, evidence: AnyEvidence) -> bool:
+        """Copy the evidence of a stream to the buffers; return whether it fits."""
+        if isinstance(evidence, PackedEvidence) and evidence.layout.sizes == self.layout.sizes:
+            self.before[i].copy_(evidence.packed)
+            return True
+        known = fit_evidence(evidence, self.earlier[i], self.pair[1, i])
+        if known is None or known.labels.shape != self.layout.labels:
+            return False
+        self.pair[1, i].copy_(known.luma)
+        self.earlier[i].copy_(known.scores)
+        self.previous[i].copy_(known.labels)
+        return True
+
+    def start(self) -> None:
+        """Start to compare the frames with those before; finish() must follow."""
+        self.comparison = self.beside.run(self.compare)
+
+    def compare(self) -> Comparison:
         """Compare the frames with those before."""
-        size = (self.scores.shape[2], self.scores.shape[3])
-        self.comparison = kernels.compare_frames(self.images, self.pair, size, self.steadiness)
+        return kernels.compare_frames(self.images, self.pair, self.layout.scores[1:], self.steadiness)
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def label(self) -> None:
-        """Compute averaged scores, labels and confidence from the scores and what compare() has found."""
+    def finish(self, scores: Tensor) -> None:
+        """Compute averaged scores, labels and confidence from the scores (B, K, h, w) and what start() has found."""
         assert self.comparison is not None
-        size = (self.labels.shape[1], self.labels.shape[2])
-        margin = kernels.average_scores(
-            self.scores, self.earlier, self.comparison, self.weight, self.steadiness, self.fused
-        )
-        kernels.label(self.fused, size, self.labels, self.confidence, (self.previous, margin))
+        self.beside.join()
+        margin = kernels.average_scores(scores, self.earlier, self.comparison, self.weight, self.steadiness, self.fused)
+        kernels.label(self.fused, self.layout.labels, self.labels, self.confidence, (self.previous, margin))
 
-
-def compile_steady(images: Tensor, scores: Tensor | None, batch: FrameBatch) -> None:
-    """Run the kernels of steady labels once, if a batch asks for them, so that a frame need not wait for the compiler.
-
-    Args:
-        images: The frames (B, 3, H', W'), bytes, in the network's buffers.
-        scores: Their scores (B, K, h, w), likewise.
-        batch: Only its sizes and options count.
-    """
-    if scores is None or not isinstance(batch.steady, Steadiness):
-        return
-    graph = SteadyGraph(images, scores, batch.sizes[0], batch.steady, batch.with_confidence)
-    graph.compare()
-    graph.label()
+    def read(self) -> list[Prediction]:
+        """Return the predictions in the buffers, copied."""
+        predictions = []
+        for i, row in enumerate(self.now):
+            confidence = None if self.confidence is None else self.confidence[i].clone()
+            # the caller may change the labels and keep them: they are no part of the evidence
+            labels, evidence = self.own_labels[i].clone(), PackedEvidence(row.clone(), self.layout)
+            predictions.append(Prediction(labels, confidence, None, None, evidence))
+        return predictions
 
 
 def label_on_gpu(scores: Tensor, size: tuple[int, int], with_confidence: bool) -> tuple[Tensor, Tensor | None]:

@@ -1,7 +1,7 @@
 """Steady labels of a video: the scores of earlier frames, carried along with the picture, are evidence for the next.
 
-The motion between two frames is estimated on their brightness at twice the size of the scores, by Lucas and Kanade's
-method from coarse to fine. The earlier scores are moved by it and averaged with the new ones where the moved picture
+The motion of each pixel of the scores is estimated on the brightness at twice their size, by Lucas and Kanade's method
+from coarse to fine. The earlier scores are moved by it and averaged with the new ones where the moved picture
 looks like the new one: not where something was uncovered, and nowhere after a cut. At full size a pixel then changes
 its class only if the new one scores higher by a margin, which is smaller where the picture changes.
 
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from streamseg.engine.motion import blur, estimate_motion, halve, move, stays_inside
+from streamseg.engine.evidence import AnyEvidence, Evidence
+from streamseg.engine.motion import blur, enlarge_motion, estimate_motion, halve, move, stays_inside
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in brightness."""
@@ -61,17 +62,6 @@ STEADY_HIGH = Steadiness(share=0.6, tolerance=16.0, margin=1.15, still=25.0)
 """As steady as possible at no loss of accuracy."""
 
 
-class Evidence(NamedTuple):
-    """What a frame leaves to the next one of its stream, so that labels stay steady. Its tensors are never modified."""
-
-    luma: Tensor
-    """Brightness at twice the size of the scores, (l, m), fp32, 0 to 255; see luma_size."""
-    scores: Tensor
-    """Averaged scores, (K, h, w), fp32."""
-    labels: Tensor
-    """(H, W), uint8."""
-
-
 class Fused(NamedTuple):
     """The averaged scores of a batch, and what else the labels and the next frames need."""
 
@@ -99,7 +89,7 @@ class Comparison(NamedTuple):
 def fuse_scores(
     scores: Tensor,
     images: Tensor,
-    evidence: Sequence[Evidence | None],
+    evidence: Sequence[AnyEvidence | None],
     gaps: Sequence[float],
     steadiness: Steadiness,
 ) -> Fused:
@@ -152,11 +142,14 @@ def compare(luma: Tensor, before: Tensor, size: tuple[int, int], steadiness: Ste
     Args:
         size: Height and width of the scores.
     """
-    motion = estimate_motion(luma, before)
-    alike = likeness(luma, move(before, motion), steadiness.tolerance) * stays_inside(motion)
+    motion = estimate_motion(luma, before)  # at half the size of the brightness
+    each = enlarge_motion(motion, (luma.shape[2], luma.shape[3]))
+    alike = likeness(luma, move(before, each), steadiness.tolerance) * stays_inside(each)
     found = alike.mean(dim=(1, 2, 3))[:, None]
-    if luma.shape[2:] != size:  # then they are twice as large
-        luma, before, alike, motion = halve(luma), halve(before), halve(alike), halve(motion) / 2
+    if luma.shape[2:] == size:
+        motion = each
+    else:  # then they are twice as large
+        luma, before, alike = halve(luma), halve(before), halve(alike)
     return Comparison(motion, alike, likeness(luma, before, steadiness.still), found)
 
 
@@ -173,7 +166,7 @@ def combine(
     return fused, steadiness.margin * comparison.still * seen_again * weight
 
 
-def fit_evidence(evidence: Evidence | None, scores: Tensor, brightness: Tensor) -> Evidence | None:
+def fit_evidence(evidence: AnyEvidence | None, scores: Tensor, brightness: Tensor) -> Evidence | None:
     """Return evidence on the device and at the sizes of scores (K, h, w) and brightness (l, m).
 
     None if it has other classes.

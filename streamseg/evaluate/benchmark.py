@@ -287,7 +287,7 @@ def summarise_times(way: str, times: Sequence[float], batch: int, memory: float 
 
 def stage_shares(fast: FastEngine, frames: Tensor, device: torch.device, seconds: float) -> dict[str, float]:
     """Return the share of each stage in the time of the fast path, from the times of its first 1, 2, … stages."""
-    buffers, folded = fast.allocate((frames.shape, False, False, False, False)), fast.folded
+    buffers, folded = fast.allocate((frames.shape, False, False, False, None)), fast.fold()
     buffers.frame.copy_(frames)
     unfolded = buffers.unfolded if device.type == "cuda" else None
 

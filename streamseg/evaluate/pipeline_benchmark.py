@@ -31,7 +31,7 @@ from streamseg.evaluate.bare_video import (
 )
 from streamseg.evaluate.lock_probe import summarise_waits
 from streamseg.evaluate.pipeline_samples import Samples, describe_queue, sampled
-from streamseg.io.codec_client import IDLE
+from streamseg.io.codec_pool import IDLE
 from streamseg.io.outputs import OutputFiles
 from streamseg.io.resolve import resolve_sources
 from streamseg.io.sources import LiveSource, VideoFile

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import get_args, overload
 
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from streamseg.checks import check_choice, check_count
 from streamseg.classes import Classes
@@ -212,11 +214,31 @@ def read_checkpoint(path: Path, attention: type[Attention] | None = None) -> tup
     with open_tensors(path) as file:
         description = read_description(path, file.metadata())
         weights = load_tensors(path, file)
-    with torch.random.fork_rng(devices=[]):  # leaves torch's random state unchanged
+    with torch.random.fork_rng(devices=[]), WithoutRandomWeights():  # leaves torch's random state unchanged
         model = build_network(description, attention)
     check_state_dict(f"{path} does not hold the {description.network} that it describes", weights, model.state_dict())
     model.load_state_dict(weights)
     return model.eval(), description
+
+
+class WithoutRandomWeights(TorchFunctionMode):
+    """Leaves parameters as their memory is where they would be filled with random numbers.
+
+    For networks that are read from a file, which holds all parameters: the random numbers take longer than the file.
+    (On the device "meta" nothing would be filled either, but the first use of that device takes much longer.)
+    """
+
+    FILLS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+
+    def __torch_function__(
+        self, function: Callable, types: object, given: tuple = (), options: dict | None = None
+    ) -> object:
+        options = options or {}
+        if function in self.FILLS:
+            filled = given[0] if given else options["tensor"]
+            if isinstance(filled, nn.Parameter):
+                return filled
+        return function(*given, **options)
 
 
 def read_description(path: Path, metadata: dict[str, str] | None) -> Description:

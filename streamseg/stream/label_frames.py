@@ -33,6 +33,7 @@ from streamseg.stream.state import (
     context_distances,
     decay,
     frame_time,
+    keeps_contexts,
     stack_pasts,
     sum_past,
     to_policy,
@@ -148,17 +149,22 @@ def label_batch(
         (size,) = sizes
     check_size(size)
     found = [to_mask(mask) for mask in masks or [None] * len(tensors)]
-    images = torch.cat(
-        [
-            resize_frames(paint_over(frame.to(engine.device, non_blocking=True), mask)[None], size)
-            for frame, mask in zip(tensors, found, strict=True)
-        ]
-    )
+    device = engine.device
+    resized = [
+        resize_frames(paint_over(move_to(frame, device), mask)[None], size)
+        for frame, mask in zip(tensors, found, strict=True)
+    ]
+    images = resized[0] if len(resized) == 1 else torch.cat(resized)
     label_sizes = [(frame.shape[1], frame.shape[2]) for frame in tensors]
     predictions, after = step_batch(
         engine, images, states, window, sizes=label_sizes, times=times, cut=cut, masks=found, shares=shares
     )
-    return [labels.to(frame.device) for (labels, *_), frame in zip(predictions, tensors, strict=True)], after
+    return [move_to(labels, frame.device) for (labels, *_), frame in zip(predictions, tensors, strict=True)], after
+
+
+def move_to(x: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device, without asking torch if it is there: that takes the host microseconds."""
+    return x if x.device == device else x.to(device, non_blocking=device.type == "cuda")
 
 
 def step_batch(
@@ -184,17 +190,17 @@ def step_batch(
         shares: The share of each image (B,) in the context that all of them attend to; None for contexts of their own.
     """
     engine, policy = to_engine(model), to_policy(window)
-    times = [None] * len(states) if times is None else times
-    if not len(images) == len(states) == len(times) == len(sizes):
+    times, count = [None] * len(states) if times is None else times, images.shape[0]
+    if not count == len(states) == len(times) == len(sizes):
         raise ValueError(
-            f"{len(images)} images, {len(states)} states, {len(times)} times and {len(sizes)} sizes do not form a batch"
+            f"{count} images, {len(states)} states, {len(times)} times and {len(sizes)} sizes do not form a batch"
             ": give as many of each."
         )
     check_window(engine, policy)
     check_range(images)
     now = [frame_time(*pair) for pair in zip(states, times, strict=True)]
     with torch.no_grad():  # not inference_mode: callers may modify the tensors
-        known = [state and replace(state, contexts=state.contexts.to(engine.device)) for state in states]
+        known = [state and bring_contexts(state, engine.device) for state in states]
         decayed = [state and decay(state, seconds, policy) for state, seconds in zip(known, now, strict=True)]
         pasts, weights = zip(*[sum_past(state, policy) for state in decayed], strict=True)
         for past in pasts:
@@ -216,6 +222,7 @@ def step_batch(
             shares=shares,
             evidence=evidence,
             gaps=gaps,
+            needs_contexts=cut is not None or keeps_contexts(policy),
         )
         predictions, contexts = engine.predict(batch)
         if cut is not None:
@@ -224,17 +231,17 @@ def step_batch(
                     decayed[i] = None
                     one = slice(i, i + 1)
                     predictions[one] = predict_again(engine, batch, one)
-        predictions = [hide_prediction(*entry) for entry in zip(predictions, masks or [None] * len(sizes), strict=True)]
-        after = [advance(*entry, policy) for entry in zip(decayed, contexts.split(1), now, strict=True)]
-        return predictions, [
-            replace(
-                state,
-                low_res_labels=prediction.low_res_labels,
-                method_state=prediction.method_state,
-                evidence=prediction.evidence,
-            )
-            for state, prediction in zip(after, predictions, strict=True)
-        ]
+        if any(masks):
+            predictions = [hide_prediction(*entry) for entry in zip(predictions, masks, strict=True)]
+        parts = contexts.split(1) if contexts.shape[0] > 1 else [contexts] * count
+        each = zip(decayed, parts, now, predictions, strict=True)
+        return predictions, [advance(state, part, seconds, policy, one) for state, part, seconds, one in each]
+
+
+def bring_contexts(state: State, device: torch.device) -> State:
+    """Return a state whose contexts are on a device."""
+    contexts = state.contexts
+    return state if contexts.device == device else replace(state, contexts=contexts.to(device))
 
 
 def stack_masks(masks: Sequence[Mask | None], images: Tensor) -> Tensor | None:

@@ -179,7 +179,7 @@ class Pipeline:
         """Start the processes of codecs ahead: a decoder for each video, and an encoder for each that is written."""
         if not self.shared.codec_processes:
             return
-        from streamseg.io.codec_client import IDLE
+        from streamseg.io.codec_pool import IDLE
 
         videos = [stream for stream in self.streams if isinstance(stream.source, VideoFile)][:MAX_FILES]
         written = sum(len(stream.results.paths) for stream in videos if stream.results.are_videos)

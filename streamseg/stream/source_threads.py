@@ -24,6 +24,7 @@ from streamseg import draw
 from streamseg.checks import CutShort
 from streamseg.engine import kernels
 from streamseg.engine.labels import count_labels
+from streamseg.io import codec_pool
 from streamseg.io.outputs import LiveOutput, Output
 from streamseg.io.sources import Capture, Decoding, LiveSource, PlayedVideo, Source, VideoFile
 from streamseg.io.yuv import Yuv420, default_matrix
@@ -126,9 +127,7 @@ def uses_codec_processes(on_device: bool) -> bool:
     """
     if os.environ.get("STREAMSEG_CODECS", "processes" if on_device else "threads") != "processes":
         return False
-    from streamseg.io import codec_client  # with PyAV, which pictures do not need
-
-    return codec_client.are_possible()
+    return codec_pool.are_possible()
 
 
 @dataclass(eq=False)

@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.checks import check_count, check_positive
-from streamseg.engine.steadying import Evidence, Steadiness
+from streamseg.engine.engine import Prediction
+from streamseg.engine.evidence import AnyEvidence, Evidence
+from streamseg.engine.steadying import Steadiness
 from streamseg.io.checksums import BLANK_CHECKSUM, pop_checksum
 from streamseg.io.tensors import load_tensors, open_tensors, write_tensors
 
@@ -100,13 +102,18 @@ class State:
     """(h, w), uint8: the last frame's labels at the resolution of the scores, if the policy has a margin."""
     method_state: object = None
     """The state of a video method, such as DFF, which has no contexts."""
-    evidence: Evidence | None = None
+    evidence: AnyEvidence | None = None
     """What keeps the labels of later frames steady, if the policy has a Steadiness."""
 
 
 def to_policy(window: int | Policy) -> Policy:
     """Return the policy of a window, which is a number of frames or a policy already."""
     return window if isinstance(window, Policy) else LastFrames(window)
+
+
+def keeps_contexts(policy: Policy) -> bool:
+    """Return whether frames use the contexts of earlier ones."""
+    return not isinstance(policy, LastFrames) or policy.frames > 1
 
 
 def check_steady(steady: float | Steadiness) -> None:
@@ -130,6 +137,8 @@ def decay(state: State, seconds: float, policy: Policy) -> State:
     """Return what is left of a state at the time of the next frame."""
     if isinstance(policy, LastFrames):
         first = max(0, len(state.weights) - (policy.frames - 1))
+        if not first:
+            return state
         return replace(state, contexts=state.contexts[first:], weights=state.weights[first:])
     if isinstance(policy, Fading):
         share = policy.share
@@ -148,17 +157,28 @@ def sum_past(decayed: State | None, policy: Policy) -> tuple[Tensor | None, floa
     return past, min(weight, policy.limit)
 
 
-def advance(decayed: State | None, context: Tensor, seconds: float, policy: Policy) -> State:
-    """Return the state after one more frame, whose context (1, D, C) gets weight 1."""
+def advance(
+    decayed: State | None, context: Tensor, seconds: float, policy: Policy, prediction: Prediction | None = None
+) -> State:
+    """Return the state after one more frame, whose context (1, D, C) gets weight 1.
+
+    Args:
+        context: May be that of no frame, (0, D, C), if the policy keeps none.
+        prediction: What else the frame passes on.
+    """
+    rest = (prediction.low_res_labels, prediction.method_state, prediction.evidence) if prediction else ()
+    if not keeps_contexts(policy):
+        # not a view, so that no context stays in memory
+        return State(context if not context.shape[0] else context.new_empty(0, *context.shape[1:]), (), seconds, *rest)
     old = decayed or State(context[:0], (), seconds)
     weights = (*old.weights, 1.0)
     if isinstance(policy, LastFrames):
         # what the next frame needs, copied, so that no other context stays in memory
         first = len(weights) - min(len(weights), policy.frames - 1)
         kept = [old.contexts[first:], context[max(0, first - len(old.weights)) :]]
-        return State(torch.cat(kept), weights[first:], seconds)
+        return State(torch.cat(kept), weights[first:], seconds, *rest)
     total = sum(weights)
-    return State(weighted_sum(torch.cat([old.contexts, context]), weights, 1 / total), (total,), seconds)
+    return State(weighted_sum(torch.cat([old.contexts, context]), weights, 1 / total), (total,), seconds, *rest)
 
 
 def weighted_sum(contexts: Tensor, weights: Sequence[float], scale: float) -> Tensor:
@@ -214,7 +234,7 @@ def save_state(state: State, path: str | Path) -> None:
     entry = json.dumps({"weights": state.weights, "seconds": state.seconds, "checksum": BLANK_CHECKSUM})
     tensors = {"contexts": state.contexts} | ({} if state.low_res_labels is None else {"coarse": state.low_res_labels})
     if state.evidence is not None:
-        tensors |= {f"evidence.{name}": tensor for name, tensor in state.evidence._asdict().items()}
+        tensors |= {f"evidence.{name}": tensor for name, tensor in zip(Evidence._fields, state.evidence, strict=True)}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     write_tensors(Path(path), tensors, {"format": "pt", STATE_ENTRY: entry})
 

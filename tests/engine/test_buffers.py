@@ -15,7 +15,10 @@ def test_batches_share_a_graph_unless_it_would_compute_something_else():
         plain._replace(mask=torch.ones(1, 8, 8)),
         plain._replace(shares=torch.ones(1)),
         plain._replace(steady=STEADY_LOW),
+        plain._replace(steady=STEADY_HIGH),
+        plain._replace(steady=STEADY_HIGH, sizes=[(4, 4)]),
+        plain._replace(steady=STEADY_HIGH, sizes=[(4, 4), (8, 8)]),
     ]
-    assert len({key_of(batch) for batch in [plain, *others]}) == 6
+    assert len({key_of(batch) for batch in [plain, *others]}) == len(others) + 1
     assert key_of(plain._replace(weights=[1.0], sizes=[(4, 4)], steady=0.5)) == key_of(plain)
-    assert key_of(plain._replace(steady=STEADY_HIGH)) == key_of(others[-1])
+    assert key_of(plain._replace(steady=STEADY_HIGH, weights=[1.0])) == key_of(others[-3])

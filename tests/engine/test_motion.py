@@ -37,8 +37,8 @@ def test_the_motion_of_a_camera_is_found(x, y):
     wide = smooth_picture(96, 128)
     now = wide[:, :, 16:80, 16:112]
     before = move(wide, shift(-x, -y, 96, 128))[:, :, 16:80, 16:112]
-    found = estimate_motion(now, before)[0, :, 16:-16, 16:-16]
-    error = (found - torch.tensor([x, y]).view(2, 1, 1)).norm(dim=0)
+    found = estimate_motion(now, before)[0, :, 8:-8, 8:-8]
+    error = (2 * found - torch.tensor([x, y]).view(2, 1, 1)).norm(dim=0)
     assert error.median() < 0.2
 
 
@@ -50,7 +50,7 @@ def test_a_flat_picture_has_no_motion():
 def test_a_picture_of_any_size_has_a_motion(size):
     picture = smooth_picture(*size)
     motion = estimate_motion(picture, picture.flip(3))
-    assert motion.shape == (1, 2, *size)
+    assert motion.shape == (1, 2, (size[0] + 1) // 2, (size[1] + 1) // 2)
     assert motion.isfinite().all()
 
 

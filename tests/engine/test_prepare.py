@@ -52,7 +52,7 @@ def batch_of(*shape, confidence=False):
 
 
 def prepared(engine, *shape):
-    return (torch.Size((shape[0], 3, *shape[1:])), False, False, False, False) in engine.fast.ready
+    return (torch.Size((shape[0], 3, *shape[1:])), False, False, False, None) in engine.fast.ready
 
 
 def agreement(ours, theirs):
@@ -122,7 +122,7 @@ def test_a_size_can_be_asked_for_before_a_frame_comes(engine, slow):
 
 def test_sizes_that_are_rare_among_many_are_not_prepared(engine, slow):
     slow.may_go_on.set()
-    slow.buffers = {(torch.Size((1, 3, 32, side)), False, False, False, False): None for side in range(fast.MAX_GRAPHS)}
+    slow.buffers = {(torch.Size((1, 3, 32, side)), False, False, False, None): None for side in range(fast.MAX_GRAPHS)}
     for key in [*slow.buffers] * 10:
         slow.sizes.add(key)
     for _ in range(5):
@@ -261,7 +261,7 @@ def test_the_end_of_a_program_neither_waits_for_a_preparation_nor_is_aborted_by_
 def test_on_the_cpu_nothing_has_to_be_prepared(plus):
     engine = accelerate(plus)
     batch = batch_of(1, 32, 32)
-    assert engine.is_prepared((batch.images.shape, False, False, False, False))
+    assert engine.is_prepared((batch.images.shape, False, False, False, None))
     engine.prepare(batch)
     assert isinstance(open_preparing_engine(None, torch.device("cpu")).engine, FastEngine)
 
@@ -297,7 +297,7 @@ def test_on_a_gpu_the_eager_network_labels_until_the_graph_is_captured(on_gpu, m
 
     monkeypatch.setattr(on_gpu.fast, "prepare", delayed)
     frames, ours = street_frames(40), []
-    key = (torch.Size((1, *frames[0].shape)), False, False, False, False)
+    key = (torch.Size((1, *frames[0].shape)), False, False, False, None)
     for number, (_, labels) in enumerate(label_frames(on_gpu, frames, 3)):
         ours.append(labels)
         if number == 10:

@@ -136,7 +136,7 @@ def test_a_graph_is_captured_when_a_size_comes_again_and_kept_while_others_come_
 
 
 def test_a_size_that_another_engine_has_labelled_is_worth_a_graph_when_it_comes_again(model, graphs):
-    engine, size = fast.accelerate(model), (torch.Size((1, 3, 64, 64)), False, False, False, False)
+    engine, size = fast.accelerate(model), (torch.Size((1, 3, 64, 64)), False, False, False, None)
     assert [engine.is_frequent(size) for _ in range(3)] == [False, True, True]
     for side in range(32, 32 + fast.MAX_GRAPHS):
         for _ in range(20):

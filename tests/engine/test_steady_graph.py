@@ -1,5 +1,8 @@
 """The graph of steady labels, run on the CPU step by step, and on a GPU as it is."""
 
+import copy
+import dataclasses
+import pickle
 from functools import partial
 
 import pytest
@@ -7,11 +10,14 @@ import torch
 from torch.nn import functional as F
 
 import streamseg
+from streamseg.engine import fast
 from streamseg.engine.engine import FrameBatch, predict_steadily
-from streamseg.engine.steady_graph import SteadyGraph, label_on_gpu
+from streamseg.engine.evidence import Evidence, PackedEvidence
+from streamseg.engine.graphs import capture_graph
+from streamseg.engine.steady_graph import SteadyBuffers, label_on_gpu
 from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW
 from streamseg.stream.label_frames import label_frame, step_batch
-from streamseg.stream.state import LastFrames
+from streamseg.stream.state import LastFrames, load_state, save_state
 from tests import plain
 
 H, W, SIZE = 16, 32, (64, 128)
@@ -28,13 +34,42 @@ def random_scores(seed=0, classes=5):
     return 3 * torch.randn(1, classes, H, W, generator=torch.Generator().manual_seed(seed))
 
 
+class Replay:
+    """A graph that the CPU runs step by step."""
+
+    def __init__(self, run, device):
+        self.replay = run
+
+
+def capture(run, device):
+    return (capture_graph if torch.device(device).type == "cuda" else Replay)(run, torch.device(device))
+
+
+class Steady:
+    """Buffers of steady labels with a graph of their own, for scores that a test writes."""
+
+    def __init__(self, images, scores, with_confidence=False):
+        self.buffers = SteadyBuffers(images, tuple(scores.shape[1:]), SIZE, STEADY_HIGH, with_confidence)
+        self.scores = scores  # before the capture, which runs
+        self.graph = capture(self.run, images.device)
+
+    def run(self):
+        self.buffers.start()
+        self.buffers.finish(self.scores)
+
+    def predict(self, batch):
+        self.buffers.set_evidence(batch)
+        self.graph.replay()
+        return self.buffers.read()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("with_confidence", [False, True])
 def test_the_graph_of_a_gpu_computes_what_the_other_engines_do(device, with_confidence):
     label = partial(label_on_gpu, with_confidence=with_confidence)
     images = torch.cat([picture(0), picture(1)]).to(device)
     scores = torch.cat([random_scores(0), random_scores(1)]).to(device)
-    graph = SteadyGraph(images, scores, SIZE, STEADY_HIGH, with_confidence)
+    graph = Steady(images, scores, with_confidence)
     batch = FrameBatch(images, None, [0.0] * 2, [SIZE] * 2, with_confidence, STEADY_HIGH)
     evidence = [None, None]
     for step in range(4):
@@ -55,33 +90,94 @@ def test_the_graph_of_a_gpu_computes_what_the_other_engines_do(device, with_conf
 
 def test_a_stream_without_a_past_gets_nothing_of_the_one_before_it():
     images, scores = picture(0), random_scores(0)
-    graph = SteadyGraph(images, scores, SIZE, STEADY_HIGH, False)
+    graph = Steady(images, scores)
     batch = FrameBatch(images, None, [0.0], [SIZE], False, STEADY_HIGH, gaps=[0.04])
     (first,) = graph.predict(batch)
-    broken = first.evidence._replace(scores=torch.full_like(first.evidence.scores, torch.nan))
+    broken = Evidence(*first.evidence)._replace(scores=torch.full_like(first.evidence.scores, torch.nan))
     graph.predict(batch._replace(evidence=[broken]))
     (again,) = graph.predict(batch)
     assert again.labels.equal(first.labels)
     assert again.evidence.scores.equal(first.evidence.scores)
 
 
-# the whole fast engine: on a GPU the graph of the network, and the steady graph on its buffers
+def unpack(evidence):
+    return Evidence(*(tensor.clone() for tensor in evidence))
+
+
+def test_evidence_is_one_piece_of_memory_for_each_stream_and_counts_as_its_parts_do():
+    images, scores = torch.cat([picture(0), picture(1)]), torch.cat([random_scores(0), random_scores(1)])
+    graph = Steady(images, scores)
+    layout = graph.buffers.layout
+    batch = FrameBatch(images, None, [0.0] * 2, [SIZE] * 2, False, STEADY_HIGH, gaps=[0.04] * 2)
+    before = [prediction.evidence for prediction in graph.predict(batch)]
+    assert all("parts" not in vars(entry) for entry in before)  # no views, until they are asked for
+    scores.copy_(torch.cat([random_scores(2), random_scores(3)]))
+    results = []
+    for given in (before, [unpack(entry) for entry in before], [before[0], unpack(before[1])]):
+        for row in graph.buffers.before:
+            row.fill_(torch.nan)
+        results.append(graph.predict(batch._replace(evidence=given)))
+    for one in results[0]:
+        assert one.evidence.luma.untyped_storage().nbytes() == 4 * layout.length
+        assert one.labels.untyped_storage().nbytes() == one.labels.numel()  # no part of the evidence
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert a.labels.equal(b.labels)
+            assert all(x.equal(y) for x, y in zip(a.evidence, b.evidence, strict=True))
+
+
+def test_packed_evidence_of_another_size_is_resized_part_by_part():
+    images, scores = picture(0), random_scores(0)
+    graph, other = Steady(images, scores), SteadyBuffers(images, (5, H // 2, W // 2), SIZE, STEADY_HIGH, False)
+    batch = FrameBatch(images, None, [0.0], [SIZE], False, STEADY_HIGH, gaps=[0.04])
+    (first,) = graph.predict(batch)
+    assert isinstance(first.evidence, PackedEvidence)
+    other.set_evidence(batch._replace(evidence=[first.evidence]))
+    mean = F.avg_pool2d(first.evidence.scores[None], 2)[0]
+    assert (other.earlier[0] - mean).abs().mean() < 1  # with anti-aliasing
+    assert other.previous[0].equal(first.evidence.labels)
+    parts = Evidence(*first.evidence)
+    graph.predict(batch._replace(evidence=[parts._replace(scores=parts.scores + 1)]))
+    assert graph.buffers.earlier[0].equal(parts.scores + 1)
+
+
+def test_packed_evidence_is_saved_and_copied_like_any_other(tmp_path):
+    graph = Steady(picture(0), random_scores(0))
+    (found,) = graph.predict(FrameBatch(picture(0), None, [0.0], [SIZE], False, STEADY_HIGH))
+    _, state = label_frame(fast_engine("cpu"), picture(0)[0], None, STEADY)
+    state = dataclasses.replace(state, evidence=found.evidence)
+    save_state(state, tmp_path / "state.safetensors")
+    for other in (load_state(tmp_path / "state.safetensors"), copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
+        assert all(a.equal(b) for a, b in zip(other.evidence, found.evidence, strict=True))
+        assert other.evidence.scores.data_ptr() != found.evidence.scores.data_ptr()
+
+
+# the whole fast engine as on a GPU: one graph of the network and of what keeps labels steady
 
 STEADY = LastFrames(1, steady=STEADY_HIGH)
+
+
+@pytest.fixture(autouse=True)
+def _graphs(monkeypatch):
+    monkeypatch.setattr(fast, "capture_graph", capture)
 
 
 def fast_engine(device, seed=0):
     torch.manual_seed(seed)
     model = plain.randomise(streamseg.fanet18(classes=5, key_channels=8)).eval()
-    return streamseg.accelerate(model.to(device))
+    engine = streamseg.accelerate(model.to(device))
+    engine.predict = engine.predict_on_gpu if device == "cpu" else engine.predict  # also there
+    return engine
 
 
 def drive(seed, device, frames=5):
     return [picture(seed).roll(2 * t, 3)[0].to(device) for t in range(frames)]
 
 
-def label_all(engine, frames, policy=STEADY, state=None):
-    found = []
+def label_all(engine, frames, policy=STEADY):
+    for _ in range(2):  # the first batch of a size runs without a graph, and on a GPU by other algorithms
+        label_frame(engine, frames[0], None, policy)
+    found, state = [], None
     for t, frame in enumerate(frames):
         labels, state = label_frame(engine, frame, state, policy, seconds=t / 15)
         found.append(labels)
@@ -161,3 +257,53 @@ def test_the_fast_engine_of_a_gpu_keeps_labels_as_steady_as_that_of_the_cpu():
     frames = drive(0, "cpu", 6)
     ours, theirs = label_all(fast_engine("cuda"), [x.cuda() for x in frames]), label_all(fast_engine("cpu"), frames)
     assert (ours != theirs).float().mean() < 0.03  # half precision
+
+
+# two streams by turns of their places in a batch, alone, after a cut, after a gap, and from the first frame again
+SCHEDULE = [(0, 1), (0, 1), (1, 0), (1, 0), (0,), (1,), (0, 1), (1, 0), (0, 1), (0,), (0,), (1, 0), (0, 1)]
+CUTS, GAPS, RESTARTS = {(0, 7), (1, 8)}, {(1, 3): 0.5, (0, 9): 0.25}, {(1, 11)}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("steadiness", "with_confidence"), [(STEADY_LOW, True), (STEADY_HIGH, False)])
+def test_each_frame_of_streams_is_labelled_as_the_definition_does(device, steadiness, with_confidence):
+    engine, policy = fast_engine(device), LastFrames(1, steady=steadiness)
+    states, evidence, clocks, scenes, changed = [None, None], [None, None], [0.0, 0.0], [0, 1], 0
+    for t, order in enumerate(SCHEDULE):
+        gaps = {one: GAPS.get((one, t), 1 / 15) for one in order}
+        for one in order:
+            clocks[one] += gaps[one]
+            scenes[one] += 5 * ((one, t) in CUTS)
+            if (one, t) in RESTARTS:
+                states[one] = evidence[one] = None
+        images = torch.cat([picture(scenes[one]).roll((t, 2 * t), (2, 3)) for one in order])
+        predictions, after = step_batch(
+            engine,
+            images.to(device),
+            [states[one] for one in order],
+            policy,
+            sizes=[SIZE] * len(order),
+            times=[clocks[one] for one in order],
+            with_confidence=with_confidence,
+        )
+        (buffers,) = (entry for key, entry in engine.buffers.items() if key[0][0] == len(order))
+        assert (buffers.graph is None) is (t == 0 or t == 4)  # the first batch of a size runs without a graph
+        scores = buffers.scores.float().cpu()
+        given = images if device == "cpu" else images.float()  # the CPU rounds the brightness of bytes
+        batch = FrameBatch(given, None, [0.0] * len(order), [SIZE] * len(order), with_confidence, steadiness)
+        batch = batch._replace(evidence=[evidence[one] for one in order], gaps=[gaps[one] for one in order])
+        label = partial(label_on_gpu, with_confidence=with_confidence)
+        expected = predict_steadily(scores, batch, steadiness, label)
+        for i, one in enumerate(order):
+            ours, theirs = predictions[i], expected[i]
+            assert (ours.labels.cpu() != theirs.labels).float().mean() < 0.005, (t, one)
+            assert ours.evidence.labels.equal(ours.labels)
+            assert ((ours.evidence.luma.cpu() - theirs.evidence.luma).abs() < 0.01).all()
+            assert ((ours.evidence.scores.cpu() - theirs.evidence.scores).abs() > 0.02).float().mean() < 0.02, (t, one)
+            if with_confidence:
+                assert ((ours.confidence.cpu().int() - theirs.confidence.int()).abs() > 2).float().mean() < 0.02
+            states[one], evidence[one] = after[i], theirs.evidence
+            is_first = t == 0 or (one, t) in CUTS | RESTARTS
+            assert ours.evidence.scores.cpu().equal(scores[i]) is is_first, (t, one)
+            changed += not ours.evidence.scores.cpu().equal(scores[i])
+    assert changed > 10

@@ -175,7 +175,7 @@ def test_all_batch_sizes_of_the_streams_are_prepared_before_anything_is_timed(mo
     engine = PreparingEngine(EagerEngine(model), slow)
     request_batch_sizes(replace(settings, model=engine), (48, 64), 6)
     wait_until_prepared(replace(settings, model=engine))
-    assert slow.asked == [(torch.Size((count, 3, 32, 32)), False, False, False, False) for count in (1, 2, 4)]
+    assert slow.asked == [(torch.Size((count, 3, 32, 32)), False, False, False, None) for count in (1, 2, 4)]
     request_batch_sizes(settings, (48, 64), 6)  # this one prepares nothing
 
 

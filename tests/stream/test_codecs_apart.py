@@ -9,15 +9,16 @@ import torch
 from clips import make_clip
 from pipelines import run
 
-from streamseg.io import codec_client, video_reading
-from streamseg.io.codec_client import IDLE, ProcessVideo
+from streamseg.io import codec_pool, video_reading
+from streamseg.io.codec_client import ProcessVideo
+from streamseg.io.codec_pool import IDLE
 from streamseg.io.outputs import plan_outputs
 from streamseg.io.resolve import find_sources
 from streamseg.io.sources import Decoding, VideoFile
 from streamseg.stream import source_threads
 from streamseg.stream.source_threads import SharedRun, uses_codec_processes
 
-pytestmark = pytest.mark.skipif(not codec_client.are_possible(), reason="needs Linux")
+pytestmark = pytest.mark.skipif(not codec_pool.are_possible(), reason="needs Linux")
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_where_no_process_starts_codecs_are_threads(model, quick, tmp_path, monk
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(IDLE, "start", refuse)
-    monkeypatch.setattr(codec_client, "CodecProcess", None)
+    monkeypatch.setattr(codec_pool, "CodecProcess", None)
     make_clip(tmp_path / "a.mp4", 3)
     assert segment(model, tmp_path, tmp_path / "out").frames == 3
 
@@ -112,7 +113,7 @@ def test_beside_a_gpu_codecs_have_processes(monkeypatch, on_device, setting, exp
     if setting:
         monkeypatch.setenv("STREAMSEG_CODECS", setting)
     assert uses_codec_processes(on_device) == expected
-    monkeypatch.setattr(codec_client, "are_possible", lambda: False)
+    monkeypatch.setattr(codec_pool, "are_possible", lambda: False)
     assert not uses_codec_processes(on_device)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from streamseg.engine import steadying
 from streamseg.engine.kernels import backend
-from streamseg.engine.kernels.backend import jit, release, tl, wait
+from streamseg.engine.kernels.language import jit, release, tl, wait
 
 
 def average_scores(
@@ -25,9 +25,9 @@ def average_scores(
 
     Args:
         scores: Those of the frames (B, K, h, w), in any layout and precision.
-        earlier: Averaged scores of the frames before, (B, K, h, w), fp32, contiguous.
+        earlier: Averaged scores of the frames before, (B, K, h, w), fp32, those of each frame contiguous.
         weight: How far these count, 0 to 1, (B,).
-        out: Receives the averaged scores, fp32, contiguous.
+        out: Receives the averaged scores, fp32, those of each frame contiguous.
     """
     if not backend.use_triton(scores):
         fused, margin = steadying.combine(scores.float(), earlier, comparison, weight, steadiness)
@@ -51,6 +51,8 @@ def average_scores(
         w,
         comparison.found.shape[1],
         *scores.stride(),
+        earlier.stride(0),
+        out.stride(0),
         steadiness.share,
         steadiness.margin,
         CUT=steadying.CUT,
@@ -82,6 +84,8 @@ def average_kernel(
     stride_k,
     stride_y,
     stride_x,
+    stride_earlier,
+    stride_out,
     share,
     most,
     CUT: tl.constexpr,
@@ -111,7 +115,7 @@ def average_kernel(
     for number in range(CHUNK):
         k = chunk * CHUNK + number
         known = inside & (k < classes)
-        plane = earlier + (image * classes + k) * h * w
+        plane = earlier + image * stride_earlier + k * h * w
         moved = tl.zeros((BLOCK,), tl.float32)
         for i in tl.static_range(4):
             line = plane + tl.minimum(tl.maximum(top + (i - 1), 0), h - 1) * w
@@ -125,7 +129,7 @@ def average_kernel(
         score = tl.load(place, known, 0.0).to(tl.float32)
         # where nothing is known of a frame before, not even a nan of it counts
         fused = tl.where(trust > 0, score + trust * (moved - score), score)
-        tl.store(out + (image * classes + k) * h * w + pixel, fused, known)
+        tl.store(out + image * stride_out + k * h * w + pixel, fused, known)
     release(EARLY)
     if chunk == 0:
         kept = most * tl.load(still + image * h * w + pixel, inside, 0.0) * again

@@ -1,52 +1,23 @@
-"""Triton, if it is installed, and checks of whether its kernels can run."""
+"""Whether the Triton kernels can run, and numbers for their launch. Triton itself is imported by language.py."""
 
 from __future__ import annotations
 
 from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-try:
-    import triton
-
-    tl, jit, cdiv, next_power_of_2 = triton.language, triton.jit, triton.cdiv, triton.next_power_of_2
-    VERSION: str = triton.__version__
-except ImportError:  # no Triton: a machine without a GPU
-    VERSION, tl = "none", None
-
-    def jit(kernel):
-        return kernel
-
-    def cdiv(whole, part):
-        raise RuntimeError("Triton is not installed.")
-
-    next_power_of_2 = cdiv
-
-GLUON_VERSIONS = ("3.6", "3.7")
-"""Versions of Triton whose Gluon, its lower level, is known to compile our kernels: it still changes."""
-
-try:
-    if not VERSION.startswith(GLUON_VERSIONS):
-        raise ImportError
-    from triton.experimental import gluon
-    from triton.experimental.gluon.language.nvidia import hopper as hopper_language
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    gl, gluon_jit, hopper, GluonDescriptor = gluon.language, gluon.jit, hopper_language, TensorDescriptor
-    meet = (
-        gl.thread_barrier if VERSION.startswith("3.6") else gl.barrier
-    )  # all threads of a program wait for each other
-except ImportError:
-    gl = hopper = GluonDescriptor = meet = None
-
-    def gluon_jit(kernel):
-        return kernel
-
 
 def use_triton(x: Tensor) -> bool:
     """Return whether the Triton kernels can run on a tensor's device."""
-    return x.is_cuda and VERSION != "none" and is_recent(x.device)
+    return x.is_cuda and has_triton() and is_recent(x.device)
+
+
+@cache
+def has_triton() -> bool:
+    """Return whether Triton is installed, without importing it: the first labels do not wait for that."""
+    return find_spec("triton") is not None
 
 
 @cache
@@ -68,20 +39,6 @@ def is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-@jit
-def wait(EARLY):
-    """Wait until the previous kernel has ended."""
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
-
-
-@jit
-def release(EARLY):
-    """Allow the next kernel to be launched; it waits for the rest of this one, which should be short."""
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-
-
 @cache
 def processors(device: torch.device) -> int:
     """Return the number of multiprocessors of a GPU; 1 on the CPU."""
@@ -91,3 +48,13 @@ def processors(device: torch.device) -> int:
 def fits_tensor_cores(side: int) -> bool:
     """Return whether Triton can multiply matrices of that side: powers of two from 16 up."""
     return side >= 16 and side & (side - 1) == 0
+
+
+def cdiv(whole: int, part: int) -> int:
+    """Return a quotient, rounded up."""
+    return -(-whole // part)
+
+
+def next_power_of_2(number: int) -> int:
+    """Return the least power of two that is not less than a number."""
+    return 1 << (number - 1).bit_length()

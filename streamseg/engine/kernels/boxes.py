@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from streamseg.engine.kernels import backend, patches
-from streamseg.engine.kernels.backend import gl, gluon_jit, hopper, meet, release, wait
+from streamseg.engine.kernels import backend, language, patches
+from streamseg.engine.kernels.language import gl, gluon_jit, hopper, meet, release, wait
 
 DEPTH, STAGES = 64, 3
 """Input channels of a step, and number of steps in shared memory."""
@@ -76,8 +76,8 @@ def convolve_boxes(
     box, block = [1, plan.rows, plan.columns, DEPTH], [channels, DEPTH]
     matrix = weight.permute(0, 2, 3, 1).flatten(1)
     boxes_kernel[(count_programs(x),)](
-        backend.GluonDescriptor.from_tensor(patches.to_rows(x), box, patches.layout_of(4)),
-        backend.GluonDescriptor.from_tensor(matrix, block, patches.layout_of(2)),
+        language.GluonDescriptor.from_tensor(patches.to_rows(x), box, patches.layout_of(4)),
+        language.GluonDescriptor.from_tensor(matrix, block, patches.layout_of(2)),
         bias,
         x if shortcut is None else shortcut,
         out,

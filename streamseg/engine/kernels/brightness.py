@@ -12,18 +12,19 @@ from torch import Tensor
 
 from streamseg.engine import motion, steadying
 from streamseg.engine.kernels import backend
-from streamseg.engine.kernels.backend import jit, release, tl, wait
+from streamseg.engine.kernels.language import jit, release, tl, wait
 
 SIDE = 16
-"""Side of the part of the largest map that one program shrinks; 2 ** (motion.LEVELS - 1) or a larger power of two."""
+"""Side of the part of the largest map that one program shrinks: a power of two, so large that it has a pixel of the
+smallest."""
 
 
 def make_pyramids(images: Tensor, pair: Tensor) -> list[Tensor]:
     """Write the brightness of frames (B, 3, H, W), and return it and that of the frames before in all sizes of motion.
 
     Args:
-        pair: Brightness (2, B, l, m), fp32, contiguous. The first half receives that of the frames, resized with
-            anti-aliasing; the second holds that of the frames before.
+        pair: Brightness (2, B, l, m), fp32; its 2 * B maps are contiguous and equally far apart. The first half
+            receives that of the frames, resized with anti-aliasing; the second holds that of the frames before.
 
     Returns:
         Maps (2, B, …), the largest first, which is the given one; each next one has half the height and width.
@@ -56,11 +57,12 @@ def make_pyramids(images: Tensor, pair: Tensor) -> list[Tensor]:
     pyramid_kernel[backend.cdiv(wide, SIDE), backend.cdiv(tall, SIDE), 2 * batch](
         rows,
         *levels,
-        *[pair] * (motion.LEVELS - len(levels)),
+        *[pair] * (len(motion.CORRECTIONS) - len(levels)),
         batch,
         width,
         tall,
         wide,
+        pair.stride(1),
         TAPS=count_taps(width, wide),
         SIDE=SIDE,
         LEVELS=len(levels),
@@ -128,6 +130,7 @@ def pyramid_kernel(
     width,
     tall,
     wide,
+    stride,
     TAPS: tl.constexpr,
     SIDE: tl.constexpr,
     LEVELS: tl.constexpr,
@@ -138,7 +141,7 @@ def pyramid_kernel(
     image = tl.program_id(2)
     y, x = tl.program_id(1) * SIDE + tl.arange(0, SIDE), tl.program_id(0) * SIDE + tl.arange(0, SIDE)
     inside = (y < tall)[:, None] & (x < wide)[None, :]
-    target = level0 + (image * tall + y)[:, None] * wide + x[None, :]
+    target = level0 + image * stride + y[:, None] * wide + x[None, :]
     value = tl.zeros((SIDE, SIDE), tl.float32)
     if image < batch:
         first, end, centre, support = find_window(x, width, wide)

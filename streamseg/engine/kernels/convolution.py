@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.engine.kernels import backend, boxes, patches
-from streamseg.engine.kernels.backend import jit, release, tl, wait
+from streamseg.engine.kernels.language import jit, release, tl, wait
 
 MAX_TILES = 1024
 """Maximum number of output tiles whose sums are split among programs."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.engine.kernels import backend
-from streamseg.engine.kernels.backend import jit, tl, wait
+from streamseg.engine.kernels.language import jit, tl, wait
 
 
 def label(
@@ -22,11 +22,11 @@ def label(
 ) -> None:
     """Write the labels (B, H, W) of scores (B, K, h, w), resized bilinearly, and their probabilities (255 is 1).
 
-    Both are uint8. The resized scores are never written to memory.
+    Both are uint8, those of each frame contiguous. The resized scores are never written to memory.
 
     Args:
-        steady: Labels of the frame before (B, H, W), uint8, which are kept where the best class does not win by a
-            margin (B, 1, h, w), fp32, resized bilinearly; both contiguous.
+        steady: Labels of the frame before (B, H, W), uint8, as far apart as `labels`, which are kept where the best
+            class does not win by a margin (B, 1, h, w), fp32, contiguous, resized bilinearly.
     """
     height, width = size
     if not backend.use_triton(scores):
@@ -53,6 +53,7 @@ def label(
         height,
         width,
         *scores.stride(),
+        labels.stride(0),
         CLASSES=classes,
         ROWS=backend.next_power_of_2(backend.cdiv(height, h)),
         BLOCK=block,
@@ -78,6 +79,7 @@ def label_kernel(
     stride_k,
     stride_y,
     stride_x,
+    stride_labels,
     CLASSES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -100,9 +102,11 @@ def label_kernel(
     best = tl.full((ROWS, BLOCK), float("-inf"), tl.float32)
     best_class, total = tl.zeros((ROWS, BLOCK), tl.int32), tl.zeros((ROWS, BLOCK), tl.float32)
     inside = (rows < end)[:, None] & (columns < width)[None, :]
-    offset = (image * height + rows)[:, None] * width + columns[None, :]
+    offset = rows[:, None] * width + columns[None, :]
     if STEADY:
-        known = tl.minimum(tl.load(previous + offset, inside, other=0).to(tl.int32), CLASSES - 1)
+        known = tl.minimum(
+            tl.load(previous + image * stride_labels + offset, inside, other=0).to(tl.int32), CLASSES - 1
+        )
         rest = tl.zeros((ROWS, BLOCK), tl.float32)
     for k in range(CLASSES):
         near, far = k * stride_k + left * stride_x, k * stride_k + right * stride_x
@@ -125,6 +129,6 @@ def label_kernel(
         best_class = tl.where(keep, known, best_class)
         if CONFIDENCE:
             total = tl.where(keep, total * tl.exp(best - rest), total)
-    tl.store(labels + offset, best_class.to(tl.uint8), inside)
+    tl.store(labels + image * stride_labels + offset, best_class.to(tl.uint8), inside)
     if CONFIDENCE:
-        tl.store(confidence + offset, (255 / total + 0.5).to(tl.uint8), inside)
+        tl.store(confidence + image * height * width + offset, (255 / total + 0.5).to(tl.uint8), inside)

@@ -1,22 +1,26 @@
 """The motion between frames by Lucas and Kanade's method, and what of the frames is found again.
 
 A program computes a square of pixels, and all that it depends on around it. Sums over neighbours are products with
-matrices of ones, on the tensor cores: these round to TF32, so a number is split into two, exact to 2 ** -22.
+matrices of equal numbers near the diagonal, on the tensor cores, in fp16: a number is split into two, exact to
+2 ** -22.
 
 Shapes: B streams in a batch, l x m the largest map of brightness, h x w the map of scores.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from streamseg.engine import motion, steadying
 from streamseg.engine.kernels import backend, brightness
-from streamseg.engine.kernels.backend import jit, release, tl, wait
+from streamseg.engine.kernels.language import jit, release, tl, wait
 
-SIDE = 32
-"""Side of the square of pixels that one program looks at, with those around the ones that it computes."""
+SIDE, SQUARES = 32, 16
+"""Side of the square of pixels that one program looks at to compare, and of that of squares of 2x2 pixels to correct
+their motion, with those around the ones that it computes."""
 
 
 def compare_frames(
@@ -25,8 +29,8 @@ def compare_frames(
     """Compare frames (B, 3, H, W) with those before, as steadying.compare does.
 
     Args:
-        pair: Brightness (2, B, l, m), fp32, contiguous: the first half receives that of the frames, the second holds
-            that of the frames before.
+        pair: Brightness (2, B, l, m), fp32; its 2 * B maps are contiguous and equally far apart. The first half
+            receives that of the frames, the second holds that of the frames before.
         size: Height and width of the scores: as large as the brightness, or half of it.
     """
     levels = brightness.make_pyramids(images, pair)
@@ -38,7 +42,7 @@ def compare_frames(
     device = pair.device
     step = SIDE - 4
     columns, rows = backend.cdiv(wide, step), backend.cdiv(tall, step)
-    small = torch.empty(batch, 2, h, w, device=device)
+    small = found if tall != h else torch.empty(batch, 2, h, w, device=device)
     alike, still = torch.empty(2, batch, 1, h, w, device=device)
     parts = torch.empty(batch, rows * columns, device=device)
     compare_kernel[columns, rows, batch](
@@ -51,6 +55,9 @@ def compare_frames(
         batch,
         tall,
         wide,
+        found.shape[2],
+        found.shape[3],
+        pair.stride(1),
         max(steadiness.tolerance, steadying.MIN_TOLERANCE),
         max(steadiness.still, steadying.MIN_TOLERANCE),
         SIDE=SIDE,
@@ -61,7 +68,7 @@ def compare_frames(
 
 
 def estimate_motion(levels: list[Tensor]) -> Tensor:
-    """Return the motion (B, 2, l, m) of frames since those before, as motion.estimate_motion does.
+    """Return the motion (B, 2, l / 2, m / 2), rounded up, of frames since those before, as motion.estimate_motion does.
 
     Args:
         levels: The brightness (2, B, …) of the frames and those before in all sizes, the largest first.
@@ -69,12 +76,14 @@ def estimate_motion(levels: list[Tensor]) -> Tensor:
     if not backend.use_triton(levels[0]):
         return motion.estimate_motion(levels[0][0][:, None], levels[0][1][:, None])
     found: Tensor | None = None
-    for level in reversed(levels):
+    for number, level in reversed([*enumerate(levels)]):
         _, batch, h, w = level.shape
         coarse = level if found is None else found
-        out = torch.empty(batch, 2, h, w, device=level.device)
-        step = SIDE - 2 * (motion.ITERATIONS * (motion.NEIGHBOURS // 2) + 1)
-        correct_kernel[backend.cdiv(w, step), backend.cdiv(h, step), batch](
+        rows, columns = motion.half_size((h, w))
+        out = torch.empty(batch, 2, rows, columns, device=level.device)
+        step = SQUARES - 2 * (motion.CORRECTIONS[number] * motion.NEAR + 1)
+        programs = (backend.cdiv(columns, step), backend.cdiv(rows, step), batch)
+        correct_kernel[programs](
             level,
             coarse,
             out,
@@ -83,12 +92,15 @@ def estimate_motion(levels: list[Tensor]) -> Tensor:
             w,
             coarse.shape[2],
             coarse.shape[3],
-            SIDE=SIDE,
+            level.stride(1),
+            SIDE=SQUARES,
             STEP=step,
-            NEAR=motion.NEIGHBOURS // 2,
-            ITERATIONS=motion.ITERATIONS,
+            NEAR=motion.NEAR,
+            CORRECTIONS=motion.CORRECTIONS[number],
             NOISE=motion.NOISE,
             FIRST=found is None,
+            # a product of this size has work for two warps: with more, each computes the same; few programs end sooner
+            num_warps=2 if math.prod(programs) > backend.processors(level.device) else 4,
             **backend.early(level.device),
         )
         found = out
@@ -106,56 +118,87 @@ def correct_kernel(
     w,
     coarse_h,
     coarse_w,
+    stride,
     SIDE: tl.constexpr,
     STEP: tl.constexpr,
     NEAR: tl.constexpr,
-    ITERATIONS: tl.constexpr,
+    CORRECTIONS: tl.constexpr,
     NOISE: tl.constexpr,
     FIRST: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Estimate the motion in one size, from that in the next smaller one."""
+    """Estimate the motion of squares of 2x2 pixels in one size, from that in the next smaller one."""
     wait(EARLY)
     halo: tl.constexpr = (SIDE - STEP) // 2
     image, index = tl.program_id(2), tl.arange(0, SIDE)
     y, x = tl.program_id(1) * STEP - halo + index, tl.program_id(0) * STEP - halo + index
-    inside = ((y >= 0) & (y < h))[:, None] & ((x >= 0) & (x < w))[None, :]
-    row, column = tl.minimum(tl.maximum(y, 0), h - 1), tl.minimum(tl.maximum(x, 0), w - 1)
-    now, before = pair + image * h * w, pair + (batch + image) * h * w
-    here = now + row[:, None] * w
-    value = tl.load(here + column[None, :])
-    right, left = tl.minimum(column + 1, w - 1), tl.maximum(column - 1, 0)
-    across = (tl.load(here + right[None, :]) - tl.load(here + left[None, :])) * 0.5
-    below, above = tl.minimum(row + 1, h - 1), tl.maximum(row - 1, 0)
-    down = tl.load(now + below[:, None] * w + column[None, :]) - tl.load(now + above[:, None] * w + column[None, :])
-    across, down = tl.where(inside, across, 0.0), tl.where(inside, down * 0.5, 0.0)
+    rows, columns = (h + 1) // 2, (w + 1) // 2
+    inside = ((y >= 0) & (y < rows))[:, None] & ((x >= 0) & (x < columns))[None, :]
+    now, before = pair + image * stride, pair + (batch + image) * stride
+    row, column = tl.minimum(tl.maximum(y, 0), rows - 1), tl.minimum(tl.maximum(x, 0), columns - 1)
     if FIRST:
         u, v = tl.zeros((SIDE, SIDE), tl.float32), tl.zeros((SIDE, SIDE), tl.float32)
     else:
         flow = coarse + image * 2 * coarse_h * coarse_w
-        high = (row + 0.5) * (coarse_h / h) - 0.5
-        wide = (column + 0.5) * (coarse_w / w) - 0.5
+        high = (row + 0.5) * (coarse_h / rows) - 0.5
+        wide = (column + 0.5) * (coarse_w / columns) - 0.5
         u = 2.0 * sample(flow, high[:, None], wide[None, :], coarse_h, coarse_w)
         v = 2.0 * sample(flow + coarse_h * coarse_w, high[:, None], wide[None, :], coarse_h, coarse_w)
-    share = 1.0 / (count_near(y, h, NEAR)[:, None] * count_near(x, w, NEAR)[None, :])
-    xx = sum_near(across * across, NEAR, SIDE) * share + NOISE
-    yy = sum_near(down * down, NEAR, SIDE) * share + NOISE
-    xy = sum_near(across * down, NEAR, SIDE) * share
-    inverse = 1.0 / (xx * yy - xy * xy)
+    xx, yy = tl.zeros((SIDE, SIDE), tl.float32), tl.zeros((SIDE, SIDE), tl.float32)
+    xy = tl.zeros((SIDE, SIDE), tl.float32)
+    # one pixel of each square after the other; loops that are not unrolled, or the registers do not suffice
+    for part in range(4):
+        across, down = gradient(now, 2 * y + part // 2, 2 * x + part % 2, h, w)
+        xx += across * across
+        yy += down * down
+        xy += across * down
+    # quarters: fp16 holds no larger sums
+    share = 4.0 / (count_pixels(y, h, NEAR)[:, None] * count_pixels(x, w, NEAR)[None, :])
+    xx = sum_near(xx * 0.25, NEAR, SIDE) * share + NOISE
+    yy = sum_near(yy * 0.25, NEAR, SIDE) * share + NOISE
+    xy = sum_near(xy * 0.25, NEAR, SIDE) * share
+    inverse = 0.5 / (xx * yy - xy * xy)  # a pixel is half a square
     xx, yy, xy = xx * inverse, yy * inverse, xy * inverse
-    for _ in tl.static_range(ITERATIONS):
-        error = value - sample(before, y[:, None] + v, x[None, :] + u, h, w)
-        error_x = sum_near(across * error, NEAR, SIDE) * share
-        error_y = sum_near(down * error, NEAR, SIDE) * share
-        u += tl.minimum(tl.maximum(yy * error_x - xy * error_y, -1.0), 1.0)
-        v += tl.minimum(tl.maximum(xx * error_y - xy * error_x, -1.0), 1.0)
+    for _ in range(CORRECTIONS):
+        error_x, error_y = tl.zeros((SIDE, SIDE), tl.float32), tl.zeros((SIDE, SIDE), tl.float32)
+        for part in range(4):
+            i, j = 2 * y + part // 2, 2 * x + part % 2
+            # again from the cache: to keep them takes more registers than there are
+            across, down = gradient(now, i, j, h, w)
+            value = tl.load(now + clamp(i, h)[:, None] * w + clamp(j, w)[None, :])
+            error = value - sample(before, i[:, None] + 2.0 * v, j[None, :] + 2.0 * u, h, w)
+            error_x += across * error
+            error_y += down * error
+        error_x = sum_near(error_x * 0.25, NEAR, SIDE) * share
+        error_y = sum_near(error_y * 0.25, NEAR, SIDE) * share
+        u += tl.minimum(tl.maximum(yy * error_x - xy * error_y, -0.5), 0.5)
+        v += tl.minimum(tl.maximum(xx * error_y - xy * error_x, -0.5), 0.5)
     release(EARLY)
-    share = 1.0 / (count_near(y, h, 1)[:, None] * count_near(x, w, 1)[None, :])
+    share = 1.0 / (count_near(y, rows, 1)[:, None] * count_near(x, columns, 1)[None, :])
     own = (index >= halo) & (index < SIDE - halo)
     stored = inside & own[:, None] & own[None, :]
-    target = out + image * 2 * h * w + row[:, None] * w + column[None, :]
+    target = out + image * 2 * rows * columns + row[:, None] * columns + column[None, :]
     tl.store(target, sum_near(tl.where(inside, u, 0.0), 1, SIDE) * share, stored)
-    tl.store(target + h * w, sum_near(tl.where(inside, v, 0.0), 1, SIDE) * share, stored)
+    tl.store(target + rows * columns, sum_near(tl.where(inside, v, 0.0), 1, SIDE) * share, stored)
+
+
+@jit
+def gradient(plane, y, x, h, w):
+    """Return the change across and down a map at each pixel of rows and columns; 0 outside."""
+    inside = ((y >= 0) & (y < h))[:, None] & ((x >= 0) & (x < w))[None, :]
+    here = plane + clamp(y, h)[:, None] * w
+    across = tl.load(here + clamp(x + 1, w)[None, :]) - tl.load(here + clamp(x - 1, w)[None, :])
+    column = clamp(x, w)[None, :]
+    down = tl.load(plane + clamp(y + 1, h)[:, None] * w + column) - tl.load(
+        plane + clamp(y - 1, h)[:, None] * w + column
+    )
+    return tl.where(inside, across * 0.5, 0.0), tl.where(inside, down * 0.5, 0.0)
+
+
+@jit
+def clamp(index, length):
+    """Return the nearest index inside a map."""
+    return tl.minimum(tl.maximum(index, 0), length - 1)
 
 
 @jit
@@ -169,22 +212,27 @@ def compare_kernel(
     batch,
     tall,
     wide,
+    rows,
+    columns,
+    stride,
     tolerance,
     stillness,
     SIDE: tl.constexpr,
     SCALE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Compare frames with the moved ones before, and write the motion and the likeness in the size of the scores."""
+    """Compare frames with the moved ones before, and write the likeness, and the motion, in the size of the scores."""
     wait(EARLY)
     image, index = tl.program_id(2), tl.arange(0, SIDE)
     y, x = tl.program_id(1) * (SIDE - 4) - 2 + index, tl.program_id(0) * (SIDE - 4) - 2 + index
     inside = ((y >= 0) & (y < tall))[:, None] & ((x >= 0) & (x < wide))[None, :]
     place = y[:, None] * wide + x[None, :]
     pixels: tl.constexpr = SIDE // SCALE
-    now, before = pair + image * tall * wide, pair + (batch + image) * tall * wide
-    flow = found + image * 2 * tall * wide + place
-    u, v = tl.load(flow, inside, 0.0), tl.load(flow + tall * wide, inside, 0.0)
+    now, before = pair + image * stride, pair + (batch + image) * stride
+    flow = found + image * 2 * rows * columns
+    down, across = (y[:, None] + 0.5) * (rows / tall) - 0.5, (x[None, :] + 0.5) * (columns / wide) - 0.5
+    u = 2.0 * sample(flow, down, across, rows, columns)
+    v = 2.0 * sample(flow + rows * columns, down, across, rows, columns)
     value, earlier = tl.load(now + place, inside, 0.0), tl.load(before + place, inside, 0.0)
     high, along = y[:, None] + v, x[None, :] + u
     change = tl.where(inside, tl.abs(value - sample(before, high, along, tall, wide)), 0.0)
@@ -199,7 +247,6 @@ def compare_kernel(
     h, w = tall // SCALE, wide // SCALE
     if SCALE == 2:
         value, earlier, same = halve(value, pixels), halve(earlier, pixels), halve(same, pixels)
-        u, v = halve(u, pixels) * 0.5, halve(v, pixels) * 0.5
     halo: tl.constexpr = 2 // SCALE
     index = tl.arange(0, pixels)
     y = tl.program_id(1) * (pixels - 2 * halo) - halo + index
@@ -211,8 +258,9 @@ def compare_kernel(
     place = y[:, None] * w + x[None, :]
     tl.store(still + image * h * w + place, likeness(change, y, x, h, w, stillness, pixels), inside)
     tl.store(alike + image * h * w + place, same, inside)
-    tl.store(small + image * 2 * h * w + place, u, inside)
-    tl.store(small + (image * 2 + 1) * h * w + place, v, inside)
+    if SCALE == 1:  # otherwise the motion has that size
+        tl.store(small + image * 2 * h * w + place, u, inside)
+        tl.store(small + (image * 2 + 1) * h * w + place, v, inside)
 
 
 @jit
@@ -251,18 +299,30 @@ def count_near(index, length, NEAR: tl.constexpr):
 
 
 @jit
+def count_pixels(index, length, NEAR: tl.constexpr):
+    """Return how many pixels of a pair and its neighbours along one side are inside a map; 1 or more."""
+    last, first = tl.minimum(2 * (index + NEAR) + 1, length - 1), tl.maximum(2 * (index - NEAR), 0)
+    return tl.maximum(last - first + 1, 1).to(tl.float32)
+
+
+@jit
 def sum_near(values, NEAR: tl.constexpr, SIDE: tl.constexpr):
-    """Return the sums over the square of pixels around each one."""
+    """Return the sums over the square of pixels around each one, of values below 65,000.
+
+    Their sums along a row are below 500,000.
+    """
     index = tl.arange(0, SIDE)
-    ones = tl.where(tl.abs(index[:, None] - index[None, :]) <= NEAR, 1.0, 0.0)
+    near = tl.abs(index[:, None] - index[None, :]) <= NEAR
+    # an eighth of the sums along rows, which fp16 can hold, and eight times those along columns
+    eighths, eights = tl.where(near, 0.125, 0.0).to(tl.float16), tl.where(near, 8.0, 0.0).to(tl.float16)
     high, low = split(values)
-    rows = tl.dot(high, ones, input_precision="tf32") + tl.dot(low, ones, input_precision="tf32")
+    rows = tl.dot(high, eighths, tl.dot(low, eighths))
     high, low = split(rows)
-    return tl.dot(ones, high, input_precision="tf32") + tl.dot(ones, low, input_precision="tf32")
+    return tl.dot(eights, high, tl.dot(eights, low))
 
 
 @jit
 def split(values):
-    """Return numbers that TF32 holds exactly, and what is left of the values."""
-    high = (values.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
-    return high, values - high
+    """Return the values rounded to fp16, and what is left of them, in fp16 too."""
+    high = values.to(tl.float16)
+    return high, (values - high.to(tl.float32)).to(tl.float16)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from streamseg.engine.kernels import backend
-from streamseg.engine.kernels.backend import gl, gluon_jit, hopper, meet, release, wait
+from streamseg.engine.kernels import backend, language
+from streamseg.engine.kernels.language import gl, gluon_jit, hopper, meet, release, wait
 
 CHANNELS, ROWS, COLUMNS, STAGES, WARPS = 64, 8, 16, 2, 4
 """Channels of input and output, sides of a tile, number of patches in shared memory (60 KiB each), warps."""
@@ -99,8 +99,8 @@ def launch_kernel(
     patches_kernel[(min(tiles, backend.processors(x.device)),)](
         describe(x, ROWS),
         describe(x, 2),
-        backend.GluonDescriptor.from_tensor(matrix, square, layout_of(2)),
-        backend.GluonDescriptor.from_tensor(class_matrix, [padded, CHANNELS], layout_of(2)),
+        language.GluonDescriptor.from_tensor(matrix, square, layout_of(2)),
+        language.GluonDescriptor.from_tensor(class_matrix, [padded, CHANNELS], layout_of(2)),
         bias,
         bias if class_bias is None else class_bias,
         shortcut,
@@ -126,7 +126,7 @@ def launch_kernel(
 
 def describe(x: Tensor, rows: int):
     """Return a descriptor of a map from which some rows of a patch are copied; pixels outside of the map are zeros."""
-    return backend.GluonDescriptor.from_tensor(to_rows(x), [1, rows, COLUMNS, CHANNELS], layout_of(4))
+    return language.GluonDescriptor.from_tensor(to_rows(x), [1, rows, COLUMNS, CHANNELS], layout_of(4))
 
 
 def to_rows(x: Tensor) -> Tensor:

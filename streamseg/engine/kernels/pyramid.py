@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.engine.kernels import backend
-from streamseg.engine.kernels.backend import jit, tl, wait
+from streamseg.engine.kernels.language import jit, tl, wait
 from streamseg.models.attention import to_map, to_pixels
 from streamseg.models.fanet_plus import PyramidPooling, pyramid_columns
 

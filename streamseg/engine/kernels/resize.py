@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.engine.kernels import backend
-from streamseg.engine.kernels.backend import jit, tl, wait
+from streamseg.engine.kernels.language import jit, tl, wait
 
 
 def add_resized(x: Tensor, small: Tensor) -> Tensor:

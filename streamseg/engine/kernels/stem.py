@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.engine.kernels import backend
-from streamseg.engine.kernels.backend import jit, release, tl, wait
+from streamseg.engine.kernels.language import jit, release, tl, wait
 
 
 def unfold_frame(frame: Tensor, mean: Tensor, out: Tensor, size: tuple[int, int]) -> None:

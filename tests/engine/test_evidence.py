@@ -1,0 +1,55 @@
+"""Evidence of a stream in one piece of memory."""
+
+import copy
+import pickle
+from itertools import pairwise
+
+import pytest
+import torch
+
+from streamseg.engine.evidence import ALIGNMENT, Layout, PackedEvidence
+
+LAYOUT = Layout((4, 6), (3, 2, 3), (7, 5))
+
+
+@pytest.fixture
+def packed():
+    return torch.randn(LAYOUT.length, generator=torch.Generator().manual_seed(0))
+
+
+def test_the_parts_have_their_shapes_and_share_the_memory(packed):
+    luma, scores, labels = LAYOUT.split(packed)
+    assert (luma.shape, scores.shape, labels.shape) == ((4, 6), (3, 2, 3), (7, 5))
+    assert (luma.dtype, scores.dtype, labels.dtype) == (torch.float32, torch.float32, torch.uint8)
+    packed.zero_()
+    assert not any(part.any() for part in (luma, scores, labels))
+
+
+def test_the_parts_do_not_overlap_and_are_aligned(packed):
+    parts = LAYOUT.split(packed)
+    spans = [(part.data_ptr(), part.data_ptr() + part.nbytes) for part in parts]
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+    assert spans[-1][1] <= packed.data_ptr() + packed.nbytes
+    assert all((begin - packed.data_ptr()) % (4 * ALIGNMENT) == 0 for begin, _ in spans)
+
+
+def test_the_evidence_of_a_batch_is_that_of_each_stream():
+    batch = torch.randn(2, LAYOUT.length, generator=torch.Generator().manual_seed(0))
+    for whole, *streams in zip(LAYOUT.split(batch), *(LAYOUT.split(row.clone()) for row in batch), strict=True):
+        assert whole.equal(torch.stack(streams))
+
+
+def test_packed_evidence_has_the_names_and_the_order_of_its_parts(packed):
+    evidence, parts = PackedEvidence(packed, LAYOUT), LAYOUT.split(packed)
+    for one, named, other in zip(evidence, (evidence.luma, evidence.scores, evidence.labels), parts, strict=True):
+        assert one.equal(other)
+        assert named.equal(other)
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda evidence: pickle.loads(pickle.dumps(evidence))])
+def test_a_copy_of_packed_evidence_shares_nothing(packed, clone):
+    evidence = PackedEvidence(packed, LAYOUT)
+    labels = evidence.labels.clone()
+    twin = clone(evidence)
+    packed.zero_()
+    assert twin.labels.equal(labels)
