@@ -110,6 +110,8 @@ def test_the_first_labels_are_timed_with_an_empty_and_with_a_filled_cache(monkey
     folders = [cache for cache, _ in seen]
     assert folders[0] == folders[1] != folders[2] == folders[3] != folders[4] == folders[5]
     assert (figures["empty"]["first_labels_seconds"], figures["filled"]["first_labels_seconds"]) == (3.0, 4.0)
+    assert (figures["empty"]["beyond_import_seconds"], figures["filled"]["beyond_import_seconds"]) == (2.0, 3.0)
+    assert figures["bytecode_is_written"] is not sys.dont_write_bytecode
     assert not any(folder.exists() for folder in folders)
     assert {options for _, options in seen} == {("--device", "cpu")}
 

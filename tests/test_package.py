@@ -1,11 +1,14 @@
 """The structure of the package: which folder may import which, and which names are public."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import streamseg
+from streamseg.engine import kernels
 
 PACKAGE = Path(streamseg.__file__).parent
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
@@ -29,7 +32,7 @@ __main__
 
 # the only place that imports a third-party package
 DOORS = {
-    "PIL": "io.captions io.images",
+    "PIL": "io.captions io.images io.pictures",
     "av": "io.codec_process io.hardware io.live_process io.pyav io.video_reading io.video_writing",
     "cv2": "models.video.dis",
     "cyclopts": "cli",
@@ -38,8 +41,8 @@ DOORS = {
     "h11": "serve",
     "huggingface_hub": "io.hub",
     "matplotlib": "evaluate.plot",
-    "numpy": "data.formats io.bgr io.captions io.codec_client io.codec_process io.images io.pyav io.video_writing "
-    "regions",
+    "numpy": "data.formats io.bgr io.captions io.codec_client io.codec_process io.images io.picture_process "
+    "io.pictures io.pyav io.video_writing regions serve.codecs",
     "onnx": "deploy",
     "onnxruntime": "deploy engine.runtime",  # the one writes files, the other runs them
     "openvino": "deploy engine.runtime",
@@ -117,6 +120,26 @@ def test_the_public_names_exist_and_are_the_same_for_type_checkers():
     for name in streamseg.MODULE_OF:
         assert getattr(streamseg, name) is not None
     assert set(dir(streamseg)) == set(typed)
+
+
+def test_the_names_of_the_kernels_are_the_same_for_type_checkers():
+    tree = ast.parse((PACKAGE / "engine" / "kernels" / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {alias.asname: node.module for node in block.body for alias in node.names}
+    assert typed == {name: f"streamseg.engine.kernels.{module}" for name, module in kernels.MODULE_OF.items()}
+    for name in kernels.MODULE_OF:
+        assert getattr(kernels, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'attention_kernel'"):
+        _ = kernels.attention_kernel
+
+
+def test_the_first_labels_do_not_wait_for_the_import_of_triton():
+    program = (
+        "import sys, torch, streamseg.engine.open, streamseg.engine.prepare, streamseg.stream.pipeline\n"
+        "from streamseg.engine.kernels import backend, blend_labels, to_rgb, to_yuv\n"
+        "backend.has_triton()\nsys.exit('triton' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_missing_name_is_an_attribute_error():
