@@ -1,16 +1,20 @@
 """Train the paper's ablations and baselines on CamVid, all with the same short budget.
 
     python benchmarks/ablations.py DATA OUT [--iterations 3000] [--seeds 1] [--at-once 3] [-- OPTION...]
+    python benchmarks/ablations.py DATA OUT --only swiftnet18 --run 'wide=--network swiftnet18 --crop 720 960'
 
 Each network is trained by the recipe camvid-18 on train without one recording, and then evaluated on val and on that
 recording. Several runs share the GPU; the first seed of all networks comes before the second of any. Each run has a
 folder in OUT, with its output in output.txt. If it is stopped, the same command continues: finished steps are skipped.
 It prints a table, and writes the figures to OUT/ablations.json; `streamseg reproduce all --runs OUT --data DATA` then
-compares them with the paper. Options after -- are options of streamseg train, such as --batch 8.
+compares them with the paper. Options after -- are options of streamseg train for all runs, such as --batch 8; --run
+adds one with options of its own, which come after these.
 """
 
 import argparse
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -46,13 +50,17 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=3, help="runs that share the GPU")
     parser.add_argument("--leave-out", default="0001TP", help="recording of train that is left out of training")
     parser.add_argument("--imagenet", type=Path, help="folder with resnet18.* and resnet34.*, if offline")
-    parser.add_argument("--only", nargs="+", default=list(RUNS), choices=[*RUNS, *LARGE], metavar="RUN")
+    parser.add_argument("--only", nargs="*", default=list(RUNS), choices=[*RUNS, *LARGE], metavar="RUN")
+    parser.add_argument("--run", action="append", default=[], type=parse_run, metavar="NAME=OPTIONS")
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     arguments, options = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
 
+    runs = {name: (RUNS | LARGE)[name] for name in arguments.only} | dict(arguments.run)
+
     def run(name: str, seed: int) -> bool:
-        train = [*(RUNS | LARGE)[name], "--iterations", str(arguments.iterations), "--seed", str(seed), *options]
-        resnet = RESNETS.get(name, "resnet18")
+        train = ["--iterations", str(arguments.iterations), "--seed", str(seed), *options, *runs[name]]
+        network = train[train.index("--network") + 1] if "--network" in train else "fanet18"
+        resnet = RESNETS.get(network, "resnet18")
         if arguments.imagenet and resnet:
             train += ["--encoder-weights", str(next(arguments.imagenet.glob(f"{resnet}.*")))]
         out = run_folder(arguments.out, name, seed)
@@ -60,15 +68,23 @@ def main() -> None:
         print(f"{out.name}: {'done' if succeeded else f'failed, see {out}/output.txt'}", flush=True)
         return succeeded
 
-    jobs = [(name, seed) for seed in range(arguments.seeds) for name in arguments.only]
+    jobs = [(name, seed) for seed in range(arguments.seeds) for name in runs]
     with ThreadPoolExecutor(arguments.at_once) as pool:
         succeeded = list(pool.map(lambda job: run(*job), jobs))
-    found = {
-        name: collect(arguments.out, name, arguments.seeds, ("val", arguments.leave_out)) for name in arguments.only
-    }
+    found = {name: collect(arguments.out, name, arguments.seeds, ("val", arguments.leave_out)) for name in runs}
     (arguments.out / "ablations.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(format_table(found))
     sys.exit(0 if all(succeeded) else 1)
+
+
+def parse_run(text: str) -> tuple[str, list[str]]:
+    """Return name and options of NAME=OPTIONS."""
+    name, equals, options = text.partition("=")
+    if not equals or not re.fullmatch(r"[\w.-]+", name):
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.80} is no run; expected NAME=OPTIONS, such as 'wide=--crop 720 960'"
+        )
+    return name, shlex.split(options)
 
 
 def run_folder(out: Path, name: str, seed: int) -> Path:

@@ -345,6 +345,32 @@ def test_the_ablations_are_trained_and_evaluated_once(ablations, drive, tmp_path
     assert "| keys-8 | – | – | 0 |" in shown
 
 
+def test_a_run_of_ones_own_has_its_options_after_those_of_all_runs(ablations, tmp_path, monkeypatch, capsys):
+    trained = {}
+
+    def take_options(out, data, recording, train, options):
+        trained[out.name] = train
+        return True
+
+    monkeypatch.setattr(ablations, "train_and_evaluate", take_options)
+    own = ["--run", "wide=--network fanetplus34 --crop 720 960", "--run", "plain="]
+    command = ["ablations.py", "camvid", str(tmp_path), "--only", "enet", *own, "--", "--crop", "64", "64"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as stop:
+        ablations.main()
+    common = ["--iterations", "3000", "--seed", "0", "--crop", "64", "64"]
+    assert trained == {
+        "enet-seed-0": [*common, "--network", "enet"],
+        "wide-seed-0": [*common, "--network", "fanetplus34", "--crop", "720", "960"],
+        "plain-seed-0": common,
+    }
+    assert stop.value.code == 0
+    monkeypatch.setattr(sys, "argv", [*command[:3], "--run", "a/b=--crop 1 1"])
+    with pytest.raises(SystemExit):
+        ablations.main()
+    assert "expected NAME=OPTIONS" in capsys.readouterr().err
+
+
 def test_every_row_of_the_ablations_and_of_camvid_is_trained(ablations):
     config = RECIPES["camvid-18"].config
     described = []
