@@ -74,12 +74,14 @@ def start_driver(device: str) -> None:
     kind, _, number = device.partition(":")
     number = number or os.environ.get("LOCAL_RANK", "0")
     if kind in ("", "cuda") and number.isdecimal() and may_use_gpu(device):
+        # torch sets the same, but after the driver has read it. Not in the thread: while one thread changes the
+        # environment, no other may read it, as torch's libraries do when they are loaded
+        os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
         threading.Thread(target=make_context, args=(int(number),), name="start driver", daemon=True).start()
 
 
 def make_context(number: int) -> None:
     """Make the CUDA context of a GPU that torch will use, its primary one."""
-    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # torch sets the same, but after the driver has read it
     with suppress(OSError, AttributeError):  # no driver: torch finds no GPU
         driver = ctypes.CDLL(DRIVER)
         device, context = ctypes.c_int(), ctypes.c_void_p()

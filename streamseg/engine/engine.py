@@ -178,7 +178,8 @@ class VideoEngine(Engine):
         check_model(self.model)  # it may have been set to training mode since
         images = batch.images.to(self.device)
         states = batch.method_states or [None] * len(images)
-        steps = [self.model.step(image[None], state) for image, state in zip(images, states, strict=True)]
+        # copies: a state may keep the image, which the caller may overwrite
+        steps = [self.model.step(image[None].clone(), state) for image, state in zip(images, states, strict=True)]
         predictions = predict_from_scores(torch.cat([logits for logits, _ in steps]), batch)
         after = [
             prediction._replace(method_state=state) for prediction, (_, state) in zip(predictions, steps, strict=True)

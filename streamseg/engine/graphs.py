@@ -14,6 +14,9 @@ T = TypeVar("T")
 CAPTURE_LOCK = threading.Lock()
 """Held while a graph is captured: torch captures one at a time."""
 
+BRANCHES: set["SideStream"] = set()
+"""What has been started in the capture and not joined."""
+
 WARM_UP_RUNS = 3
 """How often a function runs before it is captured."""
 
@@ -48,6 +51,7 @@ class SideStream:
         """Start work; its result may be used only after join()."""
         if self.stream is None:
             return work()
+        BRANCHES.add(self)
         self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with torch.cuda.stream(self.stream):
             return work()
@@ -56,6 +60,7 @@ class SideStream:
         """Make later work wait for all work that has been started."""
         if self.stream is not None:
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+            BRANCHES.discard(self)
 
 
 def capture_graph(run: Callable[[], object], device: torch.device) -> "torch.cuda.CUDAGraph":
@@ -94,9 +99,24 @@ def record_once(run: Callable[[], object]) -> "torch.cuda.CUDAGraph":
     that other threads label.
     """
     graph = torch.cuda.CUDAGraph()
+    BRANCHES.clear()  # a run that failed may have left some
     graph.capture_begin(capture_error_mode="thread_local")  # other threads may use the GPU meanwhile
     try:
         run()
+    except BaseException:
+        join_branches()
+        raise
     finally:
         graph.capture_end()
     return graph
+
+
+def join_branches() -> None:
+    """Join what a capture that has failed has started.
+
+    Else CUDA would refuse to end it: that error would hide the first one, and torch would go on to allocate as in a
+    capture.
+    """
+    for branch in tuple(BRANCHES):
+        with suppress(RuntimeError):  # the first error has spoilt the capture
+            branch.join()

@@ -16,6 +16,7 @@ import logging
 import threading
 import time
 import weakref
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -114,6 +115,7 @@ class Preparation:
         """Prepare sizes until none is left; the background thread."""
         try:
             time.sleep(DELAY_SECONDS)
+            import_whole("streamseg.engine.kernels.language")  # with Triton
             set_torch_threads(1)
             while (batch := self.first()) is not None:
                 self.announce(batch)
@@ -168,6 +170,13 @@ class Preparation:
                 return
             raise_in_thread(thread, PreparationStopped)
         thread.join(STOP_SECONDS)
+
+
+def import_whole(module: str) -> None:
+    """Import a module in a thread that nothing ends: Triton cannot be imported again if half of it was."""
+    thread = threading.Thread(target=import_module, args=(module,), name="import", daemon=True)
+    thread.start()
+    thread.join()
 
 
 def raise_in_thread(thread: threading.Thread, error: type[BaseException]) -> None:

@@ -77,6 +77,7 @@ class DeviceLock:
     """A lock for one call at a time, across threads and, on a GPU, across CUDA streams.
 
     A call in another CUDA stream than the previous call waits on the GPU for that one to end; the host does not wait.
+    Meanwhile the GPU is the current one, on which Triton launches its kernels.
     """
 
     def __init__(self, device: torch.device):
@@ -85,6 +86,7 @@ class DeviceLock:
             # the stream in which everything that the calls use was made
             self.stream, self.done = torch.cuda.current_stream(device), torch.cuda.Event()
             self.done.record(self.stream)
+            self.current = torch.cuda.device(device)
 
     def __reduce__(self) -> tuple[type["DeviceLock"], tuple[torch.device]]:
         return DeviceLock, (self.device,)
@@ -97,6 +99,7 @@ class DeviceLock:
                 if stream != self.stream:
                     stream.wait_event(self.done)
                     self.stream = stream
+                self.current.__enter__()
             except BaseException:
                 self.lock.release()
                 raise
@@ -104,6 +107,7 @@ class DeviceLock:
     def __exit__(self, *_: object) -> None:
         try:
             if self.device.type == "cuda":
+                self.current.__exit__(None, None, None)
                 self.done.record(self.stream)
         finally:
             self.lock.release()

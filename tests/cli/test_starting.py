@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -71,6 +72,7 @@ def contexts(monkeypatch, tmp_path):
     monkeypatch.setattr(starting, "make_context", numbers.append)
     monkeypatch.setattr(starting, "GPU_FILES", (str(tmp_path),))
     monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
     return numbers
 
 
@@ -86,6 +88,13 @@ def test_the_driver_starts_for_the_gpu_that_will_be_used(contexts, device, numbe
     starting.start_driver(device)
     join("start driver")
     assert contexts == numbers
+
+
+def test_the_environment_of_the_driver_is_set_before_its_thread_starts(contexts, monkeypatch):
+    monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: contexts.append(os.environ["CUDA_MODULE_LOADING"]))
+    starting.start_driver("")
+    assert contexts == ["LAZY"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:x", "mps"])
@@ -114,7 +123,6 @@ class Driver:
     ("status", "asked"), [(0, ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]), (100, ["cuInit"])]
 )
 def test_the_primary_context_is_made_unless_the_driver_reports_an_error(monkeypatch, status, asked):
-    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
     driver = Driver(status)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
     starting.make_context(0)
@@ -122,7 +130,6 @@ def test_the_primary_context_is_made_unless_the_driver_reports_an_error(monkeypa
 
 
 def test_a_machine_without_a_driver_goes_on(monkeypatch):
-    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
     monkeypatch.setattr(starting, "DRIVER", "libnothing.so.1")
     starting.make_context(0)
 

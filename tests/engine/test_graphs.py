@@ -1,4 +1,5 @@
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -55,6 +56,65 @@ def test_a_capture_that_fails_is_ended(fake):
         record_graph(run)
     assert fake == ["thread_local", "end"]
     assert not graphs.CAPTURE_LOCK.locked()
+
+
+class Queue:
+    """A stand-in for a CUDA stream."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, name, events):
+        self.name, self.events = name, events
+
+    def wait_stream(self, other):
+        self.events.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.fixture
+def branch(fake, monkeypatch):
+    """A branch beside the main stream of such a graph."""
+    side = graphs.SideStream(torch.device("cpu"))
+    side.stream = Queue("branch", fake)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Queue("main", fake))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    return side
+
+
+def test_a_capture_that_fails_in_or_beside_a_branch_joins_it_before_it_is_ended(fake, branch):
+    def fail():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def run():
+        fake.append("run")
+        if fake.count("run") == 1:
+            branch.run(fail)  # in the branch
+        branch.run(lambda: fake.append("beside"))
+        if fake.count("run") == 2:
+            fail()  # beside it
+        branch.join()
+
+    with pytest.raises(torch.OutOfMemoryError):
+        record_graph(run)
+    fork, join = "branch waits for main", "main waits for branch"
+    first = ["thread_local", "run", fork, join, "end"]
+    assert fake == [*first, "free", "thread_local", "run", fork, "beside", join, "end"]
+    fake.clear()
+    fake += ["run", "run"]
+    record_graph(run)
+    assert fake[2:] == ["thread_local", "run", fork, "beside", join, "end"]
+
+
+def test_a_branch_that_an_earlier_run_has_left_is_no_part_of_a_capture(fake, branch):
+    with pytest.raises(RuntimeError, match="no kernel"):
+        branch.run(lambda: raise_error("no kernel"))
+    fake.clear()
+    with pytest.raises(RuntimeError, match="no compiler"):
+        record_graph(lambda: raise_error("no compiler"))
+    assert fake == ["thread_local", "end"]
+
+
+def raise_error(text):
+    raise RuntimeError(text)
 
 
 def test_algorithms_are_measured_in_the_thread_that_asks_for_it_and_for_one_convolution_at_a_time(monkeypatch):

@@ -312,6 +312,16 @@ def test_triton_draws_labels(triton, plain, size, borders, hides):
         assert found.stride() == given.stride()
 
 
+def test_a_triton_that_cannot_be_imported_counts_as_none(tmp_path):
+    (tmp_path / "triton.py").write_text("raise ImportError('libtriton.so: no such file')")
+    program = (
+        "from streamseg.engine.kernels import backend\nassert backend.has_triton()\n"
+        "from streamseg.engine.kernels import motion\nassert not backend.has_triton()"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+
+
 def test_triton_compiles_for_two_generations_of_gpus():
     """The interpreter accepts more than the compiler."""
     if importlib.util.find_spec("triton") is None:

@@ -216,6 +216,28 @@ def test_an_engine_that_is_not_needed_any_more_stops_its_thread(plus):
     assert not thread.is_alive()
 
 
+def test_a_module_is_imported_whole_by_a_thread_that_is_stopped_meanwhile(tmp_path, monkeypatch):
+    source = "import threading\nmay_go_on = threading.Event()\nmay_go_on.wait()\nwhole = True\n"
+    (tmp_path / "streamseg_slow_module.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    ended = []
+
+    def work():
+        try:
+            prepare.import_whole("streamseg_slow_module")
+        except prepare.PreparationStopped:
+            ended.append("stopped")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    until(lambda: hasattr(sys.modules.get("streamseg_slow_module"), "may_go_on"))
+    prepare.raise_in_thread(thread, prepare.PreparationStopped)
+    sys.modules["streamseg_slow_module"].may_go_on.set()
+    thread.join(PATIENCE)
+    assert ended == ["stopped"]
+    assert sys.modules.pop("streamseg_slow_module").whole
+
+
 def test_a_stopped_preparation_takes_no_more_sizes(engine, slow):
     engine.preparation.stop()
     engine.request(batch_of(1, 32, 32))

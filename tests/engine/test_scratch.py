@@ -114,6 +114,17 @@ def test_the_lock_admits_one_call_at_a_time_and_is_released_after_an_error():
     assert not lock.lock.locked()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
+def test_in_the_lock_its_gpu_is_the_current_one():
+    lock, before = DeviceLock(torch.device("cuda", 1)), torch.cuda.current_device()
+    with lock:
+        assert torch.cuda.current_device() == 1
+    with pytest.raises(KeyError), lock:
+        raise KeyError
+    assert torch.cuda.current_device() == before
+
+
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
 def test_a_copy_starts_empty(copied):
     memory, packed, lock = Scratch(), PackedWeights(), DeviceLock(torch.device("cpu"))

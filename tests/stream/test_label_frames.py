@@ -371,6 +371,17 @@ def test_a_video_method_labels_a_stream_with_its_own_state(name):
     assert all(labels.equal(wanted) for (_, labels), wanted in zip(label_frames(method, frames), expected, strict=True))
 
 
+@pytest.mark.parametrize("name", ["dff-swiftnet18", "netwarp-swiftnet18"])
+def test_a_caller_may_overwrite_a_frame_that_a_video_method_has_labelled(name):
+    torch.manual_seed(0)
+    method = VIDEO_METHODS[name](5).eval()
+    camera = torch.randint(0, 256, (3, 64, 64), dtype=torch.uint8)
+    _, state = label_frame(method, camera)
+    before = state.method_state.image.clone()
+    camera.zero_()
+    assert state.method_state.image.equal(before)
+
+
 def test_streams_of_a_video_method_do_not_mix():
     torch.manual_seed(0)
     method = VIDEO_METHODS["clockwork-swiftnet18"](5).eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from importlib.util import find_spec
 
@@ -14,9 +15,17 @@ def use_triton(x: Tensor) -> bool:
     return x.is_cuda and has_triton() and is_recent(x.device)
 
 
-@cache
 def has_triton() -> bool:
-    """Return whether Triton is installed, without importing it: the first labels do not wait for that."""
+    """Return whether Triton is installed, without importing it: the first labels do not wait for that.
+
+    One that is installed and cannot be imported counts only until a module with kernels has tried.
+    """
+    language = sys.modules.get("streamseg.engine.kernels.language")
+    return is_installed() and getattr(language, "VERSION", "") != "none"
+
+
+@cache
+def is_installed() -> bool:
     return find_spec("triton") is not None
 
 
