@@ -335,7 +335,8 @@ def test_threads_can_be_asked_for(monkeypatch):
     assert 1 <= codecs_module.process_count() <= codecs_module.MAX_PROCESSES
 
 
-def test_an_overlay_is_drawn_on_the_frame_of_a_process():
+def test_an_overlay_is_drawn_on_the_frame_of_a_process(monkeypatch):
+    monkeypatch.delenv("STREAMSEG_CODECS", raising=False)
     picture = Image.fromarray(numpy.full((20, 20, 3), 200, numpy.uint8))
     file = io.BytesIO()
     picture.save(file, format="PNG")
