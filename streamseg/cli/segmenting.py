@@ -175,8 +175,9 @@ def segment(
         options = replace(options, confidence=any(files.confidence for files in plan.outputs))
     else:
         plan = make_plan(given, out, options, region_options)
-    starting.start_driver(options.device or default_device(options.weights))
-    starting.start_decoders(plan.sources, options.device)
+    device = options.device or default_device(options.weights)
+    starting.start_driver(device)
+    starting.start_decoders(plan.sources, device)
     with loading(options.quiet), starting.collector_off():
         settings, style = open_model(options)
     with starting.unfrozen_at_the_end():

@@ -176,7 +176,8 @@ class VideoEngine(Engine):
 
     def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
         check_model(self.model)  # it may have been set to training mode since
-        images = batch.images.to(self.device)
+        # on the CPU a copy: methods keep images in their states, and serve uses the memory of frames again
+        images = batch.images.to(self.device, copy=self.device.type == "cpu")
         states = batch.method_states or [None] * len(images)
         # copies: a state may keep the image, which the caller may overwrite
         steps = [self.model.step(image[None].clone(), state) for image, state in zip(images, states, strict=True)]

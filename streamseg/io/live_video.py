@@ -36,7 +36,8 @@ FORMATS = {"rtsp": "rtsp", "rtsps": "rtsp", "rtmp": "flv", "rtmps": "flv", "udp"
 HLS_OPTIONS = {
     "hls_time": "1",
     "hls_list_size": "6",
-    "hls_flags": "delete_segments+independent_segments",
+    # a process that takes over from another, as when the size changes, continues the playlist: numbers never go back
+    "hls_flags": "delete_segments+independent_segments+append_list",
     "hls_segment_type": "mpegts",
 }
 """A playlist of six segments, each of a second or, if key frames are rarer, up to the next one."""
@@ -177,7 +178,7 @@ def hls_sender(name: str, playlist: Path, notify: Callable[[str], None]) -> Live
 
 def format_of(address: str) -> tuple[str, dict[str, str]]:
     """Return FFmpeg's format for an address, and its options."""
-    if address.endswith(".m3u8"):
+    if "://" not in address:  # a playlist
         return "hls", HLS_OPTIONS | {"hls_segment_filename": str(Path(address).with_name("%d.ts"))}
     found = FORMATS[address.partition("://")[0].lower()]
     # over TCP: lost packets would damage the picture until the next key frame

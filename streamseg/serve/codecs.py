@@ -4,12 +4,17 @@ Codecs run in threads at first. When several requests come at once, processes ar
 (io/picture_process.py): they take nothing of Python's lock, which threads do even where they release it, as each has to
 get it back. The memory that they share has no name in the system, and the processes end with their socket: nothing can
 be left behind.
+
+A job whose process is killed is done again by a thread. A picture that makes its process crash is not, as it would make
+the server crash; and a process that does not answer in time is killed.
 """
 
 import asyncio
 import io
 import json
+import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -35,20 +40,24 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+LOGGER = logging.getLogger("streamseg")
+
 MAX_PROCESSES = 8
 """A picture of 720 x 1280 takes a process 10 to 12 ms on a slow core: 8 do about 700 a second."""
 END_SECONDS = 2.0
 """How long a process has to end by itself."""
 MAX_DEATHS = 8
-"""After this many processes have died, no more are started, and threads do their work."""
+"""After this many processes have died before they did a job, no more are started, and threads do their work."""
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+"""The signals of a decoder that crashes. SIGKILL is not one: somebody sends it, or the system if memory is short."""
 KEPT_BYTES = 2**24
 """A slot in which a picture took more memory gives it back to the system."""
 
 Answer = dict[str, Any] | None
 """A message of a process; None if it has ended instead."""
 
-ERRORS = {kind.__name__: kind for kind in (UnknownFormatError, TooLargeError, ValueError, MemoryError)}
-"""What a process may answer instead of a result."""
+ERRORS = {kind.__name__: kind for kind in (UnknownFormatError, TooLargeError, ValueError, MemoryError, TimeoutError)}
+"""What may be answered instead of a result."""
 
 
 def process_count() -> int:
@@ -67,6 +76,8 @@ class CodecWorker:
         layout = memory.layout
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.job: asyncio.Future[Answer] | None = None
+        self.ready = self.useful = False
+        """Whether it has started, and whether it has done a job."""
         with theirs:
             files = (memory.file, theirs.fileno())
             try:
@@ -86,11 +97,14 @@ class CodecWorker:
         self.connection.setblocking(False)
 
     def send(self, job: dict[str, Any]) -> "asyncio.Future[Answer]":
-        """Send a job; a process that has gone is told by its socket, as if it died in the job."""
-        self.job = asyncio.get_running_loop().create_future()
-        with suppress(OSError):
+        """Send a job; the answer of a process that has gone is None, as if it died in the job."""
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        try:
             self.connection.send(json.dumps(job).encode())
-        return self.job
+            self.job = answer
+        except OSError:
+            answer.set_result(None)
+        return answer
 
     def receive(self) -> Answer:
         """Return the message that has come; None if the process has ended."""
@@ -109,6 +123,16 @@ class CodecWorker:
             self.process.wait()
 
 
+async def explain_death(worker: CodecWorker) -> Answer:
+    """Return the error for a picture that has made its process crash; None if the process was killed."""
+    await asyncio.to_thread(worker.end)
+    status = worker.process.returncode
+    LOGGER.warning("A process for pictures ended in a request, with status %s.", status)
+    if -status not in CRASHES:
+        return None
+    return {"error": "ValueError", "text": "The picture makes its decoder crash: save it in another format."}
+
+
 class Codecs:
     """Codecs of all requests: the processes, and the memory that is shared with them.
 
@@ -116,10 +140,11 @@ class Codecs:
         most_bytes: Of a picture's file.
         most_pixels: Of a picture.
         processes: How many may be started.
+        seconds: How long a process may take for a job.
     """
 
-    def __init__(self, most_bytes: int, most_pixels: int, processes: int) -> None:
-        self.most_pixels, self.most_processes = most_pixels, processes
+    def __init__(self, most_bytes: int, most_pixels: int, processes: int, seconds: float = 30.0) -> None:
+        self.most_pixels, self.most_processes, self.seconds = most_pixels, processes, seconds
         self.layout = SlotLayout.of(most_bytes, most_pixels)
         self.memory: SlotMemory | None = None
         """There is none before the first process."""
@@ -169,7 +194,7 @@ class Codecs:
                 self.starting.add(task)
                 task.add_done_callback(self.starting.discard)
             return None
-        if not self.workers:
+        if not any(worker.ready for worker in self.workers):
             return None
         turn: asyncio.Future[CodecWorker | None] = asyncio.get_running_loop().create_future()
         self.waiting.append(turn)
@@ -182,12 +207,12 @@ class Codecs:
 
     async def start_worker(self) -> None:
         """Start a process; it counts as idle when it says that it is ready."""
-        if self.memory is None:
-            self.memory = SlotMemory(os.memfd_create("streamseg"), self.layout)
         try:
+            if self.memory is None:
+                self.memory = SlotMemory(os.memfd_create("streamseg"), self.layout)
             worker = await asyncio.to_thread(CodecWorker, self.memory)
-        except OSError:  # too many processes, or too little memory
-            self.deaths += 1
+        except OSError as error:  # too many processes, or too little memory
+            self.count_death(f"cannot be started ({error})")
             return
         self.workers.add(worker)
         asyncio.get_running_loop().add_reader(worker.connection, self.on_message, worker)
@@ -199,6 +224,7 @@ class Codecs:
         if message is None:
             self.lose(worker)
         else:
+            worker.ready, worker.useful = True, worker.useful or job is not None
             self.offer(worker)
         if job:
             job.set_result(message)
@@ -214,7 +240,8 @@ class Codecs:
 
     def lose(self, worker: CodecWorker) -> None:
         """Forget a process that has died; requests that wait do not wait for others to start."""
-        self.deaths += 1
+        if not worker.useful:
+            self.count_death("die before they have done anything")
         asyncio.get_running_loop().remove_reader(worker.connection)
         worker.connection.close()
         worker.process.poll()
@@ -225,6 +252,14 @@ class Codecs:
             turn = self.waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
+
+    def count_death(self, what: str) -> None:
+        """Count a process that was of no use; say so after the last that is started."""
+        self.deaths += 1
+        if self.deaths == MAX_DEATHS:
+            LOGGER.warning(
+                "Processes for pictures %s: threads do their work from now on, which is slower for many clients.", what
+            )
 
     async def close(self) -> None:
         """End the processes, and free the memory."""
@@ -256,6 +291,8 @@ class RequestCodec:
         done = await self.do("decode", data, len(data), most=most)
         if done is None:
             return await self.in_thread(decode_upload, data, most)
+        if "error" in done:
+            raise ERRORS.get(done["error"], RuntimeError)(done["text"])
         shape = done["shape"]
         # not a copy: the slot is this request's to the end
         return torch.from_numpy(self.result(shape[0] * shape[1] * shape[2]).reshape(shape))
@@ -263,7 +300,7 @@ class RequestCodec:
     async def encode(self, labels: Tensor, classes: Classes) -> bytes:
         """Return labels (H, W) as an indexed PNG. The frame is gone after it."""
         done = await self.do("encode", labels.numpy(), labels.shape, colours=classes.colours)
-        if done is None:
+        if done is None or "error" in done:  # the labels are right in any case
             file = io.BytesIO()
             await self.in_thread(write_labels, file, labels, classes)
             return file.getvalue()
@@ -272,23 +309,36 @@ class RequestCodec:
     async def compress(self, labels: Tensor) -> bytes:
         """Return labels (H, W), row by row, compressed with zlib. The frame is gone after it."""
         done = await self.do("compress", labels.numpy(), labels.shape)
-        if done is None:
+        if done is None or "error" in done:
             return await self.in_thread(zlib.compress, labels.contiguous().numpy().data, 1)
         return self.result(done["bytes"]).tobytes()
 
     async def do(self, kind: str, given: "bytes | numpy.ndarray", size: object, **more: object) -> Answer:
-        """Let a process do a job; None if a thread has to, since there is no process or it died."""
+        """Let a process do a job; return its answer, or None if a thread has to, as there is no process or it died."""
         codecs, worker = self.codecs, await self.codecs.find_worker()
         if worker is None or codecs.memory is None:
             return None
         if self.slot is None:
             self.slot = codecs.take_slot()
-        self.used = max(self.used, codecs.memory.put(self.slot, given))
+        try:
+            used = max(self.used, codecs.memory.put(self.slot, given))
+        except OSError:  # the memory cannot grow
+            codecs.offer(worker)
+            return None
+        self.used = codecs.layout.total  # unless there is an answer
         self.job = worker.send({"slot": self.slot, kind: size, **more})
-        # if the request is cancelled, the process goes on all the same
-        done = await asyncio.shield(self.job)
-        if done and "error" in done:
-            raise ERRORS.get(done["error"], RuntimeError)(done["text"])
+        try:
+            async with asyncio.timeout(codecs.seconds):
+                # if the request is cancelled, the process goes on all the same
+                done = await asyncio.shield(self.job)
+        except TimeoutError:
+            worker.process.kill()  # its socket tells the rest
+            LOGGER.warning("A process for pictures did not answer within %g s, and was killed.", codecs.seconds)
+            text = f"The picture was not decoded within {codecs.seconds:g} s: try again later."
+            return {"error": "TimeoutError", "text": text}
+        if done is None:
+            return await explain_death(worker)
+        self.used = used
         return done
 
     def result(self, count: int) -> "numpy.ndarray":

@@ -147,7 +147,8 @@ class RequestGate:
         batches = PrometheusHistogram("streamseg_batch_frames", "Frames in a batch.", (1, 2, 4, 8, 16, 32))
         policy = LastFrames(served.window, steady=served.steady)
         self.batcher = Batcher(served.engine, policy, batch, batches.add, served.mask)
-        self.codecs = Codecs(self.limits.bytes, self.limits.pixels, process_count() if processes is None else processes)
+        count = process_count() if processes is None else processes
+        self.codecs = Codecs(self.limits.bytes, self.limits.pixels, count, self.limits.seconds)
         self.metrics: list[Counter | PrometheusHistogram | Gauge] = [
             self.answered,
             self.frames,
@@ -229,11 +230,18 @@ class RequestGate:
 
     async def decode(self, data: bytes, codec: RequestCodec) -> Tensor:
         """Return the frame (3, H, W) in a picture file; it may be used as long as the codec is open."""
-        with picture_errors():
-            frame = await codec.decode(data)
-            if self.served.mask:
-                self.served.mask.check_fits(frame.shape[1], frame.shape[2])
-            return frame
+        try:
+            with picture_errors():
+                frame = await codec.decode(data)
+                if self.served.mask:
+                    self.served.mask.check_fits(frame.shape[1], frame.shape[2])
+                return frame
+        except TimeoutError as error:
+            self.dropped.add(reason="late")
+            raise RequestError(503, str(error), self.retry_after()) from None
+        except (MemoryError, RuntimeError):
+            logging.getLogger("streamseg").exception("A picture of %d bytes could not be decoded.", len(data))
+            raise RequestError(500, "The server failed to decode this picture: see its log.") from None
 
     async def decode_ids(self, data: bytes) -> Tensor:
         """Return the ids (H, W), int32, in a label file."""

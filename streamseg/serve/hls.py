@@ -1,5 +1,6 @@
 """The overlay of a source as an HLS stream, written to a temporary folder while somebody asks for it."""
 
+import atexit
 import logging
 import re
 import shutil
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from streamseg.io.live_sender import LiveSender
 from streamseg.io.live_video import LiveFrame, hls_sender
+from streamseg.io.pyav import require_av
 
 PLAYLIST = "stream.m3u8"
 SEGMENT = re.compile(r"[0-9]{1,9}\.ts", re.ASCII)
@@ -46,17 +48,23 @@ class HlsStream:
         with self.lock:
             self.asked = time.monotonic()
             if self.folder is None:
+                require_av()
                 self.folder = Path(tempfile.mkdtemp(prefix="streamseg-hls-"))
                 self.sender = hls_sender(self.name, self.folder / PLAYLIST, logging.getLogger("streamseg").warning)
+                atexit.register(self.close)  # a second Ctrl-C ends the server without its usual end
             return self.folder
 
     def put(self, picture: Tensor) -> None:
         """Add a picture (3, H, W), uint8, if the stream runs; end it if nobody has asked for it for a while."""
-        if time.monotonic() - self.asked > IDLE_SECONDS:
-            self.close()
+        self.end_if_idle()
         sender = self.sender
         if sender is not None:
             sender.put(LiveFrame(picture, time.monotonic()))  # a video that is played again begins at 0 s
+
+    def end_if_idle(self) -> None:
+        """End the stream if nobody has asked for it for a while."""
+        if self.running and time.monotonic() - self.asked > IDLE_SECONDS:
+            self.close()
 
     def read_segment(self, name: str) -> bytes | None:
         """Return a segment; None if there is none of that name."""
@@ -76,6 +84,7 @@ class HlsStream:
             self.folder = self.sender = None
         if folder is None or sender is None:
             return
+        atexit.unregister(self.close)
         sender.abort()
         sender.thread.join(JOIN_SECONDS)
         shutil.rmtree(folder, ignore_errors=True)

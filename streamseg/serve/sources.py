@@ -123,6 +123,7 @@ class ServedSource:
             if not self.fault:
                 logging.getLogger("streamseg").warning("%s was lost: %s", self.name, fault)
             self.fault = fault
+            self.hls.end_if_idle()
             self.closed.wait(PAUSES[min(attempt, len(PAUSES) - 1)])
             attempt += 1
 

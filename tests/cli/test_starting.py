@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import failing, run
 from preparing import SlowEngine
 
-from streamseg.cli import starting
+from streamseg.cli import segmenting, starting
 from streamseg.engine.engine import EagerEngine
 from streamseg.engine.prepare import PreparingEngine
 from streamseg.io import codec_pool
@@ -47,6 +48,15 @@ def test_no_decoder_starts_without_a_gpu_or_if_threads_are_asked_for(started, mo
     monkeypatch.setattr(starting, "GPU_FILES", ("/nothing",))
     starting.start_decoders(VIDEOS, "")
     assert started == []
+
+
+def test_exported_files_which_run_on_the_cpu_start_nothing_for_a_gpu(started, contexts, monkeypatch, tmp_path):
+    monkeypatch.setattr(segmenting, "open_model", failing(ValueError("enough")))
+    for name in ("a.onnx", "a.mp4"):
+        (tmp_path / name).touch()
+    assert run(monkeypatch, "segment", tmp_path / "a.mp4", tmp_path / "b.mp4", "--weights", tmp_path / "a.onnx") == 2
+    join("start driver")
+    assert started == contexts == []
 
 
 def test_decoders_that_cannot_start_are_left_to_the_pipeline(started, monkeypatch):

@@ -15,7 +15,7 @@ from listeners import (
 from waiting import PATIENCE, until
 
 from streamseg.io import live_sender, live_video
-from streamseg.io.live_video import LiveFrame, VideoProcess, check_live_address, video_sender
+from streamseg.io.live_video import LiveFrame, VideoProcess, check_live_address, format_of, video_sender
 
 STEP = 12
 
@@ -151,3 +151,8 @@ def test_packets_of_udp_fit_a_network_unless_the_address_says_otherwise():
     assert live_video.with_packet_size("udp://h:1?ttl=3") == "udp://h:1?ttl=3&pkt_size=1316"
     for same in ("udp://h:1?pkt_size=9", "rtsp://h/x"):
         assert live_video.with_packet_size(same) == same
+
+
+def test_the_format_is_that_of_the_address_whatever_its_path_ends_with():
+    assert format_of("rtmp://host/live/a.m3u8") == ("flv", {})
+    assert format_of("/tmp/a.m3u8")[0] == "hls"

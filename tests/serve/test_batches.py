@@ -1,4 +1,5 @@
 from contextlib import contextmanager
+from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -6,14 +7,21 @@ import torch
 from exports import moving
 from preparing import SlowEngine
 from serving import PausableEngine, small_engine
+from video_methods import build
 from waiting import PATIENCE, until
 
 from streamseg.engine.engine import EagerEngine, VideoEngine
 from streamseg.engine.prepare import PreparingEngine
+from streamseg.engine.steadying import STEADY_LOW
 from streamseg.models.baselines import BASELINES
+from streamseg.models.video.accel import accel
 from streamseg.models.video.clockwork import clockwork_pipelined
+from streamseg.models.video.dff import dff
+from streamseg.models.video.grfp import grfp
+from streamseg.models.video.netwarp import netwarp
 from streamseg.serve.batches import Batcher
 from streamseg.stream.label_frames import label_frame, label_frames
+from streamseg.stream.state import LastFrames
 
 
 @pytest.fixture
@@ -161,3 +169,21 @@ def test_work_after_the_labels_is_done_once_and_used_for_the_next_frame():
     assert not batcher.finished or state in batcher.finished
     expected = [labels for _, labels in label_frames(method, frames)]
     assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize(
+    "method", [partial(dff, interval=3), netwarp, accel, grfp, None], ids=["dff", "netwarp", "accel", "grfp", "fanet"]
+)
+def test_the_memory_of_a_frame_may_be_used_again_after_its_labels(method):
+    # as that of pictures that processes decode
+    network = None if method is None else build(method)
+    engine = small_engine() if network is None else VideoEngine(network)
+    policy = LastFrames(3, steady=STEADY_LOW) if network is None else 1
+    frames, state, batcher = moving(4), None, Batcher(engine, policy)
+    memory = torch.empty_like(frames[0])
+    for frame, (_, expected) in zip(frames, label_frames(engine, frames, policy), strict=True):
+        memory.copy_(frame)
+        labels, state = batcher.submit(memory, state).result(PATIENCE)
+        memory.random_(0, 256)
+        assert labels.equal(expected)
+    batcher.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import torch
 from PIL import Image
 from serving import FRAME, PICTURE, read_labels, run_server, to_png
 from waiting import PATIENCE, until
+from websockets.sync.client import connect
 
 from streamseg.classes import CAMVID
 from streamseg.io import codec_pool
@@ -33,7 +35,7 @@ def run(work, processes=1, most_pixels=10_000):
     """Run a coroutine function with codecs whose processes are ready."""
 
     async def main():
-        codecs = Codecs(100_000, most_pixels, processes)
+        codecs = Codecs(100_000, most_pixels, processes, PATIENCE)
         codecs.in_threads = 1  # as if another request were in a thread
         try:
             async with asyncio.timeout(PATIENCE):
@@ -120,6 +122,128 @@ def test_a_request_whose_process_is_killed_is_answered_and_another_is_started():
             assert (await codec.decode(PICTURE)).equal(FRAME)
 
     run(use)
+
+
+def test_a_picture_that_crashes_its_process_is_an_error_and_no_thread_decodes_it():
+    async def use(codecs):
+        (worker,) = codecs.workers
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        with codecs.open() as codec, pytest.raises(ValueError, match="makes its decoder crash"):
+            decoding = asyncio.ensure_future(codec.decode(PICTURE))
+            await asyncio.sleep(0)
+            os.kill(worker.process.pid, signal.SIGSEGV)
+            os.kill(worker.process.pid, signal.SIGCONT)
+            await decoding
+        assert codecs.free_slots == [0]
+
+    run(use)
+
+
+def test_a_process_that_hangs_is_killed_and_its_request_gets_an_error():
+    async def use(codecs):
+        (worker,) = codecs.workers
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        codecs.seconds = 0.1
+        with codecs.open() as codec, pytest.raises(TimeoutError, match=r"not decoded within 0\.1 s"):
+            await codec.decode(PICTURE)
+        while codecs.workers or not codecs.free_slots:
+            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(worker.process.wait, PATIENCE) == -signal.SIGKILL
+
+    run(use)
+
+
+def test_labels_are_encoded_by_a_thread_if_the_process_hangs():
+    async def use(codecs):
+        (worker,) = codecs.workers
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        codecs.seconds = 0.1
+        with codecs.open() as codec:
+            assert read_labels(await codec.encode(LABELS, CAMVID)).equal(LABELS)
+
+    run(use)
+
+
+def test_a_process_that_has_gone_unnoticed_is_not_waited_for():
+    async def use(codecs):
+        worker = await codecs.find_worker()
+        codecs.lose(worker)  # before the request comes to use it
+        assert await worker.send({"slot": 0, "decode": 1, "most": 1}) is None
+
+    run(use)
+
+
+def test_memory_that_cannot_grow_is_left_to_threads_and_the_process_is_kept(monkeypatch):
+    def refuse(slot, data):
+        raise OSError("no memory")
+
+    async def use(codecs):
+        monkeypatch.setattr(codecs.memory, "put", refuse)
+        with codecs.open() as codec:
+            assert (await codec.decode(PICTURE)).equal(FRAME)
+        assert len(codecs.idle) == 1
+
+    run(use)
+
+
+def test_threads_do_the_work_while_processes_start():
+    async def use(codecs):
+        (worker,) = codecs.workers
+        codecs.idle.clear()
+        worker.ready = False
+        assert await codecs.find_worker() is None
+
+    run(use)
+
+
+def test_processes_that_cannot_be_started_are_given_up_with_a_warning(monkeypatch, capsys):
+    def refuse(name):
+        raise PermissionError("memfd_create is not allowed")
+
+    async def start():
+        codecs = Codecs(1000, 1000, 1)
+        for _ in range(codecs_module.MAX_DEATHS):
+            await codecs.start_worker()
+        codecs.in_threads = 1
+        assert await codecs.find_worker() is None
+        assert not codecs.starting
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    asyncio.run(start())
+    assert "cannot be started (memfd_create is not allowed)" in capsys.readouterr().err
+
+
+def test_the_death_of_a_process_that_has_done_jobs_does_not_count():
+    async def use(codecs):
+        with codecs.open() as codec:
+            await codec.decode(PICTURE)
+        (worker,) = codecs.workers
+        os.kill(worker.process.pid, signal.SIGKILL)
+        while codecs.workers:
+            await asyncio.sleep(0.01)
+        assert codecs.deaths == 0
+
+    run(use)
+
+
+def test_clients_are_told_of_a_picture_that_was_not_decoded(monkeypatch):
+    async def late(codec, data):
+        raise TimeoutError("The picture was not decoded within 1 s: try again later.")
+
+    async def fail(codec, data):
+        raise RuntimeError("a bug")
+
+    with run_server() as server:
+        monkeypatch.setattr(codecs_module.RequestCodec, "decode", late)
+        answer = server.ask("/segment", PICTURE)
+        assert answer.status == 503
+        assert answer.json["error"] == "The picture was not decoded within 1 s: try again later."
+        assert int(answer.headers["retry-after"]) >= 1
+        assert server.count_dropped("late") == 1
+        monkeypatch.setattr(codecs_module.RequestCodec, "decode", fail)
+        with connect(server.stream) as client:
+            client.send(PICTURE)
+            assert "failed to decode this picture" in json.loads(client.recv(PATIENCE))["error"]
 
 
 def test_processes_that_keep_dying_are_no_longer_started():
@@ -211,7 +335,8 @@ def test_threads_can_be_asked_for(monkeypatch):
     assert 1 <= codecs_module.process_count() <= codecs_module.MAX_PROCESSES
 
 
-def test_an_overlay_is_drawn_on_the_frame_of_a_process():
+def test_an_overlay_is_drawn_on_the_frame_of_a_process(monkeypatch):
+    monkeypatch.delenv("STREAMSEG_CODECS", raising=False)
     picture = Image.fromarray(numpy.full((20, 20, 3), 200, numpy.uint8))
     file = io.BytesIO()
     picture.save(file, format="PNG")

@@ -1,7 +1,10 @@
 """HLS: the playlist and its segments can be played, need the token, and leave nothing behind."""
 
 import io
+import subprocess
+import sys
 import time
+from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -31,18 +34,25 @@ def stream():
     made.close()
 
 
-def write(stream, until_there):
-    """Add red pictures until a file is there."""
+def write(stream, until_there, picture=RED):
+    """Add pictures, which are red, until a condition holds."""
     end = time.monotonic() + PATIENCE
-    while not until_there.exists():
+    while not until_there():
         assert time.monotonic() < end
-        stream.put(RED)
+        stream.put(picture)
         time.sleep(0.05)
 
 
 def get(server, path):
-    with urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=PATIENCE) as response:
-        return response.headers["Content-Type"], response.read()
+    """Return the type and the body of an answer; ask again on a machine that is too busy to begin the stream."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            with urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=PATIENCE) as response:
+                return response.headers["Content-Type"], response.read()
+        except HTTPError as error:
+            if error.code != 503 or time.monotonic() > end:
+                raise
 
 
 def refusal(server, path):
@@ -61,7 +71,7 @@ def test_the_pictures_are_in_the_segments_and_the_end_removes_the_folder(stream)
     assert not stream.running
     folder = stream.ask()
     assert stream.ask() == folder
-    write(stream, folder / hls.PLAYLIST)
+    write(stream, (folder / hls.PLAYLIST).exists)
     names = [line for line in (folder / hls.PLAYLIST).read_text().splitlines() if not line.startswith("#")]
     segment = stream.read_segment(names[0])
     frame = frames_of(segment)[0]
@@ -80,11 +90,42 @@ def test_other_files_are_no_segments(stream, name):
 
 def test_a_stream_that_nobody_asks_for_ends(stream, monkeypatch):
     folder = stream.ask()
-    monkeypatch.setattr(hls, "IDLE_SECONDS", 0.0)
-    time.sleep(0.01)
+    monkeypatch.setattr(hls, "IDLE_SECONDS", -1.0)
     stream.put(RED)
     assert not stream.running
     assert not folder.exists()
+
+
+def test_a_source_that_changes_its_size_continues_the_playlist(stream):
+    playlist = stream.ask() / hls.PLAYLIST
+    write(stream, playlist.exists)
+    first = segments_of(playlist)
+    before = playlist.read_text().count("#EXT-X-DISCONTINUITY")
+    write(stream, lambda: playlist.read_text().count("#EXT-X-DISCONTINUITY") > before, RED[:, :32, :32])
+    after = segments_of(playlist)
+    assert after[: len(first)] == first
+    assert after == [f"{number}.ts" for number in range(len(after))]
+    assert frames_of(stream.read_segment(after[-1]))[0].shape == (32, 32, 3)
+
+
+def segments_of(playlist):
+    return [line for line in playlist.read_text().splitlines() if not line.startswith("#")]
+
+
+def test_a_stream_of_a_lost_source_that_nobody_asks_for_ends(stream, monkeypatch):
+    folder = stream.ask()
+    stream.end_if_idle()
+    assert stream.running
+    monkeypatch.setattr(hls, "IDLE_SECONDS", -1.0)
+    stream.end_if_idle()
+    assert not folder.exists()
+
+
+def test_a_program_that_ends_at_once_removes_the_folder():
+    program = "from streamseg.serve.hls import HlsStream\nprint(HlsStream('road').ask())\nraise SystemExit"
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+    assert Path(done.stdout.strip()).name.startswith("streamseg-hls-")
+    assert not Path(done.stdout.strip()).exists()
 
 
 def test_a_player_reads_the_overlay_and_the_end_of_the_server_removes_it(clip):
