@@ -95,8 +95,8 @@ class SegmentOptions:
     """Against flicker: low or high average the scores of a video along the motion of the picture; a number lets a pixel
     change its class only if the new one scores higher by it; off labels each frame by itself."""
     mask: Annotated[str, option("FILE", "none")] = ""
-    """What is not looked at: a picture in which it is black, such as the own car, letterboxes or burnt-in text; or
-    bonnet, for the own car as the network finds it in the first frames. It has no class, and counts neither in the
+    """A picture whose black pixels are ignored, such as the own car, letterboxes or burnt-in text; or bonnet, for the
+    own car as the network finds it in the first frames. Ignored pixels have no class, and count neither in the
     attention nor in shares, regions and events."""
     together: bool = False
     """The sources are cameras of one vehicle: each attends to what all of them see."""

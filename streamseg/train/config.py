@@ -105,8 +105,8 @@ class TrainConfig:
     """The class table, which has the data sets' labels for each class of the network: street, or a file; empty if
     the labels are the classes."""
     mask: str = ""
-    """A picture in which what is not looked at is black, such as the own car: it is no part of frames, labels and
-    contexts of the first data set; empty for none."""
+    """A picture whose black pixels are ignored in frames, labels and contexts of the first data set, such as the own
+    car; empty for none."""
     validate: str = "val"
     """Split to validate on, also of the second data set if it has one; empty for none."""
     validate_every: int = 1000
