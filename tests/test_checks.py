@@ -119,6 +119,8 @@ def test_wrong_names_are_reported_without_importing_torch(tmp_path):
         ("evaluate", "--video", "nothere.mp4"): "Nothing at nothere.mp4: expected a picture, a video",
         ("check", "folder", *data): "images/ and labels/; streamseg convert makes them of the export of an annotation",
         ("check", "folder", "--data", "data", "--sheet", "a.gif"): "a.gif does not have the suffix of a picture",
+        ("train", "folder-18", "--data", ".", "--out", "file"): "file is a file: give a folder for the run.",
+        ("pack", "folder", "file", "--data", "."): "file is a file: give a folder for the shards.",
         ("pack", "folder", "out", *data): "No data set of kind folder in nothere: expected classes.txt",
         ("export", "w.safetensors", "model.onnx"): "No weights at w.safetensors: check the path.",
         (

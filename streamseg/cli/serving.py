@@ -139,7 +139,7 @@ def serve(
         mask: A picture whose black pixels are ignored in all pictures, streams and sources.
         palette: Colours of overlays and of the page: bright ones, or the data set's own. Label files keep its own.
         device: cuda or cpu.
-        precision: Precision of the network; int8 is 1.2 to 1.8 times as fast as fp32 on a CPU.
+        precision: Precision of the network; int8 is 1.3 to 1.8 times as fast as fp32 on a CPU.
         trust: Allow a .pt2 file, which is a program and can run any code.
         quiet: Print only warnings and errors.
 

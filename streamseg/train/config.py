@@ -257,6 +257,8 @@ class TrainConfig:
                 bool(self.teacher_scales) and all(0.25 <= scale <= 4 for scale in self.teacher_scales),
                 "one or more numbers from 0.25 to 4",
             ),
+            ("teacher_scales", bool(self.teachers) or self.teacher_scales == (1.0,), "1.0 without teachers"),
+            ("distillation_loss", bool(self.teachers) or self.distillation_loss == 1.0, "1.0 without teachers"),
             ("ema_decay", 0 <= self.ema_decay < 1, "0 to less than 1"),
             *(
                 (
