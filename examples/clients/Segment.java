@@ -1,6 +1,6 @@
 // Label a picture by a server of streamseg, with nothing but Java 17 or newer: java Segment.java http://localhost:8000 street.jpg
 //
-// Prints the share of each class, and writes the labels as street-labels.png. The token, if the server has one, is in
+// Prints the share of each class, and writes street-labels.png beside the picture. The token, if the server has one, is in
 // the variable STREAMSEG_TOKEN. The server describes itself at /openapi.json.
 
 import java.io.IOException;

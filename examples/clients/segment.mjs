@@ -1,6 +1,6 @@
 // Label a picture by a server of streamseg, with nothing but Node 18 or newer: node segment.mjs http://localhost:8000 street.jpg
 //
-// Prints the share of each class, and writes the labels as street-labels.png. The token, if the server has one, is in
+// Prints the share of each class, and writes street-labels.png beside the picture. The token, if the server has one, is in
 // the variable STREAMSEG_TOKEN. The server describes itself at /openapi.json. In a browser, label() works as it is,
 // on pages of the server itself, with a File instead of the bytes.
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Label a picture by a server of streamseg, with curl: sh segment.sh http://localhost:8000 street.jpg
 #
-# Prints size, classes and the share of each as JSON, and writes the labels as street-labels.png. The token, if the
+# Prints size, classes and the share of each as JSON, and writes street-labels.png beside the picture. The token, if the
 # server has one, is in the variable STREAMSEG_TOKEN. The server describes itself at /openapi.json.
 set -eu
 if [ $# -ne 2 ] || [ ! -f "$2" ]; then

@@ -24,6 +24,7 @@ from streamseg.cli.options import (
     Device,
     Json,
     Quiet,
+    check_source,
     check_weights,
     default_device,
     option,
@@ -204,6 +205,7 @@ def benchmark_pipeline(
     ):
         check_count(name, number)
     check_weights(opened.weights)
+    check_source(options.pipeline)
     with loading(quiet):
         from streamseg.evaluate import benchmark as costs, pipeline_benchmark, pipeline_report, plot as plots
         from streamseg.machine import available_cores
@@ -254,8 +256,9 @@ def check_models(models: Sequence[str]) -> None:
             check_hub_address(name)
         elif name not in (*NETWORKS, *BUNDLED_WEIGHTS) and not Path(name).is_file():
             raise ValueError(
-                f"{name!r:.80} is neither a file nor one of the networks {', '.join(NETWORKS)} "
-                f"or the bundled weights {', '.join(BUNDLED_WEIGHTS)}."
+                f"{name!r:.80} is neither a file nor one of the networks "
+                f"{', '.join(network for network in NETWORKS if '-' not in network)}, a video method such as "
+                f"dff-swiftnet18, or the bundled weights {', '.join(BUNDLED_WEIGHTS)}."
             )
 
 

@@ -55,7 +55,7 @@ def export(
         steady: With --video and --size, keep the labels of a stream steady: low or high; see streamseg segment.
         pictures: A folder, a video or the like to compare on and, with --int8, to calibrate on: use frames like those
             that the file will label.
-        mask: A picture in which what is not looked at is black, which becomes a part of the file; it needs --size.
+        mask: A picture whose black pixels are ignored; it becomes a part of the file, and needs --size.
         json: A file for the figures, how well it agrees with the network; - for standard output.
         device: The device that aotinductor compiles for: cuda or cpu.
         quiet: Print only warnings and errors.

@@ -25,7 +25,7 @@ def check_mask_file(given: str, bonnet: bool = True) -> None:
         raise ValueError(f"--mask {BONNET} is found in the frames of segment: give a picture here, --mask FILE.")
     if given and given != BONNET and not Path(given).is_file():
         either = f", or {BONNET}" if bonnet else ""
-        raise FileNotFoundError(f"There is no mask at {given}: give a picture in which black is not looked at{either}.")
+        raise FileNotFoundError(f"There is no mask at {given}: give a picture whose black pixels are ignored{either}.")
 
 
 def read_mask_option(given: str) -> "Mask | None":

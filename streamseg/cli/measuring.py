@@ -82,9 +82,10 @@ class EvaluateOptions:
     half_life: Annotated[float | None, option("SECONDS", "the exact window")] = None
     """Instead of a window, let the past decay by half in this time."""
     steady: Annotated[str, option("HOW", "off")] = ""
-    """With one of the two, or a --video, keep labels steady: low, high, or a margin by which a new class must win."""
+    """With --window, --half-life or --video, keep labels steady: low, high, or a margin by which a new class must
+    win."""
     mask: Annotated[str, option("FILE", "none")] = ""
-    """A picture in which what is not looked at is black: the network leaves it out, and so do all figures."""
+    """A picture whose black pixels are ignored by the network and in all figures."""
     class_table: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
     """How the network's classes count as labels of the data set: street, or a file of "class, colour, DATA SET, ..."
     lines; FILE:COLUMN names the column of the data set."""

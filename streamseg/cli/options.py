@@ -48,6 +48,15 @@ Ray = Annotated[str, option("[ADDRESS]", "off; without ADDRESS, this machine onl
 Weights = Annotated[Path | None, option("[WEIGHTS]", DEFAULT)]
 
 
+def check_source(name: str) -> None:
+    """Raise an error if nothing can be read at a name, before torch is imported; addresses are asked later."""
+    from streamseg.io.resolve import find_sources
+    from streamseg.io.web import is_address
+
+    if not is_address(name):
+        find_sources([name])
+
+
 def check_weights(given: Path | None) -> None:
     """Raise an error if weights were given that are neither bundled nor a file that can be read.
 

@@ -74,7 +74,7 @@ class SegmentOptions:
     """Colour only these classes, such as road,car."""
     palette: Palette = "bright"
     """Colours of the overlay: bright ones, which stay distinct for colour-blind people, or the data set's own. Classes
-    of other names than streets have keep their own."""
+    of other things than streets keep their own."""
     borders: bool = True
     """Draw a line between the classes."""
     alpha: float = 0.5
@@ -95,8 +95,8 @@ class SegmentOptions:
     """Against flicker: low or high average the scores of a video along the motion of the picture; a number lets a pixel
     change its class only if the new one scores higher by it; off labels each frame by itself."""
     mask: Annotated[str, option("FILE", "none")] = ""
-    """What is not looked at: a picture in which it is black, such as the own car, letterboxes or burnt-in text; or
-    bonnet, for the own car as the network finds it in the first frames. It has no class, and counts neither in the
+    """A picture whose black pixels are ignored, such as the own car, letterboxes or burnt-in text; or bonnet, for the
+    own car as the network finds it in the first frames. Ignored pixels have no class, and count neither in the
     attention nor in shares, regions and events."""
     together: bool = False
     """The sources are cameras of one vehicle: each attends to what all of them see."""
@@ -116,7 +116,7 @@ class SegmentOptions:
     """Decode videos and streams by hardware: cuda (NVDEC), vaapi, videotoolbox, or auto for the first that works. What
     it cannot decode is decoded on the CPU, and a message says so."""
     precision: Precision = ""
-    """Precision of the network; int8 is 1.2 to 1.8 times as fast as fp32 on a CPU."""
+    """Precision of the network; int8 is 1.3 to 1.8 times as fast as fp32 on a CPU."""
     trust: bool = False
     """Allow a .pt2 file, which is a program and can run any code."""
     ray: Ray = ""

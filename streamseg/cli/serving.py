@@ -136,10 +136,10 @@ def serve(
         token: The token that clients must send, as Authorization: Bearer TEXT.
         window: How many frames of a stream the network attends to.
         steady: How steady the labels of a stream are kept: off, low, high, or a margin; see streamseg segment.
-        mask: A picture in which what is not looked at is black; it holds for all pictures, streams and sources.
+        mask: A picture whose black pixels are ignored in all pictures, streams and sources.
         palette: Colours of overlays and of the page: bright ones, or the data set's own. Label files keep its own.
         device: cuda or cpu.
-        precision: Precision of the network; int8 is 1.2 to 1.8 times as fast as fp32 on a CPU.
+        precision: Precision of the network; int8 is 1.3 to 1.8 times as fast as fp32 on a CPU.
         trust: Allow a .pt2 file, which is a program and can run any code.
         quiet: Print only warnings and errors.
 

@@ -28,6 +28,7 @@ from streamseg.cli.options import (
     Json,
     Quiet,
     check_data,
+    check_folder,
     check_weights,
     option,
     pick_device,
@@ -109,6 +110,7 @@ def pack(
     """
     check_data(dataset, data)
     check_positive("megabytes", megabytes)
+    check_folder(out, "shards")
     check_figures(json)
     messages = open_messages(quiet, json)
     with loading(quiet):
@@ -178,6 +180,7 @@ def train(run: TrainRun) -> int:
         check_weights(Path(teacher))
     check_weights(None if run.initial in ("imagenet", "nothing") else Path(run.initial))
     check_figures(run.json)
+    check_folder(run.out, "run")
     with loading(run.quiet):
         import torch
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from streamseg.cli.messages import clear_line, loading, open_messages, pick_progress, print_error, write_figures
 from streamseg.cli.options import (
     check_exported,
+    check_source,
     default_device,
     parse_steady,
     pick_device,
@@ -37,6 +38,7 @@ def check_video_options(options: "EvaluateOptions", defaults: "EvaluateOptions")
 
 def evaluate_unlabelled(weights: Path | None, options: "EvaluateOptions") -> int:
     """Label a video, and print how steady its labels are; return 1 if it is damaged."""
+    check_source(options.video)
     with loading(options.quiet):
         from streamseg.engine import runtime
         from streamseg.engine.open import open_engine

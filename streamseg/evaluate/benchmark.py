@@ -95,7 +95,8 @@ def open_network(name: str) -> Network:
     if name not in BUNDLED_WEIGHTS and not is_hub_address(name) and not Path(name).is_file():
         raise ValueError(
             f"{name!r:.80} is neither a file nor one of the networks "
-            f"{', '.join((*FANETS, *BASELINES, *VIDEO_METHODS))} or the bundled weights {', '.join(BUNDLED_WEIGHTS)}."
+            f"{', '.join((*FANETS, *BASELINES))}, a video method such as dff-swiftnet18, or the bundled weights "
+            f"{', '.join(BUNDLED_WEIGHTS)}."
         )
     network, _ = checkpoint.load(name)
     return network

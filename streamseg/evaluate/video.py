@@ -284,8 +284,8 @@ def format_video_evaluation(evaluation: VideoEvaluation) -> str:
         "flip rate, still": evaluation.flip_rate_still,
     }
     return (
-        f"{format_shares(evaluation, shares)}\n\nAvg RT {evaluation.avg_rt_ms:.1f} ms, "
-        f"MaxLatency {evaluation.max_latency_ms:.1f} ms a frame on {evaluation.device}"
+        f"{format_shares(evaluation, shares)}\n\na frame takes {evaluation.avg_rt_ms:.1f} ms, "
+        f"at most {evaluation.max_latency_ms:.1f} ms, on {evaluation.device}"
         + ("" if math.isnan(evaluation.key_share) else f"; key frames: {evaluation.key_share:.1f} %")
         + ("" if evaluation.lag is None else f"\n{format_lag(evaluation.lag)}")
     )

@@ -48,7 +48,7 @@ def segment(image: Picture, model: "Network | Engine | None" = None, *, mask: Ma
 
     Args:
         model: The network; by default the bundled weights, which are loaded once.
-        mask: A picture in which black is not looked at; see label_frames.
+        mask: A picture whose black pixels are ignored; see label_frames.
     """
     labels, _ = label_frame(bundled_model() if model is None else model, to_frame(image), mask=mask)
     return labels
@@ -84,8 +84,8 @@ def label_frames(
         times: The time of each frame in seconds; by default there are 25 frames a second.
         cut: The distance between contexts, 0 to 2, above which a new scene begins and the past is dropped.
         size: The network input's height and width; by default the frame's own, up to 1024 x 2048 pixels.
-        mask: What is not looked at: a Mask, a picture or its path, in which that is black, or a tensor of bool (H, W).
-            It is left out of the contexts, and its labels are 255.
+        mask: The pixels to ignore: a Mask, a picture or its path, in which they are black, or a tensor of bool (H, W),
+            in which they are False. They are left out of the contexts, and their labels are 255.
     """
     check_frames(frames)
     mask = to_mask(mask)

@@ -105,8 +105,8 @@ class TrainConfig:
     """The class table, which has the data sets' labels for each class of the network: street, or a file; empty if
     the labels are the classes."""
     mask: str = ""
-    """A picture in which what is not looked at is black, such as the own car: it is no part of frames, labels and
-    contexts of the first data set; empty for none."""
+    """A picture whose black pixels are ignored in frames, labels and contexts of the first data set, such as the own
+    car; empty for none."""
     validate: str = "val"
     """Split to validate on, also of the second data set if it has one; empty for none."""
     validate_every: int = 1000
@@ -257,6 +257,8 @@ class TrainConfig:
                 bool(self.teacher_scales) and all(0.25 <= scale <= 4 for scale in self.teacher_scales),
                 "one or more numbers from 0.25 to 4",
             ),
+            ("teacher_scales", bool(self.teachers) or self.teacher_scales == (1.0,), "1.0 without teachers"),
+            ("distillation_loss", bool(self.teachers) or self.distillation_loss == 1.0, "1.0 without teachers"),
             ("ema_decay", 0 <= self.ema_decay < 1, "0 to less than 1"),
             *(
                 (

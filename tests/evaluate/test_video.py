@@ -295,7 +295,7 @@ def test_a_formatted_evaluation_of_sequences_ends_with_its_times():
         "flip rate, still   0.50",
         "mean IoU           50.0",
         "",
-        "Avg RT 14.0 ms, MaxLatency 17.2 ms a frame on an abacus",
+        "a frame takes 14.0 ms, at most 17.2 ms, on an abacus",
     ]
 
 

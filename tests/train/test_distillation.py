@@ -114,7 +114,7 @@ def taught(toy, tmp_path, no_plots):
 def test_a_run_with_teachers_differs_from_one_without(toy, tmp_path, taught, no_plots, frequent_entries):
     _, config = taught
     run(toy, tmp_path / "with", config)
-    run(toy, tmp_path / "without", replace(config, teachers=()))
+    run(toy, tmp_path / "without", replace(config, teachers=(), teacher_scales=(1.0,)))
     losses = [max(entry["loss"] or 0 for entry in entries(tmp_path / name, "loss")) for name in ("with", "without")]
     assert losses[0] > losses[1] > 0
 
@@ -152,6 +152,8 @@ def test_a_video_method_is_no_teacher(toy, tmp_path, taught):
         ({"teacher_scales": ()}, r"teacher_scales is \(\); expected one or more numbers from 0.25 to 4"),
         ({"teacher_scales": (8.0,)}, r"teacher_scales is \(8.0,\)"),
         ({"distillation_loss": 0.0}, "distillation_loss is 0.0; expected more than 0"),
+        ({"teacher_scales": (1.0, 2.0)}, r"teacher_scales is \(1.0, 2.0\); expected 1.0 without teachers"),
+        ({"distillation_loss": 0.5}, "distillation_loss is 0.5; expected 1.0 without teachers"),
         ({"network": "copy-swiftnet18", "window": 2, "teachers": ("a",)}, "expected none for a video method"),
         ({"network": "fanet18", "window": 2, "teachers": ("a",)}, "expected none with a window"),
         ({"teachers": ("a", "-b")}, "expected names that do not start with a dash: write ./-NAME"),
