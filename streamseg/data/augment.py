@@ -97,7 +97,7 @@ def augment(images: Tensor, labels: Tensor, params: AugmentParams, crop: tuple[i
 
 
 def augment_mask(looked_at: Tensor, params: AugmentParams, crop: tuple[int, int]) -> Tensor:
-    """Return which pixels of the crops are looked at (B, h, w), 0 or 1, by those of the images (H, W).
+    """Return which pixels of the crops are not masked (B, h, w), 0 or 1, by those of the images (H, W).
 
     What is outside of an image counts, as it does without a mask.
     """

@@ -107,7 +107,7 @@ def export_model(
         pictures: A folder, a video, … to compare on, and for int8 to calibrate with; by default the samples.
         window: The number of frames that the network was trained with.
         source: Where the weights came from, in words.
-        mask: What is not looked at, as in label_frames; it becomes a part of the file, which then needs a size.
+        mask: Pixels to ignore, as in label_frames; it becomes a part of the file, which then needs a size.
     """
     path, mask = Path(path), to_mask(mask)
     kind = pick_export_format(path, to)

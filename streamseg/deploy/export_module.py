@@ -30,7 +30,7 @@ class ExportModule(nn.Module):
     ):
         """
         Args:
-            mask: What is not looked at, in frames of the size; it becomes a constant of the file.
+            mask: Pixels to ignore in frames of the size; it becomes a constant of the file.
         """
         super().__init__()
         self.network = network

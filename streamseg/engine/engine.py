@@ -62,7 +62,7 @@ class FrameBatch(NamedTuple):
     method_states: Sequence[object] = ()
     """The state of a video method before each frame, None for a first one; empty if all frames are the first."""
     mask: Tensor | None = None
-    """The share of each pixel that is looked at (B, H, W), 0 to 1; the images are painted over elsewhere. None: all."""
+    """The unmasked share of each pixel (B, H, W), 0 to 1; masked pixels of the images are painted over. None: all."""
     shares: Tensor | None = None
     """The share of each frame (B,) in the context that all of them attend to; None for contexts of their own."""
     evidence: Sequence[AnyEvidence | None] = ()

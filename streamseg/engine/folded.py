@@ -27,7 +27,7 @@ class View(NamedTuple):
     """What the contexts of a batch are made of."""
 
     mask: Tensor | None
-    """The share of each pixel that is looked at (B, H, W), fp32; None for 1."""
+    """The unmasked share of each pixel (B, H, W), fp32; None for 1."""
     shares: Tensor | None
     """The share of each frame (B,) in the context that all of them attend to; None for contexts of their own."""
 

@@ -58,7 +58,7 @@ def label_tiled(
         margin: Pixels around each tile that the network also runs on, a multiple of the grid; pixels further away count
             only through the context. With 256, 99.9 % of the labels are those of the whole frame in one pass (street
             scenes, sides on the grid); with 576 all are, of FANet-18 (FANet-34: 1024). Default: 576, of a FANet+ 768.
-        mask: What is not looked at, as in label_frames: it is left out of the context, and its labels are 255.
+        mask: Pixels to ignore, as in label_frames: they are left out of the context, and their labels are 255.
     """
     check_model(model)
     mask = to_mask(mask)

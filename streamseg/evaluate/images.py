@@ -112,7 +112,7 @@ def evaluate(
         progress: Called after each frame with the number of frames done and the total.
         label_of: The number of the data set's label for each class of a network with other classes; IGNORE for a class
             without one, which is wrong wherever it is predicted.
-        mask: What is not looked at, and does not count.
+        mask: Pixels to ignore: they do not count.
     """
     engine = to_engine(model)
     check_engine_fits(engine, dataset, label_of)

@@ -101,7 +101,7 @@ def evaluate_video(
         window: Number of frames, with the present one; or another policy, such as FadingInTime.
         threads: Number of threads that decode frames.
         progress: Called after each frame with the number of frames done and the total.
-        mask: What is not looked at, and does not count.
+        mask: Pixels to ignore: they do not count.
         label_of: As in images.evaluate; consistency and flips are of the data set's labels too.
     """
     engine = to_engine(model)

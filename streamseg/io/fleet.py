@@ -52,7 +52,7 @@ class Camera:
     outputs: dict[str, bool] = field(default_factory=dict)
     """Whether to write an overlay, labels and so on, where the file says so."""
     mask: str = ""
-    """The picture of what is not looked at, or bonnet; empty for that of the command."""
+    """The picture whose black pixels are ignored, or bonnet; empty for that of the command."""
 
 
 def read_fleet(path: Path) -> tuple[list[Camera], list[OSError]]:

@@ -1,4 +1,4 @@
-"""Masks: which pixels of a camera are looked at, and which are not, such as the own car, letterboxes and burnt-in text.
+"""Masks: pixels of a camera that are ignored, such as the own car, letterboxes and burnt-in text.
 
 What a mask hides is painted over with grey before the network sees it, left out of the contexts, and has no class: its
 label is IGNORE, which no statistic counts.
@@ -26,7 +26,7 @@ MAX_DISTORTION = 0.02
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Which pixels of a camera's frames are looked at."""
+    """Which pixels of a camera's frames are not ignored."""
 
     looked_at: Tensor
     """(H, W), bool, on the CPU."""
@@ -36,9 +36,11 @@ class Mask:
     def __post_init__(self) -> None:
         x = self.looked_at
         if not isinstance(x, Tensor) or x.dtype != torch.bool or x.ndim != 2:
-            raise ValueError(f"{self.name} is no tensor of bool (H, W), True for pixels that are looked at.")
+            raise ValueError(f"{self.name} is no tensor of bool (H, W), True for pixels that are not ignored.")
         if not x.any():
-            raise ValueError(f"{self.name} is all black, so nothing would be looked at: paint black what to leave out.")
+            raise ValueError(
+                f"{self.name} is all black, so every pixel would be ignored: paint black only what to ignore."
+            )
 
     @property
     def hides(self) -> bool:
@@ -55,11 +57,11 @@ class Mask:
             )
 
     def pixels(self, size: tuple[int, int], device: torch.device) -> Tensor:
-        """Return which pixels are looked at in frames of a size, (H, W), bool: the nearest ones of the mask."""
+        """Return which pixels are not ignored in frames of a size, (H, W), bool: the nearest ones of the mask."""
         return resize_mask(self, size, device, "nearest-exact")
 
     def shares(self, size: tuple[int, int], device: torch.device) -> Tensor:
-        """Return the share of each pixel that is looked at in frames of a size, (H, W), 0 to 1."""
+        """Return the unmasked share of each pixel in frames of a size, (H, W), 0 to 1."""
         return resize_mask(self, size, device, "area")
 
 
@@ -72,9 +74,9 @@ def resize_mask(mask: Mask, size: tuple[int, int], device: torch.device, how: st
 
 
 def read_mask(path: str | Path) -> Mask:
-    """Read a mask: a picture in which black, or what is darker than half, is not looked at."""
+    """Read a mask: a picture whose black pixels, or those darker than half, are ignored."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"There is no mask at {path}: give a picture in which black is not looked at.")
+        raise FileNotFoundError(f"There is no mask at {path}: give a picture whose black pixels are ignored.")
     return Mask(read_image(path).float().mean(dim=0) >= 128, str(path))
 
 
@@ -89,7 +91,7 @@ def to_mask(given: "Mask | Picture | None") -> Mask | None:
     elif isinstance(given, Tensor) or is_picture(given):
         mask = Mask(to_frame(given).float().mean(dim=0).cpu() >= 128)
     else:
-        raise ValueError(f"The mask is a {type(given).__name__}; expected a picture, in which black is not looked at.")
+        raise ValueError(f"The mask is a {type(given).__name__}; expected a picture, whose black pixels are ignored.")
     return mask if mask is not None and mask.hides else None
 
 

@@ -105,7 +105,7 @@ class FANet(nn.Module):
             image: RGB (B, 3, H, W), bytes or floats in 0–255; each entry of the batch belongs to another stream.
             past: Sum of the contexts of the earlier frames in the window, stage by stage; None for the first frame.
             weight: Number of frames in that sum, for a network that averages; (B, 1, 1) where streams differ.
-            mask: The share of each pixel that is looked at (B, H, W), 0 to 1; others are painted over with grey, and
+            mask: The unmasked share of each pixel (B, H, W), 0 to 1; others are painted over with grey, and
                 left out of the context. None for all.
         """
         self.check(image, past)
@@ -209,7 +209,7 @@ class FANet(nn.Module):
         return tuple(attend.compute_context(x, w) for (attend, x), w in zip(pairs, pixels, strict=True))
 
     def weigh_pixels(self, mask: Tensor, maps: Maps) -> list[Tensor]:
-        """Return the weight of each pixel of the maps with attention, (B, h, w) each: its share that is looked at."""
+        """Return the weight of each pixel of the maps with attention, (B, h, w) each: its unmasked share."""
         return [average_mask(mask, x) for x in maps[-len(self.attentions) :]]
 
     def merge(self, maps: Maps) -> Maps:

@@ -43,7 +43,7 @@ class Batcher:
         window: Number of frames, or policy, that the past of a stream is made of.
         max_frames: The largest number of frames in a batch; their pixels are limited too, to twice MAX_PIXELS.
         on_batch: Called with the number of frames in each batch.
-        mask: What is not looked at.
+        mask: Pixels to ignore.
     """
 
     def __init__(

@@ -79,7 +79,7 @@ class ServedModel:
     name: str = ""
     """What the weights are called; empty for the name of the file."""
     mask: Mask | None = None
-    """What is not looked at; None for nothing."""
+    """Pixels to ignore; None for none."""
     steady: float | Steadiness = 0.0
     """How steady the labels of a stream are kept."""
 

@@ -50,6 +50,8 @@ class DataFolder:
         self.root, self.classes = folder.resolve(), classes
         self.lock = threading.Lock()
         if not folder.is_dir():
+            if folder.exists():
+                raise NotADirectoryError(f"{folder} is a file; expected a folder to save into: give another --save.")
             raise FileNotFoundError(f"No folder {folder} to save into: create it first.")
         if splits := subfolders(folder / "images"):
             raise ValueError(

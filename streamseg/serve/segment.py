@@ -93,7 +93,7 @@ def encode_answer(media_type: str, frame: Tensor, labels: Tensor, served: Served
 def shares_as_json(labels: Tensor, classes: Classes) -> dict[str, object]:
     """The size of a picture, and the share of each class in it."""
     counts = torch.bincount(labels.flatten(), minlength=IGNORE + 1)[: len(classes)]
-    shares = counts / counts.sum().clamp(min=1)  # of the pixels that are looked at
+    shares = counts / counts.sum().clamp(min=1)  # of the pixels that are not masked
     entries = zip(classes_as_json(classes), shares.tolist(), strict=True)
     height, width = labels.shape
     return {"height": height, "width": width, "classes": [entry | {"share": round(s, 6)} for entry, s in entries]}

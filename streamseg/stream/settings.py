@@ -34,7 +34,7 @@ class SourceSettings:
     """Height and width of the network input; None for the frame's own, up to a limit."""
     style: DrawStyle
     mask: Mask | None = None
-    """What is not looked at; None for nothing."""
+    """Pixels to ignore; None for none."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class LabelSettings:
     with_confidence: bool = False
     """Whether to compute the probability of each label."""
     mask: Mask | None = None
-    """What is not looked at; None for nothing."""
+    """Pixels to ignore; None for none."""
     together: bool = False
     """Whether the sources are cameras of one vehicle, which attend to one context of all."""
 

@@ -103,7 +103,7 @@ class SharedRun:
 
     def add_labels(self, job: "FrameJob", counts: list[int]) -> None:
         """Take how many pixels of a frame have each class."""
-        seen = max(1, sum(counts))  # pixels that are looked at
+        seen = max(1, sum(counts))  # pixels that are not masked
         job.shares = [count / seen for count in counts]
         with self.totals_lock:
             for i, count in enumerate(counts):
@@ -179,7 +179,7 @@ class SourceStream:
         self.size = own.size if own else shared.settings.size
         """Height and width of the network input; None for the frame's own, up to a limit."""
         self.mask = own.mask if own else shared.settings.mask
-        """What is not looked at; None for nothing."""
+        """Pixels to ignore; None for none."""
         self.shape: torch.Size | None = None
         """The shape of the last frame that was labelled."""
         self.legend = LegendCache()

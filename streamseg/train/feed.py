@@ -181,7 +181,7 @@ class FrameSet(NamedTuple):
     cached: tuple[Tensor, Tensor] | None
     """All images and labels on the device; None to read them from disk."""
     mask: Mask | None = None
-    """What is not looked at; None for nothing."""
+    """Pixels to ignore; None for none."""
 
 
 class Batch(NamedTuple):
@@ -200,7 +200,7 @@ class Batch(NamedTuple):
     place: Tensor | None
     """(2,): row and column of the first pixel that the loss is computed at; None if it is computed at all pixels."""
     mask: Tensor | None = None
-    """(B, h, w): 1 for the pixels that are looked at, 0 for the others; None for all."""
+    """(B, h, w): 1 for pixels that are not masked, 0 for the others; None for all."""
 
     def parts(self, count: int) -> "Iterator[Batch]":
         """Split the batch into parts of the same size."""
@@ -244,7 +244,7 @@ def batches(
         params = drawn.to(device)
         images, labels, past, mask = augment_frames(frames, frame_sets, clips, params, config)
         if config.classmix and mask is not None:
-            # what is pasted over hidden pixels is looked at
+            # what is pasted over masked pixels counts
             mixed, labels = mix(torch.cat([images, mask[:, None]], dim=1), labels, params)
             images, mask = mixed[:, :3], mixed[:, 3]
         elif config.classmix:

@@ -115,7 +115,7 @@ def test_bonnet_is_the_own_car_as_the_network_sees_it(here, segment, model, caps
             "a.png --mask away.png",
             "There is no mask at away.png: give a picture whose black pixels are ignored, or bonnet",
         ),
-        ("a.png --mask black.png", "black.png is all black, so nothing would be looked at"),
+        ("a.png --mask black.png", "black.png is all black, so every pixel would be ignored"),
         (
             "a.png --mask square.png",
             "square.png has 48 x 48 pixels and the frames 48 x 64, which are other proportions",

@@ -1,4 +1,4 @@
-"""Masks: which pixels are looked at, as pictures say it."""
+"""Masks: which pixels are ignored, as pictures say it."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_a_mask_of_other_proportions_is_refused():
 
 
 def test_a_black_mask_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"mask.png is all black, so nothing would be looked at"):
+    with pytest.raises(ValueError, match=r"mask.png is all black, so every pixel would be ignored"):
         read_mask(draw_mask(tmp_path / "mask.png", black=8))
 
 

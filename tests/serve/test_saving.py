@@ -230,6 +230,9 @@ def test_a_server_without_a_folder_saves_nothing():
 def test_a_folder_that_does_not_fit_is_one_sentence(tmp_path):
     with pytest.raises(FileNotFoundError, match="No folder .*none to save into: create it first"):
         DataFolder(tmp_path / "none", streamseg.CAMVID)
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="file is a file; expected a folder to save into"):
+        DataFolder(tmp_path / "file", streamseg.CAMVID)
     (tmp_path / "classes.txt").write_text("road\ncar\n")
     with pytest.raises(
         ValueError, match="classes.txt lists road, car; the network has Sky, .*: give another folder for --save"
