@@ -82,12 +82,11 @@ def format_option(name: str, value: Any) -> str:
     name = OPTION_NAMES.get(name, name).replace("_", "-")
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
-    values = [*map(str, value)] if isinstance(value, list) else [str(value)]
-    if not values:
+    if value == []:
         return f"--no-{name}"
-    if values[0].startswith("-"):  # or it would be parsed as an option
+    if str(value).startswith("-"):  # or it would be parsed as an option
         return shlex.quote(f"--{name}={value}")
-    return shlex.join([f"--{name}", *values])
+    return shlex.join([f"--{name}", *(map(str, value) if isinstance(value, list) else [str(value)])])
 
 
 def sync_stop_signal(signal_number: int, done: int, device: torch.device) -> int:
