@@ -1,5 +1,18 @@
-"""python -m streamseg."""
+"""The program: python -m streamseg, or streamseg."""
 
-from streamseg.cli import run_program
+import sys
 
-run_program()
+from streamseg.early import start_early
+
+
+def run_program() -> None:
+    """Run the command line; what it will need from a GPU starts before it is imported."""
+    start_early(sys.argv[1:])
+
+    from streamseg.cli import run_program
+
+    run_program()
+
+
+if __name__ == "__main__":
+    run_program()

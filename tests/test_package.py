@@ -15,7 +15,7 @@ MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if 
 
 # a folder, or a module beside the folders, may import from itself and from the lines above it
 LAYERS = """
-checks classes machine
+checks classes early machine
 class_table palette
 io
 regions
@@ -41,8 +41,8 @@ DOORS = {
     "h11": "serve",
     "huggingface_hub": "io.hub",
     "matplotlib": "evaluate.plot",
-    "numpy": "data.formats io.bgr io.captions io.codec_client io.codec_process io.images io.picture_process "
-    "io.pictures io.pyav io.video_writing regions serve.codecs",
+    "numpy": "data.formats io.bgr io.captions io.codec_client io.codec_process io.codec_slots io.images "
+    "io.picture_process io.pictures io.pyav io.video_writing regions serve.codecs",
     "onnx": "deploy",
     "onnxruntime": "deploy engine.runtime",  # the one writes files, the other runs them
     "openvino": "deploy engine.runtime",

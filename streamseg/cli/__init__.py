@@ -29,6 +29,7 @@ from streamseg.cli.segmenting import segment
 from streamseg.cli.serving import serve
 from streamseg.cli.training import check, pack, train
 from streamseg.cli.warming import warm
+from streamseg.early import set_environment
 
 __all__ = [
     "VERBS",
@@ -66,8 +67,7 @@ def main() -> None:
     logger.addHandler(ErrorHandler())
     logger.setLevel(logging.INFO)
     arguments = sys.argv[1:]
-    if "--quiet" in arguments or not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # huggingface_hub would draw them into logs
+    set_environment(arguments)
     status = run(arguments)
     if status or wants_help(arguments):
         sys.exit(status)

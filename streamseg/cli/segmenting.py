@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from streamseg import early
 from streamseg.checks import check_positive
 from streamseg.cli import starting
 from streamseg.cli.masks import check_cameras, check_mask_file, read_mask_option
@@ -176,8 +177,9 @@ def segment(
     else:
         plan = make_plan(given, out, options, region_options)
     device = options.device or default_device(options.weights)
-    starting.start_driver(device)
+    early.start_driver(device)
     starting.start_decoders(plan.sources, device)
+    early.wait_for_libraries()
     with loading(options.quiet), starting.collector_off():
         settings, style = open_model(options)
     with starting.unfrozen_at_the_end():

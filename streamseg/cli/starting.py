@@ -1,13 +1,13 @@
-"""What segment starts before it needs it, while Python imports the rest."""
+"""What segment starts before it needs it, while Python imports the rest; the GPU is started by streamseg.early."""
 
-import ctypes
 import gc
 import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from streamseg.early import may_use_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -15,12 +15,8 @@ if TYPE_CHECKING:
     from streamseg.engine.engine import Engine
     from streamseg.io.sources import Source
 
-GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
-"""Devices that a machine with a GPU of NVIDIA has: on Linux, and in Windows' own Linux."""
 MAX_DECODERS = 4
 """A process more that waits for its video costs as much as one that starts when it comes to it."""
-DRIVER = "libcuda.so.1"
-"""The driver of NVIDIA's GPUs."""
 FIRST_SIZE = (360, 640)
 """Height and width of the picture with which a network starts."""
 
@@ -49,11 +45,6 @@ def unfrozen_at_the_end() -> Iterator[None]:
         gc.unfreeze()
 
 
-def may_use_gpu(device: str) -> bool:
-    """Return whether a device of this name may be a GPU of this machine; whether it is one, only torch knows."""
-    return device != "cpu" and any(Path(file).exists() for file in GPU_FILES)
-
-
 def start_decoders(sources: Sequence["Source"], device: str) -> None:
     """Start the processes that decode videos beside a GPU: they are ready when torch is imported.
 
@@ -67,27 +58,6 @@ def start_decoders(sources: Sequence["Source"], device: str) -> None:
     if codecs == "processes" and codec_pool.are_possible():
         with suppress(OSError):  # the pipeline tries again, and tells the reason
             codec_pool.IDLE.start(min(videos, MAX_DECODERS))
-
-
-def start_driver(device: str) -> None:
-    """Start the driver of a GPU in a thread, which takes some tenths of a second: torch is imported meanwhile."""
-    kind, _, number = device.partition(":")
-    number = number or os.environ.get("LOCAL_RANK", "0")
-    if kind in ("", "cuda") and number.isdecimal() and may_use_gpu(device):
-        # torch sets the same, but after the driver has read it. Not in the thread: while one thread changes the
-        # environment, no other may read it, as torch's libraries do when they are loaded
-        os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
-        threading.Thread(target=make_context, args=(int(number),), name="start driver", daemon=True).start()
-
-
-def make_context(number: int) -> None:
-    """Make the CUDA context of a GPU that torch will use, its primary one."""
-    with suppress(OSError, AttributeError):  # no driver: torch finds no GPU
-        driver = ctypes.CDLL(DRIVER)
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        # each returns 0 if it succeeds; torch meets the same error, and tells it
-        if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), number) == 0:
-            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
 def start_device(device: "torch.device") -> None:
@@ -120,8 +90,11 @@ def start_network(engine: "Engine") -> None:
 
 
 def label_once(engine: "Engine") -> None:
-    """Label an empty picture."""
-    import torch
+    """Label an empty picture, as the pipeline labels the first frame of a video: from its planes to counted labels."""
+    from streamseg.engine.labels import count_batch
+    from streamseg.io import yuv
 
     with suppress(RuntimeError):  # the first frame meets the same error, and tells it
-        engine(torch.zeros(3, *FIRST_SIZE, dtype=torch.uint8, device=engine.device))
+        planes = yuv.empty_yuv(FIRST_SIZE, pinned=engine.device.type == "cuda").zero_()
+        frame = yuv.to_rgb(yuv.Yuv420(planes.to(engine.device, non_blocking=True), FIRST_SIZE))
+        count_batch([engine(frame)], engine.classes)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from streamseg.io.codec_pool import IDLE, CodecProcess, ProcessDied
-from streamseg.io.codec_process import LABELS, PLANES, RGB, SLOTS, Slots
+from streamseg.io.codec_slots import LABELS, PLANES, RGB, SLOTS, Slots
+from streamseg.io.files import ClosedInTheEnd
 from streamseg.io.planes import ColourMatrix, Orientation, PlaneFormat
 from streamseg.io.sources import Decoding
-from streamseg.io.video_writing import ClosedInTheEnd
 from streamseg.io.yuv import Yuv420, empty_yuv, with_format
 
 if TYPE_CHECKING:

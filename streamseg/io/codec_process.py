@@ -16,7 +16,6 @@ Standard input ends with the process that started this one.
 """
 
 import json
-import mmap
 import os
 import signal
 import sys
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy
 
+from streamseg.io.codec_slots import PLANES, RGB, SLOTS, Slots
 from streamseg.io.planes import PlaneFormat
 from streamseg.io.pyav import copy_planes, find_planes, require_av, to_array
 from streamseg.io.video_reading import Video, open_video
@@ -36,27 +36,6 @@ if TYPE_CHECKING:
     from av import VideoFrame
 
 Message = dict[str, Any]
-
-SLOTS = 4
-"""Frames that may be on their way at once."""
-PLANES, RGB, LABELS = "planes", "rgb", "labels"
-"""What a slot holds."""
-
-
-class Slots:
-    """The shared memory, as slots of a number of bytes each; a larger frame makes it larger."""
-
-    def __init__(self, file: int, slot_bytes: int) -> None:
-        self.slot_bytes = slot_bytes
-        size = SLOTS * slot_bytes
-        if os.fstat(file).st_size < size:
-            os.ftruncate(file, size)
-        self.memory = numpy.frombuffer(mmap.mmap(file, size), numpy.uint8)
-
-    def array(self, slot: int, count: int, kind: str = "uint8") -> numpy.ndarray:
-        """Return the first values of a slot."""
-        begin = slot * self.slot_bytes
-        return self.memory[begin : begin + count * numpy.dtype(kind).itemsize].view(kind)
 
 
 def slot_size(size: tuple[int, int]) -> int:

@@ -1,12 +1,15 @@
-"""Write files whole or not at all."""
+"""Write files whole or not at all, and close them."""
 
 import os
 import shutil
 import stat
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 UNFINISHED = ".streamseg-"
 """The prefix of files that are being written, or were when their process was killed."""
@@ -79,3 +82,24 @@ def check_writable(path: Path) -> Path:
     if target.exists() and not target.is_file():
         raise ValueError(f"{path} is a device or a pipe: give the name of a file to write.")
     return target
+
+
+class ClosedInTheEnd(ABC):
+    """A writer that a with statement closes, after an error too: a video that was cut short can be played."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write the end of the file."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            # the first of two errors says more
+            with suppress(OSError):
+                self.close()

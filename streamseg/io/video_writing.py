@@ -5,20 +5,18 @@ A frame is RGB, uint8, (3, H, W); a size is (height, width); times are in second
 
 import errno
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy
 
 from streamseg.checks import check_rate, check_video_suffix
-from streamseg.io.files import written_whole
+from streamseg.io.files import ClosedInTheEnd, written_whole
 from streamseg.io.outputs import FrameOutput, OutputFiles, make_folders
 from streamseg.io.pyav import (
     PLANE_CHANNELS,
@@ -84,27 +82,6 @@ LEAST_SLICED = 256
 
 LIMITED_RANGE = 1
 """FFmpeg's number of the range of video."""
-
-
-class ClosedInTheEnd(ABC):
-    """A writer that a with statement closes, after an error too: a video that was cut short can be played."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Write the end of the file."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            # the first of two errors says more
-            with suppress(OSError):
-                self.close()
 
 
 class VideoWriter(ClosedInTheEnd):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, BinaryIO
 from torch import Tensor
 
 from streamseg.io.live_sender import LiveSender
-from streamseg.io.live_video import LiveFrame, video_sender
 from streamseg.io.outputs import FrameOutput, LiveOutput, Output, OutputFiles, open_writer
 from streamseg.stream.observer import LineWriter
 
 if TYPE_CHECKING:
+    from streamseg.io.live_video import LiveFrame
     from streamseg.stream.source_threads import FrameJob, SourceStream
 
 
@@ -74,6 +74,8 @@ class SourceWriter:
     @contextmanager
     def open_sender(self, output: LiveOutput) -> Iterator[Callable[[FrameOutput], None]]:
         """Give a function that sends frames to an address; at the end those that wait are sent."""
+        from streamseg.io.live_video import LiveFrame, video_sender  # with PyAV, for which no first label waits
+
         name, rate = self.source.name, self.source.rate
         sender = self.sender = video_sender(name, output.address, rate, self.shared.observer.message)
 

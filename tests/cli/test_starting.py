@@ -1,6 +1,5 @@
 """What segment starts early: only what it will use, and without torch."""
 
-import ctypes
 import gc
 import os
 import subprocess
@@ -10,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from clips import make_clip
 from commands import failing, run
 from preparing import SlowEngine
 
+from streamseg import early
 from streamseg.cli import segmenting, starting
 from streamseg.engine.engine import EagerEngine
 from streamseg.engine.prepare import PreparingEngine
@@ -28,7 +29,7 @@ def started(monkeypatch, tmp_path):
     numbers = []
     monkeypatch.setattr(codec_pool.IDLE, "start", numbers.append)
     monkeypatch.setattr(codec_pool, "are_possible", lambda: True)
-    monkeypatch.setattr(starting, "GPU_FILES", (str(tmp_path),))
+    monkeypatch.setattr(early, "GPU_FILES", (str(tmp_path),))
     monkeypatch.delenv("STREAMSEG_CODECS", raising=False)
     return numbers
 
@@ -45,7 +46,7 @@ def test_no_decoder_starts_without_a_gpu_or_if_threads_are_asked_for(started, mo
     monkeypatch.setenv("STREAMSEG_CODECS", "threads")
     starting.start_decoders(VIDEOS, "")
     monkeypatch.delenv("STREAMSEG_CODECS")
-    monkeypatch.setattr(starting, "GPU_FILES", ("/nothing",))
+    monkeypatch.setattr(early, "GPU_FILES", ("/nothing",))
     starting.start_decoders(VIDEOS, "")
     assert started == []
 
@@ -55,7 +56,6 @@ def test_exported_files_which_run_on_the_cpu_start_nothing_for_a_gpu(started, co
     for name in ("a.onnx", "a.mp4"):
         (tmp_path / name).touch()
     assert run(monkeypatch, "segment", tmp_path / "a.mp4", tmp_path / "b.mp4", "--weights", tmp_path / "a.onnx") == 2
-    join("start driver")
     assert started == contexts == []
 
 
@@ -76,13 +76,10 @@ def test_decoders_start_without_torch():
 
 
 @pytest.fixture
-def contexts(monkeypatch, tmp_path):
-    """The numbers of GPUs whose driver is asked for, on a machine that seems to have some."""
+def contexts(monkeypatch):
+    """The numbers of GPUs that are started."""
     numbers = []
-    monkeypatch.setattr(starting, "make_context", numbers.append)
-    monkeypatch.setattr(starting, "GPU_FILES", (str(tmp_path),))
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
+    monkeypatch.setattr(early, "start_gpu", numbers.append)
     return numbers
 
 
@@ -91,57 +88,6 @@ def join(name):
     for thread in threading.enumerate():
         if thread.name == name:
             thread.join(60)
-
-
-@pytest.mark.parametrize(("device", "numbers"), [("", [0]), ("cuda", [0]), ("cuda:2", [2])])
-def test_the_driver_starts_for_the_gpu_that_will_be_used(contexts, device, numbers):
-    starting.start_driver(device)
-    join("start driver")
-    assert contexts == numbers
-
-
-def test_the_environment_of_the_driver_is_set_before_its_thread_starts(contexts, monkeypatch):
-    monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: contexts.append(os.environ["CUDA_MODULE_LOADING"]))
-    starting.start_driver("")
-    assert contexts == ["LAZY"]
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda:x", "mps"])
-def test_no_driver_starts_for_other_devices(contexts, device):
-    starting.start_driver(device)
-    assert contexts == []
-
-
-def test_no_driver_starts_without_a_gpu(contexts, monkeypatch):
-    monkeypatch.setattr(starting, "GPU_FILES", ("/nothing",))
-    starting.start_driver("")
-    assert contexts == []
-
-
-class Driver:
-    """A stand-in for the driver that returns a status for each function, and remembers what it was asked."""
-
-    def __init__(self, status):
-        self.status, self.asked = status, []
-
-    def __getattr__(self, name):
-        return lambda *given: self.asked.append(name) or self.status
-
-
-@pytest.mark.parametrize(
-    ("status", "asked"), [(0, ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]), (100, ["cuInit"])]
-)
-def test_the_primary_context_is_made_unless_the_driver_reports_an_error(monkeypatch, status, asked):
-    driver = Driver(status)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
-    starting.make_context(0)
-    assert driver.asked == asked
-
-
-def test_a_machine_without_a_driver_goes_on(monkeypatch):
-    monkeypatch.setattr(starting, "DRIVER", "libnothing.so.1")
-    starting.make_context(0)
 
 
 def test_what_is_made_while_the_collector_is_off_is_left_out_of_collections():
@@ -180,3 +126,42 @@ def test_the_cpu_needs_no_start(monkeypatch):
 def test_a_gpu_starts_in_a_thread():
     starting.use_libraries(torch.device("cuda"))
     assert torch.cuda.is_initialized()
+
+
+# ends at the first line of JSON, with the modules that were imported until then
+FIRST_LABELS = """
+import os, sys
+from streamseg import cli
+from streamseg.cli import segmenting
+
+run_plan = segmenting.run_plan
+
+def stop(*_):
+    os.write(1, " ".join(sys.modules).encode())
+    os._exit(0)
+
+def run_until_labels(*given):
+    from streamseg.stream.source_writer import SourceWriter
+    SourceWriter.write_record = stop
+    return run_plan(*given)
+
+segmenting.run_plan = run_until_labels
+cli.run_program()
+"""
+
+
+@pytest.mark.skipif(not codec_pool.are_possible(), reason="needs Linux")
+def test_the_first_labels_wait_for_no_module_that_they_do_not_need(tmp_path):
+    clip = make_clip(tmp_path / "a.mp4", 1)
+    command = [sys.executable, "-c", FIRST_LABELS, "segment", clip, "-o", tmp_path / "b.mp4", "--no-overlay", "--json"]
+    done = subprocess.run(
+        [*command, tmp_path / "c.jsonl", "--device", "cpu"],
+        env=os.environ | {"STREAMSEG_CODECS": "processes"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = set(done.stdout.split())
+    assert "streamseg.io.codec_client" in imported
+    unneeded = "av cv2 huggingface_hub matplotlib onnx onnxruntime pandas ray rich scipy starlette sympy triton"
+    assert not imported & {*unneeded.split(), "torch._dynamo", "torch._inductor", "streamseg.io.pyav"}

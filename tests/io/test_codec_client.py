@@ -17,7 +17,7 @@ from streamseg.checks import CutShort
 from streamseg.io import codec_pool
 from streamseg.io.codec_client import ProcessVideo, ProcessWriter
 from streamseg.io.codec_pool import IDLE
-from streamseg.io.codec_process import SLOTS
+from streamseg.io.codec_slots import SLOTS
 from streamseg.io.planes import Orientation
 from streamseg.io.sources import Decoding, VideoFile
 from streamseg.io.video_reading import open_video, read_label_video

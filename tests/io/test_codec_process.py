@@ -1,4 +1,4 @@
-"""The memory and the messages of the process of a codec; its videos are tested with codec_client."""
+"""The messages of the process of a codec; its videos are tested with codec_client."""
 
 import io
 import json
@@ -7,8 +7,9 @@ import os
 import pytest
 from clips import make_clip
 
-from streamseg.io import codec_pool, codec_process
-from streamseg.io.codec_process import SLOTS, Slots, serve, slot_size
+from streamseg.io import codec_pool
+from streamseg.io.codec_process import serve, slot_size
+from streamseg.io.codec_slots import RGB, SLOTS
 
 pytestmark = pytest.mark.skipif(not codec_pool.are_possible(), reason="needs Linux")
 
@@ -25,19 +26,6 @@ def test_a_slot_has_room_for_rgb_and_for_planes_of_16_bits(size):
     height, width = size
     assert slot_size(size) >= 3 * height * width
     assert slot_size(size) == 2 * (height * width + 2 * ((height + 1) // 2) * ((width + 1) // 2))
-
-
-def test_two_views_of_the_slots_share_their_memory_and_slots_do_not_overlap(file):
-    ours, theirs = Slots(file, 8), Slots(file, 8)
-    for slot in range(SLOTS):
-        ours.array(slot, 4, "uint16")[:] = slot
-    assert [theirs.array(slot, 4, "uint16").tolist() for slot in range(SLOTS)] == [[i] * 4 for i in range(SLOTS)]
-
-
-def test_the_memory_grows_and_does_not_shrink(file):
-    for slot_bytes, size in ((8, 8 * SLOTS), (100, 100 * SLOTS), (8, 100 * SLOTS)):
-        Slots(file, slot_bytes)
-        assert os.fstat(file).st_size == size
 
 
 def test_what_is_left_of_a_failed_job_is_ignored(file, tmp_path):
@@ -69,4 +57,4 @@ def test_a_frame_that_waits_for_a_slot_takes_the_one_that_is_given_back(file, tm
     assert sorted(slots[:SLOTS]) == list(range(SLOTS))
     assert slots[SLOTS:] == [2]
     assert answers[-1] == {"end": True}
-    assert answers[1]["kind"] == codec_process.RGB
+    assert answers[1]["kind"] == RGB
