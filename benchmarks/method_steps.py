@@ -22,6 +22,10 @@ from streamseg.train.loss_module import move_camera_back
 INTERVAL = 5
 """Key interval of the methods that have one, but for Clockwork's 2."""
 
+LONGEST = {"dvsnet": 2 * INTERVAL}
+"""The most frames from one key frame to the next, for a schedule that needs a limit. After a short training DVSNet's
+decision network underestimates the changes of some cells, which would be warped to the end of the video."""
+
 AS_THEY_ARE = ("copy", COPY_BESIDE_CLOCKWORK, "clockwork", "clockwork-pipelined")
 """Methods that are not trained: their weights are the backbone's."""
 
@@ -143,6 +147,7 @@ def tune(arguments: argparse.Namespace, weights: Path, out: Path) -> None:
     if not isinstance(network, VideoMethod) or not network.decides_by:
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network.interval = LONGEST.get(network.kind)
     network.to(device)
     clips = make_clips(streamseg.camvid(arguments.out / "data", "train"), device)
     found = tune_schedule(network, clips, arguments.key_rate)
@@ -168,7 +173,7 @@ def make_clips(train: Dataset, device: torch.device) -> list[torch.Tensor]:
 def window_of(name: str) -> int:
     """Return --window of evaluate: a key interval, or FANet's window."""
     if method := method_of(name):
-        return 2 if method in ("clockwork", COPY_BESIDE_CLOCKWORK) else INTERVAL
+        return 2 if method in ("clockwork", COPY_BESIDE_CLOCKWORK) else LONGEST.get(method, INTERVAL)
     return FANETS.get(name, 1)
 
 

@@ -122,7 +122,7 @@ def mean_time(times: Mapping[str, float], key_share: float = 0.0) -> float:
 
 
 def position_calls(method: VideoMethod, image: Tensor) -> dict[str, Call]:
-    """Return a call of step for each position in the key interval; without an interval, for each kind of frame.
+    """Return a call of step for each position in a fixed key interval, else for each kind of frame.
 
     The work that a frame leaves for the time after its labels is a call of its own.
 
@@ -131,18 +131,24 @@ def position_calls(method: VideoMethod, image: Tensor) -> dict[str, Call]:
     """
     calls: dict[str, Call] = {"key frame": partial(method.step, image)}
     _, state = method.step(image)
+    interval = fixed_interval(method)
     frames = {STILL: image, CHANGED: 255 - image}
-    if method.interval is not None:
-        frames = {f"{number} after": image for number in range(1, method.interval)}
+    if interval is not None:
+        frames = {f"{number} after": image for number in range(1, interval)}
     for name, frame in frames.items():
         calls[name] = partial(step_deciding, method, frame, state, name == CHANGED)
         _, after = step_deciding(method, frame, state, name == CHANGED)
         finished = method.finish(after)
         if finished is not after:
             calls[name + AFTER_LABELS] = partial(finish_deciding, method, after, name == CHANGED)
-        if method.interval is not None:
+        if interval is not None:
             state = finished
     return calls
+
+
+def fixed_interval(method: VideoMethod) -> int | None:
+    """Return the key interval of a method; None without one, and where it is only the limit of a schedule."""
+    return None if method.decides_by else method.interval
 
 
 def step_deciding(method: VideoMethod, image: Tensor, state: Any, fires: bool) -> tuple[Tensor, Any]:
@@ -158,18 +164,18 @@ def finish_deciding(method: VideoMethod, state: Any, fires: bool) -> Any:
 
 
 def count_method_macs(method: VideoMethod, size: tuple[int, int]) -> dict[str, int]:
-    """Count the multiply-accumulates of a frame at each position of the key interval, without computing.
+    """Count the multiply-accumulates of a frame at each position of a fixed key interval, without computing.
 
-    Without an interval: of the first frame, of one that changes nothing, and of one that makes the schedule fire. The
+    Without one: of the first frame, of one that changes nothing, and of one that makes the schedule fire. The
     work after the labels is counted with the frame that leaves it.
     """
     method = copy.deepcopy(method).to("meta").eval()
     image = torch.empty(1, 3, *size, device="meta")
     found, state = {}, None
-    positions = range(1 if method.interval is None else method.interval)
-    for number in positions:
+    interval = fixed_interval(method)
+    for number in range(interval or 1):
         found[f"{number} after" if number else "key frame"], state = count_step(method, image, state)
-    if method.interval is None:
+    if interval is None:
         for name in (STILL, CHANGED):
             with deciding(method, name == CHANGED):
                 found[name], _ = count_step(method, image, state)

@@ -46,6 +46,14 @@ def test_where_a_schedule_decides_the_mean_follows_the_share_of_key_frames():
 
 
 @torch.no_grad()
+def test_the_limit_of_a_schedule_is_no_fixed_interval():
+    limited, unlimited = (AdaptiveClockwork(swiftnet18(4), 0.2, interval).eval() for interval in (10, None))
+    assert count_method_macs(limited, SIZE) == count_method_macs(unlimited, SIZE)
+    image = torch.randint(0, 256, (1, 3, *SIZE), dtype=torch.uint8)
+    assert [*position_calls(limited, image)] == [*position_calls(unlimited, image)]
+
+
+@torch.no_grad()
 def test_every_position_has_a_call_and_work_after_the_labels_its_own():
     image = torch.randint(0, 256, (1, 3, *SIZE), dtype=torch.uint8)
     assert [*position_calls(clockwork(swiftnet18(4)).eval(), image)] == ["key frame", "1 after"]
