@@ -37,7 +37,8 @@ from streamseg.cli.regions import NO_REGIONS, RegionOptions, check_region_option
 from streamseg.cli.reports import count_sent, list_results
 from streamseg.io.sources import HARDWARE_DECODERS
 from streamseg.io.web import is_address
-from streamseg.models.bundled import DEFAULT
+from streamseg.models.bundled import DEFAULT, find_weights
+from streamseg.parallel.threads import short_turns
 
 if TYPE_CHECKING:
     from streamseg.io.display import DisplayWindow
@@ -180,7 +181,8 @@ def segment(
     early.start_driver(device)
     starting.start_decoders(plan.sources, device)
     early.wait_for_libraries()
-    with loading(options.quiet), starting.collector_off():
+    # short turns, because a thread that starts the GPU needs Python's lock too, for a moment after each call
+    with loading(options.quiet), starting.collector_off(), short_turns(early.may_use_gpu(device)):
         settings, style = open_model(options)
     with starting.unfrozen_at_the_end():
         return run_plan(plan, options, settings, style, region_options)
@@ -267,7 +269,8 @@ def check_text_outputs(
 def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     """Open the network, and return it with how to run it and how to draw its labels."""
     device = pick_device(options.device or default_device(options.weights))
-    starting.start_device(device)  # while the modules below are imported
+    weights = find_weights(options.weights)
+    starting.start_network(device, weights, options.precision)  # while the modules below are imported
 
     from streamseg.engine import runtime
     from streamseg.engine.engine import ImageEngine, VideoEngine
@@ -281,10 +284,10 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     steady = parse_steady(options.steady)
     policy = pick_policy(options.window, options.half_life, steady)
     size = parse_size("--size", options.size)
-    engine, classes, trained = open_preparing_engine(
-        options.weights, device, options.precision, eager=options.tile, trust=options.trust
-    )
-    starting.start_network(engine)  # while the pipeline is imported
+    with starting.one_torch_thread(device):
+        engine, classes, trained = open_preparing_engine(
+            weights, device, options.precision, eager=options.tile, trust=options.trust
+        )
     if isinstance(engine, runtime.ExportedEngine):
         check_exported(
             engine,

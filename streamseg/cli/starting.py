@@ -2,12 +2,12 @@
 
 import gc
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamseg.early import may_use_gpu
+from streamseg.early import may_use_gpu, run_in_thread
 
 if TYPE_CHECKING:
     import torch
@@ -60,10 +60,49 @@ def start_decoders(sources: Sequence["Source"], device: str) -> None:
             codec_pool.IDLE.start(min(videos, MAX_DECODERS))
 
 
-def start_device(device: "torch.device") -> None:
-    """Load CUDA's libraries in a thread: the modules of the network are imported meanwhile."""
+@contextmanager
+def one_torch_thread(device: "torch.device") -> Iterator[None]:
+    """Let torch compute with one thread beside a GPU.
+
+    To check and copy weights takes hundreds of short calls. If each is split among threads, it waits until the last of
+    them has got a core: 0.3 s instead of 0.01 on two busy cores.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    import torch
+
+    from streamseg.parallel.threads import set_torch_threads
+
+    threads = torch.get_num_threads()
+    set_torch_threads(1)
+    try:
+        yield
+    finally:
+        set_torch_threads(threads)
+
+
+def start_network(device: "torch.device", weights: Path, precision: str) -> None:
+    """Load CUDA's libraries and the kernels of a network in a thread, while its modules and its weights are loaded."""
     if device.type == "cuda":
-        threading.Thread(target=use_libraries, args=(device,), name="start device", daemon=True).start()
+        run_in_thread("start network", warm_up, device, weights, precision)
+
+
+def warm_up(device: "torch.device", weights: Path, precision: str) -> None:
+    """Use CUDA as the first frame will: its libraries, then all kernels of the network if that labels the first frames.
+
+    Nothing that goes wrong here matters: who opens the weights and labels the first frame meets the same error, and
+    tells it.
+    """
+    with suppress(Exception):
+        use_libraries(device)
+
+        # not earlier: the main thread imports it meanwhile
+        from streamseg.engine.open import open_unfilled_engine
+
+        engine = open_unfilled_engine(weights, device, precision)
+        if engine:
+            label_once(engine)
 
 
 def use_libraries(device: "torch.device") -> None:
@@ -71,30 +110,21 @@ def use_libraries(device: "torch.device") -> None:
     import torch
     from torch.nn import functional as F
 
-    with suppress(RuntimeError):  # the network meets the same error, and tells it
-        image, weight = (torch.zeros(8, 8, 16, 16, dtype=torch.float16, device=device) for _ in range(2))
-        F.conv2d(image, weight[:, :, :3, :3])
-        torch.matmul(image, weight)
-        torch.cuda.synchronize(device)
-
-
-def start_network(engine: "Engine") -> None:
-    """Label a small picture in a thread, which loads the kernels: the modules of the pipeline are imported meanwhile.
-
-    Only a PreparingEngine, whose first frames the network itself labels, has nothing to compile for it.
-    """
-    from streamseg.engine.prepare import PreparingEngine
-
-    if isinstance(engine, PreparingEngine):
-        threading.Thread(target=label_once, args=(engine.eager,), name="start network", daemon=True).start()
+    image, weight = (torch.zeros(8, 8, 16, 16, dtype=torch.float16, device=device) for _ in range(2))
+    F.conv2d(image, weight[:, :, :3, :3])
+    torch.matmul(image, weight)
 
 
 def label_once(engine: "Engine") -> None:
     """Label an empty picture, as the pipeline labels the first frame of a video: from its planes to counted labels."""
+    import torch
+
     from streamseg.engine.labels import count_batch
     from streamseg.io import yuv
+    from streamseg.stream.transfers import download
 
-    with suppress(RuntimeError):  # the first frame meets the same error, and tells it
-        planes = yuv.empty_yuv(FIRST_SIZE, pinned=engine.device.type == "cuda").zero_()
+    planes = yuv.empty_yuv(FIRST_SIZE, pinned=engine.device.type == "cuda").zero_()
+    with torch.inference_mode():
         frame = yuv.to_rgb(yuv.Yuv420(planes.to(engine.device, non_blocking=True), FIRST_SIZE))
-        count_batch([engine(frame)], engine.classes)
+        labels = engine(frame)
+        download(count_batch([labels], engine.classes), labels)

@@ -1,5 +1,6 @@
 """Read and write files of named tensors: safetensors, and torch files to read. No code in a file is run."""
 
+import math
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,12 @@ from torch import Tensor
 from streamseg.checks import check_readable
 from streamseg.io.checksums import BLANK_CHECKSUM, check_checksum, check_zip, write_checksum
 from streamseg.io.files import written_whole
+
+
+def read_metadata(path: Path) -> dict[str, str] | None:
+    """Return the metadata of a safetensors file, whose tensors and checksum are neither read nor checked."""
+    with safe_open(path, framework="pt") as file:
+        return file.metadata()
 
 
 def open_tensors(path: Path) -> safe_open:
@@ -85,10 +92,21 @@ def check_state_dict(where: str, weights: Mapping[str, Tensor], wanted: Mapping[
             kinds = [torch.int64]
         if not is_dense(tensor) or tensor.dtype not in kinds:
             raise ValueError(f"{where}: {name!r:.80} is no dense tensor of {' or '.join(map(str, kinds))}.")
-        # NaN is the least and the greatest of numbers with it; isfinite would copy them all
-        low, high = (extreme.float() for extreme in tensor.aminmax())
-        if not (low.isfinite() and high.isfinite()) or (name.endswith("running_var") and low < 0):
+    for name, (low, high) in find_extremes(weights).items():
+        if not (math.isfinite(low) and math.isfinite(high)) or (name.endswith("running_var") and low < 0):
             raise ValueError(f"{where}: {name!r:.80} holds numbers that are not finite, or variances below zero.")
+
+
+def find_extremes(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """Return the least and the greatest number of each tensor, in fp32; both are NaN if one of its numbers is.
+
+    As few calls of torch as possible: after each one Python's lock may be with the thread that starts the GPU.
+    """
+    # isfinite would copy all numbers
+    found = [number for tensor in tensors.values() for number in tensor.aminmax()]
+    extremes = [number if number.is_cpu else number.cpu() for number in found]
+    pairs = torch.stack(extremes).float().view(-1, 2).tolist() if extremes else []
+    return dict(zip(tensors, pairs, strict=True))
 
 
 def is_dense(tensor: object) -> bool:

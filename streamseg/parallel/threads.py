@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-import torch
-
 Item = TypeVar("Item")
 
 TURN_SECONDS = 5e-5
@@ -155,6 +153,8 @@ def short_turns(wanted: bool = True, seconds: float = TURN_SECONDS) -> Iterator[
 
 def set_torch_threads(count: int) -> None:
     """Set the number of threads with which torch computes in the calling thread."""
+    import torch  # here, because segment uses this module before torch is imported
+
     # without this first call, a thread uses the number that any thread set last when it first computes
     torch.get_num_threads()
     torch.set_num_threads(count)

@@ -11,14 +11,18 @@ import pytest
 import torch
 from clips import make_clip
 from commands import failing, run
-from preparing import SlowEngine
 
+import streamseg
 from streamseg import early
 from streamseg.cli import segmenting, starting
 from streamseg.engine.engine import EagerEngine
-from streamseg.engine.prepare import PreparingEngine
 from streamseg.io import codec_pool
 from streamseg.io.sources import Pictures, VideoFile
+from streamseg.models.baselines import BASELINES
+from streamseg.models.bundled import find_weights
+from streamseg.models.video import VIDEO_METHODS
+
+CPU = torch.device("cpu")
 
 VIDEOS = [VideoFile("a", "a.mp4"), VideoFile("b", "b.mp4")]
 
@@ -100,32 +104,97 @@ def test_what_is_made_while_the_collector_is_off_is_left_out_of_collections():
     assert gc.get_freeze_count() == 0
 
 
-def test_only_an_engine_that_starts_eagerly_labels_a_picture_ahead(plus):
-    labelled = []
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """The CPU stands for a GPU: the libraries are not used, and the default precision is another."""
+    used = []
+    monkeypatch.setattr(starting, "use_libraries", used.append)
+    monkeypatch.setattr("streamseg.engine.open.fast_precisions", lambda device: ("bf16", "fp16"))
+    return used
 
-    class Counted(EagerEngine):
-        def predict(self, batch):
-            labelled.append(tuple(batch.images.shape))
-            return super().predict(batch)
 
-    starting.start_network(Counted(plus))
-    engine = PreparingEngine(Counted(plus), SlowEngine(plus))
-    starting.start_network(engine)
+@pytest.fixture
+def labelled(monkeypatch):
+    """The shapes and precisions of what networks label."""
+    seen, predict = [], EagerEngine.predict
+
+    def counted(engine, batch):
+        seen.append((tuple(batch.images.shape), engine.model.mean.dtype))
+        return predict(engine, batch)
+
+    monkeypatch.setattr(EagerEngine, "predict", counted)
+    return seen
+
+
+def test_a_network_without_its_weights_labels_a_picture_ahead(as_on_a_gpu, labelled):
+    starting.warm_up(CPU, find_weights("road"), "")
+    assert as_on_a_gpu == [CPU]
+    assert labelled == [((1, 3, *starting.FIRST_SIZE), torch.bfloat16)]
+
+
+def test_it_reads_no_weights_and_uses_no_random_numbers(as_on_a_gpu, labelled, monkeypatch):
+    monkeypatch.setattr("streamseg.io.tensors.check_checksum", failing(AssertionError()))
+    monkeypatch.setattr("streamseg.models.checkpoint.load_tensors", failing(AssertionError()))
+    before = torch.get_rng_state()
+    starting.warm_up(CPU, find_weights("street"), "")
+    assert len(labelled) == 1
+    assert torch.get_rng_state().equal(before)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "nonsense"])
+def test_nothing_is_labelled_ahead_in_a_precision_that_starts_otherwise(as_on_a_gpu, labelled, precision):
+    starting.warm_up(CPU, find_weights("road"), precision)
+    assert labelled == []
+
+
+def test_no_baseline_video_method_or_exported_file_is_labelled_ahead(as_on_a_gpu, labelled, tmp_path):
+    for name, network in (("a", BASELINES["enet"](5)), ("b", VIDEO_METHODS["dff-fanet18"](5))):
+        streamseg.save(network, streamseg.COMMA10K, tmp_path / f"{name}.safetensors")
+        starting.warm_up(CPU, tmp_path / f"{name}.safetensors", "")
+    starting.warm_up(CPU, tmp_path / "c.pt2", "")
+    assert labelled == []
+
+
+def test_what_goes_wrong_ahead_is_left_to_those_who_open_the_weights(as_on_a_gpu, labelled, monkeypatch, tmp_path):
+    (tmp_path / "damaged.safetensors").write_bytes(b"x")
+    for name in ("damaged", "missing"):
+        starting.warm_up(CPU, tmp_path / f"{name}.safetensors", "")
+    for error in (RuntimeError("CUDA error"), MemoryError(), OSError(5, "x")):
+        monkeypatch.setattr(starting, "label_once", failing(error))
+        starting.warm_up(CPU, find_weights("road"), "")
+        monkeypatch.setattr(starting, "use_libraries", failing(error))
+        starting.warm_up(CPU, find_weights("road"), "")
+
+
+def test_the_thread_starts_for_a_gpu_only(monkeypatch):
+    started = []
+    monkeypatch.setattr(starting, "warm_up", lambda *given: started.append(given))
+    starting.start_network(CPU, Path("a"), "")
+    starting.start_network(torch.device("cuda:1"), Path("a"), "fp16")
     join("start network")
-    assert labelled == [(1, 3, *starting.FIRST_SIZE)]
-    assert engine.preparation.thread is None
+    assert started == [(torch.device("cuda:1"), Path("a"), "fp16")]
 
 
-def test_the_cpu_needs_no_start(monkeypatch):
-    monkeypatch.setattr(starting, "use_libraries", None)
-    starting.start_device(torch.device("cpu"))
+def test_weights_are_read_by_one_thread_beside_a_gpu():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with starting.one_torch_thread(CPU):
+            assert torch.get_num_threads() == 2
+        with pytest.raises(KeyError), starting.one_torch_thread(torch.device("cuda")):
+            assert torch.get_num_threads() == 1
+            raise KeyError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_gpu_starts_in_a_thread():
-    starting.use_libraries(torch.device("cuda"))
-    assert torch.cuda.is_initialized()
+def test_a_gpu_starts_in_a_thread(labelled):
+    starting.start_network(torch.device("cuda:0"), find_weights("street"), "")
+    join("start network")
+    assert labelled == [((1, 3, *starting.FIRST_SIZE), torch.float16)]
 
 
 # ends at the first line of JSON, with the modules that were imported until then

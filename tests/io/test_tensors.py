@@ -80,3 +80,12 @@ def test_a_file_of_torch_is_not_taken_for_a_damaged_checkpoint(tmp_path):
     torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
     with pytest.raises(ValueError, match=r"a\.pt is a file of torch\.save, .* load_state_dict\.$"):
         open_tensors(tmp_path / "a.pt")
+
+
+def test_the_tensor_with_the_wrong_numbers_is_named():
+    weights = {name: DENSE.clone() for name in ("a", "b", "c.running_var")} | {"num_batches_tracked": torch.tensor(3)}
+    check_state_dict("x", weights, weights)
+    weights["b"][1, 1] = torch.nan
+    with pytest.raises(ValueError, match="^x: 'b' holds numbers that are not finite"):
+        check_state_dict("x", weights, weights)
+    check_state_dict("x", {}, {})
