@@ -1,8 +1,7 @@
 """What the program starts before it imports its command line: the GPU's driver, and torch's libraries.
 
 Both take some tenths of a second, and neither needs Python: threads do them while Python imports modules. Standard
-library only, and as little of it as possible. cuDNN and cuBLAS, which come with torch's libraries, start while torch is
-imported.
+library only, and as little of it as possible.
 """
 
 import ctypes
@@ -42,8 +41,6 @@ MODULES = (
 )
 """Modules of the standard library that the command line imports and that have libraries of their own. The system loads
 one library at a time: Python would wait for torch's at the first of these."""
-HANDLES = (("cudnnCreate", "cudnnDestroy"), ("cublasCreate_v2", "cublasDestroy_v2"))
-"""The functions of cuDNN and cuBLAS that make a handle, which starts the library, and end it."""
 OTHER_DEVICES = ("--device", "--weights", "--ray", "--help", "-h")
 """Options of segment that may ask for another device than the first GPU, or for none."""
 
@@ -68,18 +65,12 @@ def may_use_gpu(device: str) -> bool:
 
 def start_driver(device: str) -> None:
     """Start the driver of a GPU, and load torch's libraries, in threads: Python's modules are imported meanwhile."""
-    number = gpu_number(device)
-    if number is not None:
-        # torch sets the same, but after the driver has read it; and torch's libraries read the environment too
-        os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
-        start_gpu(number)
-
-
-def gpu_number(device: str) -> int | None:
-    """Return the number of the GPU of NVIDIA that a device of this name may be; None if it is none."""
     kind, _, number = device.partition(":")
     number = number or os.environ.get("LOCAL_RANK", "0")
-    return int(number) if kind in ("", "cuda") and number.isdecimal() and may_use_gpu(device) else None
+    if kind in ("", "cuda") and number.isdecimal() and may_use_gpu(device):
+        # torch sets the same, but after the driver has read it; and torch's libraries read the environment too
+        os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
+        start_gpu(int(number))
 
 
 @cache
@@ -98,13 +89,13 @@ def start_gpu(number: int) -> None:
             run_in_thread("load libraries", load_libraries, find_dlopen(), files)
 
 
-def run_in_thread(name: str, work: Callable[..., object], *given: object) -> None:
+def run_in_thread(name: str, work: Callable[..., None], *given: object) -> None:
     """Start a thread that the end of the program does not wait for."""
     threading.Thread(target=work, args=given, name=name, daemon=True).start()
 
 
-def make_context(functions: tuple[Callable[..., int], ...], number: int) -> ctypes.c_void_p | None:
-    """Make the CUDA context of a GPU that torch will use, its primary one, and return it; None if that fails.
+def make_context(functions: tuple[Callable[..., int], ...], number: int) -> None:
+    """Make the CUDA context of a GPU that torch will use, its primary one.
 
     Args:
         functions: The driver's cuInit, cuDeviceGet and cuDevicePrimaryCtxRetain.
@@ -113,8 +104,7 @@ def make_context(functions: tuple[Callable[..., int], ...], number: int) -> ctyp
     device, context = ctypes.c_int(), ctypes.c_void_p()
     # each returns 0 if it succeeds; torch meets the same error, and tells it
     if start(0) == 0 and find_device(ctypes.byref(device), number) == 0:
-        return context if retain_context(ctypes.byref(context), device) == 0 else None
-    return None
+        retain_context(ctypes.byref(context), device)
 
 
 def find_libraries() -> list[Path]:
@@ -154,39 +144,3 @@ def wait_for_libraries() -> None:
     for thread in threading.enumerate():
         if thread.name == "load libraries":
             thread.join()
-
-
-def start_libraries(device: str) -> None:
-    """Start cuDNN and cuBLAS in a thread while torch is imported, whose libraries have brought theirs."""
-    number = gpu_number(device)
-    files = [] if number is None else find_libraries()
-    if files:
-        with suppress(OSError, AttributeError, ImportError):  # torch starts them when it needs them
-            import_module("numpy")  # torch would, and it changes the environment for a moment, which they read
-            driver, torch = ctypes.CDLL(DRIVER), ctypes.CDLL(str(files[-1]))
-            functions = driver.cuInit, driver.cuDeviceGet, driver.cuDevicePrimaryCtxRetain
-            # the system also looks for a function in the libraries that a library needs
-            pairs = [(torch[create], torch[destroy]) for create, destroy in HANDLES]
-            run_in_thread("start libraries", make_handles, functions, number, driver.cuCtxSetCurrent, pairs)
-
-
-def make_handles(
-    functions: tuple[Callable[..., int], ...],
-    number: int,
-    set_context: Callable[..., int],
-    pairs: Sequence[tuple[Callable[..., int], Callable[..., int]]],
-) -> None:
-    """Make a handle of each library in the CUDA context of a GPU, and end it; the library stays ready.
-
-    Args:
-        functions: As in make_context.
-        set_context: The driver's cuCtxSetCurrent.
-        pairs: The functions of HANDLES.
-    """
-    context = make_context(functions, number)
-    if context is None or set_context(context) != 0:
-        return
-    for create, destroy in pairs:
-        handle = ctypes.c_void_p()
-        if create(ctypes.byref(handle)) == 0:
-            destroy(handle)

@@ -1,11 +1,9 @@
 """What starts before the command line is imported: only what it will use."""
 
-import ctypes
 import os
 import subprocess
 import sys
 import threading
-from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -133,60 +131,6 @@ def test_libraries_are_loaded_in_order_until_one_fails():
 
     early.load_libraries(dlopen, [Path("a"), Path("b"), Path("c")])
     assert opened == [(b"a", True), (b"b", False)]
-
-
-def record_handles(asked, failing=()):
-    """Make handles with functions that record what they are called with, and return 1 if they are to fail."""
-
-    def function(name, number=0):
-        def call(*given):
-            asked.append(name)
-            if name == "retain" or name.endswith("Create"):
-                ctypes.cast(given[0], ctypes.POINTER(ctypes.c_void_p))[0] = number
-            elif given and isinstance(given[0], ctypes.c_void_p):
-                asked.append(given[0].value)
-            return int(name in failing)
-
-        return call
-
-    functions = function("init"), function("find"), function("retain", 7)
-    pairs = [(function("aCreate", 1), function("aDestroy")), (function("bCreate", 2), function("bDestroy"))]
-    early.make_handles(functions, 0, function("set"), pairs)
-
-
-@pytest.mark.parametrize(
-    ("failing", "asked"),
-    [
-        ((), ["set", 7, "aCreate", "aDestroy", 1, "bCreate", "bDestroy", 2]),
-        (("aCreate",), ["set", 7, "aCreate", "bCreate", "bDestroy", 2]),
-        (("set",), ["set", 7]),
-        (("retain",), []),
-    ],
-)
-def test_each_library_starts_in_the_context_of_the_gpu(failing, asked):
-    called = []
-    record_handles(called, failing)
-    assert called == ["init", "find", "retain", *asked]
-
-
-def test_libraries_start_after_what_changes_the_environment(started, monkeypatch, tmp_path):
-    files, order = make_libraries(tmp_path, monkeypatch), []
-    opened = {early.DRIVER: SimpleNamespace(cuInit=1, cuDeviceGet=2, cuDevicePrimaryCtxRetain=3, cuCtxSetCurrent=4)}
-    opened[str(files[-1])] = defaultdict(lambda: 5)
-    monkeypatch.setattr(early.ctypes, "CDLL", opened.__getitem__)
-    monkeypatch.setattr(early, "import_module", order.append)
-    monkeypatch.setattr(early, "run_in_thread", lambda *given: order.append(given))
-    early.start_libraries("cuda:2")
-    assert order == ["numpy", ("start libraries", early.make_handles, (1, 2, 3), 2, 4, [(5, 5), (5, 5)])]
-
-
-def test_libraries_that_cannot_be_found_are_left_to_torch(started, monkeypatch, tmp_path):
-    monkeypatch.setattr(early, "run_in_thread", None)
-    make_libraries(tmp_path, monkeypatch)  # files without a library
-    early.start_libraries("")
-    early.start_libraries("cpu")
-    monkeypatch.setattr(early, "find_spec", lambda name: None)
-    early.start_libraries("")
 
 
 # the real libraries, of whatever torch is installed

@@ -181,7 +181,6 @@ def segment(
     early.start_driver(device)
     starting.start_decoders(plan.sources, device)
     early.wait_for_libraries()
-    early.start_libraries(device)
     # short turns, because a thread that starts the GPU needs Python's lock too, for a moment after each call
     with loading(options.quiet), starting.collector_off(), short_turns(early.may_use_gpu(device)):
         settings, style = open_model(options)
