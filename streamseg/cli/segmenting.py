@@ -269,6 +269,7 @@ def check_text_outputs(
 def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     """Open the network, and return it with how to run it and how to draw its labels."""
     device = pick_device(options.device or default_device(options.weights))
+    steady, size = parse_steady(options.steady), parse_size("--size", options.size)
     weights = find_weights(options.weights)
     starting.start_network(device, weights, options.precision)  # while the modules below are imported
 
@@ -281,9 +282,7 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     from streamseg.stream.state import LastFrames
     from streamseg.stream.together import check_together
 
-    steady = parse_steady(options.steady)
     policy = pick_policy(options.window, options.half_life, steady)
-    size = parse_size("--size", options.size)
     with starting.one_torch_thread(device):
         engine, classes, trained = open_preparing_engine(
             weights, device, options.precision, eager=options.tile, trust=options.trust

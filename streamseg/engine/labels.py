@@ -94,9 +94,8 @@ def bands(scores: Tensor, size: tuple[int, int]) -> Iterator[Band]:
     step = max(1, numbers // (classes * width))
     # First the few rows of the map that a band needs are resized to full width, then pairs of them are interpolated.
     # Positions of rows on the map are integers, in units of 1 / (2 height), so that bands agree to the last bit.
-    # They are computed on the CPU: on a GPU each operator would load a kernel, for which the first labels wait.
     whole = 2 * height
-    place = ((2 * torch.arange(height, device="cpu") + 1) * rows - height).clamp(min=0)
+    place = ((2 * torch.arange(height, device=scores.device) + 1) * rows - height).clamp(min=0)
     above = place // whole
     below = (above + 1).clamp(max=rows - 1)
     share = (place % whole) / whole
@@ -106,5 +105,4 @@ def bands(scores: Tensor, size: tuple[int, int]) -> Iterator[Band]:
         last = max((2 * band.stop - 1) * rows - height, 0) // whole + 1
         part = scores[None, :, first : last + 1].float()
         lines = F.interpolate(part, (part.shape[2], width), mode="bilinear", align_corners=False)[0]
-        places = (above[band] - first, below[band] - first, share[band])
-        yield Band(band, lines, *(x.to(scores.device, non_blocking=scores.is_cuda) for x in places))
+        yield Band(band, lines, above[band] - first, below[band] - first, share[band])
