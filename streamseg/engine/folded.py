@@ -6,7 +6,7 @@ attention, concatenated.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -75,6 +75,7 @@ class Folded(ABC):
         context: Tensor,
         unfolded: Tensor | None = None,
         view: View = WHOLE_VIEW,
+        beside: Callable[[], None] | None = None,
     ) -> Tensor:
         """Return the scores (B, K, h, w) of frames (B, 3, H, W), bytes.
 
@@ -84,8 +85,12 @@ class Folded(ABC):
             context: Receives the context of the frames (B, D, C), fp32.
             unfolded: On a GPU, the buffer for the input of the stem; see kernels.unfold_frame.
             view: What the contexts are made of.
+            beside: Starts other work in another CUDA stream; called when Res-2 is computed, because the small maps
+                after it leave a part of the GPU free.
         """
         maps = self.encode(self.run_stem(frame, unfolded))
+        if beside is not None:
+            maps = call_after_res2(maps, beside)
         return self.decode(self.attend(maps, past, scale, context, view))
 
     def image_size(self, height: int, width: int) -> tuple[int, int]:
@@ -198,6 +203,14 @@ class FoldedPlus(Folded):
         y2 = smooth2.relu(kernels.add_resized(x2, to_float(y3)))
         y1 = kernels.add_resized(x1, to_float(self.blend1.relu(y2)))
         return smooth1.classify(y1, self.classify)[:, : self.classes]
+
+
+def call_after_res2(maps: Iterable[Tensor], start: Callable[[], None]) -> Iterator[Tensor]:
+    """Yield the encoder's maps, and call a function when that of Res-2 is computed."""
+    for stage, x in enumerate(maps, 1):
+        if stage == 2:
+            start()
+        yield x
 
 
 def reduce_map(pool: nn.Module, x: Map) -> Map:

@@ -19,6 +19,8 @@ NEAR = 1
 """A square of 2x2 pixels is assumed to move like those up to this far away, in each direction."""
 NOISE = 7.0
 """Added to the squared gradients: where the picture is flat, the motion is that of its surroundings."""
+BAND = 2**15
+"""Fewer values are not worth a thread of their own."""
 
 
 def estimate_motion(luma: Tensor, before: Tensor) -> Tensor:
@@ -29,15 +31,14 @@ def estimate_motion(luma: Tensor, before: Tensor) -> Tensor:
     B. Lucas, T. Kanade, "An Iterative Image Registration Technique", 1981, at several sizes. A motion of up to about 2
     pixels at the smallest size is found.
     """
-    sizes = [(luma, before)]
-    for _ in level_sizes((luma.shape[2], luma.shape[3]))[1:]:
-        now, earlier = sizes[-1]
-        sizes.append((halve(now), halve(earlier)))
-    smallest = halve(sizes[-1][0])
-    motion = torch.zeros_like(smallest).expand(-1, 2, -1, -1)
-    for (now, earlier), corrections in reversed([*zip(sizes, CORRECTIONS, strict=False)]):
-        motion = enlarge_motion(motion, half_size(now.shape[2:]))
-        motion = correct_motion(motion, now, earlier, corrections)
+    sizes = level_sizes((luma.shape[2], luma.shape[3]))
+    pairs = [torch.cat([luma, before], dim=1)]
+    for _ in sizes[1:]:
+        pairs.append(halve(pairs[-1]))
+    motion = luma.new_zeros(len(luma), 2, *half_size(sizes[-1]))
+    for pair, size, corrections in reversed([*zip(pairs, sizes, CORRECTIONS, strict=False)]):
+        motion = enlarge_motion(motion, half_size(size))
+        motion = correct_motion(motion, pair[:, :1], pair[:, 1:], corrections)
     return motion
 
 
@@ -65,35 +66,52 @@ def correct_motion(motion: Tensor, now: Tensor, before: Tensor, corrections: int
     """Return a better motion of squares: that of least squared differences in the neighbourhood of each."""
     height, width = now.shape[2:]
     padded = F.pad(now, (1, 1, 1, 1), mode="replicate")
-    across = (padded[:, :, 1:-1, 2:] - padded[:, :, 1:-1, :-2]).mul_(0.5)
-    down = (padded[:, :, 2:, 1:-1] - padded[:, :, :-2, 1:-1]).mul_(0.5)
+    # twice the gradients: the equations then give the motion in pixels halved, which is in squares
+    across = padded[:, :, 1:-1, 2:] - padded[:, :, 1:-1, :-2]
+    down = padded[:, :, 2:, 1:-1] - padded[:, :, :-2, 1:-1]
     gradient = torch.cat([across, down], dim=1)
-    squares = mean_near(torch.cat([gradient.square(), across.mul_(down)], dim=1))
-    xx, yy, xy = squares[:, :1] + NOISE, squares[:, 1:2] + NOISE, squares[:, 2:]
-    # halved: a pixel is half a square
-    inverse = (xx * yy).sub_(xy.square()).reciprocal_().mul_(0.5)
-    swapped, xy = torch.cat([yy, xx], dim=1).mul_(inverse), xy * inverse
+    # sums on both sides of the equations, so that no mean is needed; NOISE counts once for each pixel
+    rows, columns = (count_inside(-2 * NEAR, 2, 4 * NEAR + 2, n, now.device) for n in (height, width))
+    same, mixed = sum_near(gradient.square()) + (4 * NOISE * rows)[:, None] * columns, sum_near(across.mul_(down))
+    inverse = (same[:, :1] * same[:, 1:]).sub_(mixed.square()).reciprocal_()
+    same, mixed = same.flip(1).mul_(inverse), mixed * inverse
     for _ in range(corrections):
-        each = 2 * F.interpolate(motion, scale_factor=2.0, mode="nearest")[:, :, :height, :width]
-        error = mean_near(gradient * (now - move(before, each)))
-        motion = motion + (swapped * error).sub_(xy * error.flip(1)).clamp_(-0.5, 0.5)
+        each = F.interpolate(2 * motion, scale_factor=2.0, mode="nearest")[:, :, :height, :width]
+        error = sum_near(gradient * (now - move(before, each)))
+        motion = motion + (same * error).sub_(mixed * error.flip(1)).clamp_(-0.5, 0.5)
     return blur(motion, 3)
 
 
-def mean_near(values: Tensor) -> Tensor:
-    """Return the means of values (B, C, h, w) over the pixels near each square of 2x2, of those inside the map."""
-    sums, side = F.avg_pool2d(values, 2, ceil_mode=True, divisor_override=1), 2 * NEAR + 1
-    down, across = (
-        sum_along(F.pad((n - torch.arange(0, n, 2, device=values.device)).clamp(max=2), (NEAR, NEAR)), side, 0)
-        for n in values.shape[2:]
-    )
-    sums = sum_along(sum_along(F.pad(sums, (NEAR, NEAR, NEAR, NEAR)), side, 3), side, 2)
-    return sums.div_(down[:, None] * across)
+def sum_near(values: Tensor) -> Tensor:
+    """Return the sums of values (B, C, h, w) over the pixels near each square of 2x2."""
+    height, width = values.shape[2:]
+    if height % 2 or width % 2:
+        values = F.pad(values, (0, width % 2, 0, height % 2))
+    sums, side = F.pad(add_squares(values), (NEAR, NEAR, NEAR, NEAR)), 2 * NEAR + 1
+    return sum_along(sum_along(sums, side, 2), side, 3)
+
+
+def count_inside(first: int, step: int, length: int, size: int, device: torch.device) -> Tensor:
+    """Return how much of each window along a side lies inside; the first one starts at a negative place."""
+    start = torch.arange(first, size + first, step, device=device)
+    return (start + length).clamp_(max=size).sub_(start.clamp(min=0))
 
 
 def halve(values: Tensor) -> Tensor:
     """Return a map at half its height and width, rounded up."""
-    return F.avg_pool2d(values, 2, ceil_mode=True, count_include_pad=False)
+    if values.device.type != "cpu":
+        return F.avg_pool2d(values, 2, ceil_mode=True, count_include_pad=False)
+    # on the CPU sums of slices take a tenth of the time
+    height, width = values.shape[2:]
+    if height % 2 or width % 2:
+        values = F.pad(values, (0, width % 2, 0, height % 2), mode="replicate")
+    return add_squares(values).mul_(0.25)
+
+
+def add_squares(values: Tensor) -> Tensor:
+    """Return the sums over squares of 2x2 pixels of a map, whose sides are even."""
+    rows = values[:, :, ::2] + values[:, :, 1::2]
+    return rows[..., ::2] + rows[..., 1::2]
 
 
 def blur(values: Tensor, side: int) -> Tensor:
@@ -103,41 +121,55 @@ def blur(values: Tensor, side: int) -> Tensor:
         rows = F.avg_pool2d(values, (1, side), 1, (0, half), count_include_pad=False)
         return F.avg_pool2d(rows, (side, 1), 1, (half, 0), count_include_pad=False)
     # on the CPU sums of shifted maps take a tenth of the time
-    height, width = values.shape[2:]
-    down, across = (sum_along(F.pad(values.new_ones(n), (half, half)), side, 0) for n in (height, width))
-    sums = sum_along(sum_along(F.pad(values, (half, half, half, half)), side, 3), side, 2)
+    down, across = (count_inside(-half, 1, side, n, values.device) for n in values.shape[2:])
+    sums = sum_along(sum_along(F.pad(values, (half, half, half, half)), side, 2), side, 3)
     return sums.div_(down[:, None] * across)
 
 
 def sum_along(values: Tensor, count: int, dim: int) -> Tensor:
     """Return the sums of an odd number of neighbours along a dimension, which becomes shorter."""
     length = values.shape[dim] - count + 1
-    pairs = values.narrow(dim, 0, length + count - 2) + values.narrow(dim, 1, length + count - 2)
-    total = pairs.narrow(dim, 0, length) + values.narrow(dim, count - 1, length)
-    for start in range(2, count - 1, 2):
-        total += pairs.narrow(dim, start, length)
+    total = values.narrow(dim, 0, length) + values.narrow(dim, 1, length)
+    for start in range(2, count):
+        total += values.narrow(dim, start, length)
     return total
 
 
 def move(values: Tensor, motion: Tensor, mode: str = "bilinear") -> Tensor:
     """Return the values (B, C, h, w) at the places that a motion (B, 2, h, w) points to; the nearest if outside."""
-    height, width = motion.shape[2:]
-    x, y = to_places(motion).unbind(dim=1)
-    # numbers instead of a tensor of the sides, which would be copied to the device
-    grid = torch.stack([(2 * x + 1) / width - 1, (2 * y + 1) / height - 1], dim=-1)
-    return F.grid_sample(values, grid, mode=mode, padding_mode="border", align_corners=False)
+    return sample_in_bands(values, to_grid(motion), mode, count_bands(values))
 
 
-def to_places(motion: Tensor) -> Tensor:
-    """Return the places (B, 2, h, w) that a motion points to, x and y in pixels."""
-    height, width = motion.shape[2:]
-    x = torch.arange(width, dtype=motion.dtype, device=motion.device).expand(height, width)
-    y = torch.arange(height, dtype=motion.dtype, device=motion.device)[:, None].expand(height, width)
-    return motion + torch.stack([x, y])
+def count_bands(values: Tensor) -> int:
+    """Return in how many bands each map of values (B, C, h, w) is sampled: on the CPU one for each thread."""
+    if values.device.type != "cpu" or torch.compiler.is_compiling():
+        return 1
+    return max(1, min(torch.get_num_threads() // len(values), values[0].numel() // BAND))
+
+
+def sample_in_bands(values: Tensor, grid: Tensor, mode: str, bands: int) -> Tensor:
+    """Return the values (B, C, h, w) at the places of a grid (B, 2, h, w), in some bands of rows.
+
+    On the CPU torch samples each map of a batch in one thread, so bands become maps of a larger batch.
+    """
+    batch, height = len(grid), grid.shape[2]
+    if bands > 1:
+        rows = -(-height // bands)
+        grid = F.pad(grid, (0, 0, 0, rows * bands - height)).unflatten(2, (bands, rows)).transpose(1, 2).flatten(0, 1)
+        values = values[:, None].expand(-1, bands, -1, -1, -1).flatten(0, 1)
+    found = F.grid_sample(values, grid.permute(0, 2, 3, 1), mode=mode, padding_mode="border", align_corners=False)
+    if bands > 1:
+        found = found.unflatten(0, (batch, bands)).transpose(1, 2).flatten(2, 3)[:, :, :height]
+    return found
+
+
+def to_grid(motion: Tensor) -> Tensor:
+    """Return the places (B, 2, h, w) that a motion points to, x and y, from -1 to 1 inside the frame."""
+    (height, width), (x, y) = motion.shape[2:], motion.split(1, dim=1)
+    columns, rows = (torch.linspace(1 / n - 1, 1 - 1 / n, n, device=motion.device) for n in (width, height))
+    return torch.cat([torch.add(columns, x, alpha=2 / width), torch.add(rows[:, None], y, alpha=2 / height)], dim=1)
 
 
 def stays_inside(motion: Tensor) -> Tensor:
     """Return 1 where (B, 1, h, w) a motion points into the frame, give or take half a pixel, and 0 elsewhere."""
-    height, width = motion.shape[2:]
-    x, y = to_places(motion).split(1, dim=1)
-    return ((x >= -0.5) & (x <= width - 0.5) & (y >= -0.5) & (y <= height - 0.5)).float()
+    return (to_grid(motion).abs_().amax(dim=1, keepdim=True) <= 1).float()

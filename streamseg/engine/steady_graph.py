@@ -1,11 +1,12 @@
 """Steady labels on a GPU: the buffers of one size of frames, and the part of its CUDA graph that works on them.
 
-    frames ──▶ network ───────────────▶ scores ──▶ average ──▶ label ──▶ evidence of the frames, labels
-       └─────▶ compare with those before ────────────┘           ▲
-    evidence of the frames before ───────────────────────────────┘
+    frames ──▶ network up to Res-2 ──▶ the rest ──▶ scores ──▶ average ──▶ label ──▶ evidence of the frames, labels
+                            └────▶ compare with those before ─────┘          ▲
+    evidence of the frames before ───────────────────────────────────────────┘
 
-The comparison is a branch of the graph beside the network, of lower priority. The evidence of a stream lies in one
-piece of memory, so that one copy brings it to the graph, and one takes it away.
+The comparison is a branch of the graph beside the network, of lower priority, which begins when Res-2 is computed: the
+small maps after it leave a part of the GPU free. The evidence of a stream lies in one piece of memory, so that one copy
+brings it to the graph, and one takes it away.
 
 Shapes: B streams in a batch, K classes, h x w the map of scores, H x W the labels, l x m the brightness.
 """

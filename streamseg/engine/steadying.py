@@ -144,13 +144,14 @@ def compare(luma: Tensor, before: Tensor, size: tuple[int, int], steadiness: Ste
     """
     motion = estimate_motion(luma, before)  # at half the size of the brightness
     each = enlarge_motion(motion, (luma.shape[2], luma.shape[3]))
-    alike = likeness(luma, move(before, each), steadiness.tolerance) * stays_inside(each)
+    alike = likeness(luma - move(before, each), steadiness.tolerance) * stays_inside(each)
     found = alike.mean(dim=(1, 2, 3))[:, None]
+    change = luma - before
     if luma.shape[2:] == size:
         motion = each
     else:  # then they are twice as large
-        luma, before, alike = halve(luma), halve(before), halve(alike)
-    return Comparison(motion, alike, likeness(luma, before, steadiness.still), found)
+        change, alike = halve(change), halve(alike)
+    return Comparison(motion, alike, likeness(change, steadiness.still), found)
 
 
 def combine(
@@ -195,9 +196,9 @@ def shrink_to_luma(images: Tensor, size: tuple[int, int]) -> Tensor:
     return red * small[:, :1] + green * small[:, 1:2] + blue * small[:, 2:]
 
 
-def likeness(luma: Tensor, other: Tensor, tolerance: float) -> Tensor:
+def likeness(difference: Tensor, tolerance: float) -> Tensor:
     """Return how alike (B, 1, h, w) two pictures are around each pixel: 1 for equal, 0.37 at the tolerance."""
-    return torch.exp(-(blur((luma - other).abs(), 3) / max(tolerance, MIN_TOLERANCE)).square())
+    return blur(difference.abs(), 3).div_(max(tolerance, MIN_TOLERANCE)).square_().neg_().exp_()
 
 
 def keep_labels(labels: Tensor, previous: Tensor, scores: Tensor, margin: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,8 +219,10 @@ def keep_labels(labels: Tensor, previous: Tensor, scores: Tensor, margin: Tensor
         return kept.view_as(labels), behind.view(labels.shape)
     # few labels change; only here the host looks at values
     pixels = (labels != known).flatten().nonzero().flatten()
-    kept, behind = labels.flatten().clone(), scores.new_zeros(labels.numel())
-    kept[pixels], behind[pixels] = choose_labels(labels, known, maps, pixels)
+    chosen, loss = choose_labels(labels, known, maps, pixels)
+    # scatter and index_select take a quarter of the time of indexing
+    kept = labels.flatten().scatter(0, pixels, chosen)
+    behind = scores.new_zeros(labels.numel()).scatter_(0, pixels, loss)
     return kept.view_as(labels), behind.view(labels.shape)
 
 
@@ -230,8 +233,8 @@ def choose_labels(labels: Tensor, previous: Tensor, maps: Tensor, pixels: Tensor
         maps: Scores and margin (K + 1, h, w).
         pixels: Numbers of pixels of the labels (H, W), row by row.
     """
-    new, old = (tensor.flatten()[pixels] for tensor in (labels, previous))
-    levels = torch.stack([new.long(), old.long(), torch.full_like(pixels, len(maps) - 1)])  # (3, n)
+    new, old = (tensor.flatten().index_select(0, pixels) for tensor in (labels, previous))
+    levels = torch.stack([new.int(), old.int(), torch.full_like(new, len(maps) - 1, dtype=torch.int32)])  # (3, n)
     best, rest, needed = interpolate_at(maps, levels, pixels, (labels.shape[0], labels.shape[1]))
     loss = best - rest
     keep = loss < needed
@@ -246,12 +249,23 @@ def interpolate_at(maps: Tensor, levels: Tensor, pixels: Tensor, size: tuple[int
         pixels: Numbers of the pixels (n,), row by row.
     """
     (height, width), (h, w) = size, maps.shape[1:]
-    y = ((pixels // width + 0.5) * (h / height) - 0.5).clamp(min=0)
-    x = ((pixels % width + 0.5) * (w / width) - 0.5).clamp(min=0)
-    top, left = y.long().clamp(max=h - 1), x.long().clamp(max=w - 1)
-    bottom, right = (top + 1).clamp(max=h - 1), (left + 1).clamp(max=w - 1)
+    rows, columns = pixels // width, pixels % width
+    top, bottom, y = (table.index_select(0, rows) for table in find_neighbours(height, h, maps.device))
+    left, right, x = (table.index_select(0, columns) for table in find_neighbours(width, w, maps.device))
     flat, start = maps.flatten(), levels * (h * w)
-    upper, lower = (
-        torch.lerp(flat[start + row * w + left], flat[start + row * w + right], x - left) for row in (top, bottom)
-    )
-    return torch.lerp(upper, lower, y - top)
+
+    def read(row: Tensor, column: Tensor) -> Tensor:
+        return flat.index_select(0, (start + (row * w + column)).flatten()).view(start.shape)
+
+    upper, lower = (torch.lerp(read(row, left), read(row, right), x) for row in (top, bottom))
+    return torch.lerp(upper, lower, y)
+
+
+def find_neighbours(size: int, small: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return, for each pixel along a side, the two of a small map that it is interpolated from, and the second's share.
+
+    They are int32, which is added faster.
+    """
+    place = ((torch.arange(size, device=device) + 0.5) * (small / size) - 0.5).clamp(min=0)
+    first = place.int().clamp(max=small - 1)
+    return first, (first + 1).clamp(max=small - 1), place - first

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from streamseg.engine.motion import blur, estimate_motion, move, stays_inside
+from streamseg.engine.motion import blur, estimate_motion, halve, move, sample_in_bands, stays_inside, sum_near, to_grid
 
 
 def smooth_picture(height, width, seed=0):
@@ -72,3 +72,36 @@ def test_blurring_is_the_mean_of_the_neighbours_inside():
     found = blur(values, 3)
     torch.testing.assert_close(found[0, :, 3, 2], values[0, :, 2:5, 1:4].mean(dim=(1, 2)))
     torch.testing.assert_close(found[0, :, 0, 0], values[0, :, :2, :2].mean(dim=(1, 2)))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5, 8), (8, 6), (17, 23)])
+def test_halving_is_the_mean_of_the_pixels_inside(size):
+    values = torch.rand(2, 3, *size)
+    torch.testing.assert_close(halve(values), F.avg_pool2d(values, 2, ceil_mode=True, count_include_pad=False))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5, 8), (8, 6), (17, 23)])
+def test_the_sum_near_a_square_is_that_of_the_six_rows_and_columns_around_it(size):
+    values = torch.rand(2, 3, *size)
+    found = sum_near(values)
+    assert found.shape == (2, 3, (size[0] + 1) // 2, (size[1] + 1) // 2)
+    for i, j in ((0, 0), (found.shape[2] // 2, found.shape[3] // 2), (found.shape[2] - 1, found.shape[3] - 1)):
+        near = values[:, :, max(2 * i - 2, 0) : 2 * i + 4, max(2 * j - 2, 0) : 2 * j + 4]
+        torch.testing.assert_close(found[:, :, i, j], near.sum(dim=(2, 3)))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("bands", [2, 3, 7, 50])
+@pytest.mark.parametrize(("batch", "size"), [(1, (7, 9)), (2, (16, 5)), (1, (1, 3))])
+def test_sampling_in_bands_is_sampling_at_once(batch, size, bands, mode):
+    values, motion = torch.rand(batch, 3, *size), 3 * torch.randn(batch, 2, *size)
+    at_once = sample_in_bands(values, to_grid(motion), mode, 1)
+    torch.testing.assert_close(sample_in_bands(values, to_grid(motion), mode, bands), at_once)
+
+
+def test_one_thread_or_several_move_a_map_alike(monkeypatch):
+    values, motion = torch.rand(1, 8, 91, 97), 3 * torch.randn(1, 2, 91, 97)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    alone = move(values, motion)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    torch.testing.assert_close(move(values, motion), alone)

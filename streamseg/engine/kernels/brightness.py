@@ -12,7 +12,7 @@ from torch import Tensor
 
 from streamseg.engine import motion, steadying
 from streamseg.engine.kernels import backend
-from streamseg.engine.kernels.language import jit, release, tl, wait
+from streamseg.engine.kernels.language import jit, tl
 
 SIDE = 16
 """Side of the part of the largest map that one program shrinks: a power of two, so large that it has a pixel of the
@@ -52,7 +52,6 @@ def make_pyramids(images: Tensor, pair: Tensor) -> list[Tensor]:
         *steadying.LUMA,
         TAPS=count_taps(height, tall),
         BLOCK=block,
-        **backend.early(device),
     )
     pyramid_kernel[backend.cdiv(wide, SIDE), backend.cdiv(tall, SIDE), 2 * batch](
         rows,
@@ -67,7 +66,6 @@ def make_pyramids(images: Tensor, pair: Tensor) -> list[Tensor]:
         SIDE=SIDE,
         LEVELS=len(levels),
         num_warps=2,
-        **backend.early(device),
     )
     return levels
 
@@ -93,10 +91,8 @@ def rows_kernel(
     blue,
     TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Shrink the height of frames, and write their brightness."""
-    wait(EARLY)
     block, row, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     column = block * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -114,7 +110,6 @@ def rows_kernel(
             + blue * tl.load(place + 2 * stride_c, known, 0).to(tl.float32)
         )
         total += share
-    release(EARLY)
     tl.store(rows + (image * tall + row) * width + column, value / total, inside)
 
 
@@ -134,10 +129,8 @@ def pyramid_kernel(
     TAPS: tl.constexpr,
     SIDE: tl.constexpr,
     LEVELS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Shrink the width of the frames' brightness, and write it in all sizes, and that of the frames before."""
-    wait(EARLY)
     image = tl.program_id(2)
     y, x = tl.program_id(1) * SIDE + tl.arange(0, SIDE), tl.program_id(0) * SIDE + tl.arange(0, SIDE)
     inside = (y < tall)[:, None] & (x < wide)[None, :]
@@ -156,7 +149,6 @@ def pyramid_kernel(
         tl.store(target, value, inside)
     else:
         value = tl.load(target, inside, 0.0)
-    release(EARLY)
     if LEVELS > 1:
         half, tall1, wide1 = halve_part(value, level1, image, tall, wide, SIDE)
         if LEVELS > 2:

@@ -4,6 +4,9 @@ A program computes a square of pixels, and all that it depends on around it. Sum
 matrices of equal numbers near the diagonal, on the tensor cores, in fp16: a number is split into two, exact to
 2 ** -22.
 
+These kernels run beside those of the network, and are launched one after the other: launched early (backend.early),
+their waiting programs would take the place of the network's.
+
 Shapes: B streams in a batch, l x m the largest map of brightness, h x w the map of scores.
 """
 
@@ -16,7 +19,7 @@ from torch import Tensor
 
 from streamseg.engine import motion, steadying
 from streamseg.engine.kernels import backend, brightness
-from streamseg.engine.kernels.language import jit, release, tl, wait
+from streamseg.engine.kernels.language import jit, tl
 
 SIDE, SQUARES = 32, 16
 """Side of the square of pixels that one program looks at to compare, and of that of squares of 2x2 pixels to correct
@@ -62,7 +65,6 @@ def compare_frames(
         max(steadiness.still, steadying.MIN_TOLERANCE),
         SIDE=SIDE,
         SCALE=tall // h,
-        **backend.early(device),
     )
     return steadying.Comparison(small, alike, still, parts)
 
@@ -101,7 +103,6 @@ def estimate_motion(levels: list[Tensor]) -> Tensor:
             FIRST=found is None,
             # a product of this size has work for two warps: with more, each computes the same; few programs end sooner
             num_warps=2 if math.prod(programs) > backend.processors(level.device) else 4,
-            **backend.early(level.device),
         )
         found = out
     assert found is not None
@@ -125,10 +126,8 @@ def correct_kernel(
     CORRECTIONS: tl.constexpr,
     NOISE: tl.constexpr,
     FIRST: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Estimate the motion of squares of 2x2 pixels in one size, from that in the next smaller one."""
-    wait(EARLY)
     halo: tl.constexpr = (SIDE - STEP) // 2
     image, index = tl.program_id(2), tl.arange(0, SIDE)
     y, x = tl.program_id(1) * STEP - halo + index, tl.program_id(0) * STEP - halo + index
@@ -173,7 +172,6 @@ def correct_kernel(
         error_y = sum_near(error_y * 0.25, NEAR, SIDE) * share
         u += tl.minimum(tl.maximum(yy * error_x - xy * error_y, -0.5), 0.5)
         v += tl.minimum(tl.maximum(xx * error_y - xy * error_x, -0.5), 0.5)
-    release(EARLY)
     share = 1.0 / (count_near(y, rows, 1)[:, None] * count_near(x, columns, 1)[None, :])
     own = (index >= halo) & (index < SIDE - halo)
     stored = inside & own[:, None] & own[None, :]
@@ -219,10 +217,8 @@ def compare_kernel(
     stillness,
     SIDE: tl.constexpr,
     SCALE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Compare frames with the moved ones before, and write the likeness, and the motion, in the size of the scores."""
-    wait(EARLY)
     image, index = tl.program_id(2), tl.arange(0, SIDE)
     y, x = tl.program_id(1) * (SIDE - 4) - 2 + index, tl.program_id(0) * (SIDE - 4) - 2 + index
     inside = ((y >= 0) & (y < tall))[:, None] & ((x >= 0) & (x < wide))[None, :]
@@ -243,7 +239,6 @@ def compare_kernel(
     total = tl.sum(tl.sum(tl.where(own[:, None] & own[None, :], same, 0.0), axis=1), axis=0)
     tile = (image * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
     tl.store(parts + tile, total / (tall * wide))
-    release(EARLY)
     h, w = tall // SCALE, wide // SCALE
     if SCALE == 2:
         value, earlier, same = halve(value, pixels), halve(earlier, pixels), halve(same, pixels)
