@@ -21,6 +21,8 @@ DRIVER = "libcuda.so.1"
 """The driver of NVIDIA's GPUs."""
 LIBRARIES = ("libtorch_global_deps.so", "libtorch_cpu.so", "libtorch_cuda.so")
 """Torch's libraries that `import torch` loads before its modules, in this order."""
+ENVIRONMENT = {"CUDA_MODULE_LOADING": "LAZY", "OPENBLAS_MAIN_FREE": "1", "GOTOBLAS_MAIN_FREE": "1"}
+"""Variables that torch and numpy set when they are imported, for the driver and for numpy's OpenBLAS."""
 MODULES = (
     "bz2",
     "datetime",
@@ -41,14 +43,16 @@ MODULES = (
 )
 """Modules of the standard library that the command line imports and that have libraries of their own. The system loads
 one library at a time: Python would wait for torch's at the first of these."""
-OTHER_DEVICES = ("--device", "--weights", "--ray", "--help", "-h")
-"""Options of segment that may ask for another device than the first GPU, or for none."""
+NO_EARLY_START = ("--device", "--weights", "--ray", "--help", "-h")
+"""Options of segment that may ask for another device than the first GPU, or for none; and its help."""
+LOADER = "load libraries"
+"""Name of the thread that loads torch's libraries."""
 
 
 def start_early(arguments: Sequence[str]) -> None:
     """Start the first GPU if a command line, which has not been parsed yet, is going to use it."""
     set_environment(arguments)
-    if arguments[:1] == ["segment"] and not any(word.startswith(OTHER_DEVICES) for word in arguments):
+    if arguments[:1] == ["segment"] and not any(word.startswith(NO_EARLY_START) for word in arguments):
         start_driver("")
 
 
@@ -68,8 +72,10 @@ def start_driver(device: str) -> None:
     kind, _, number = device.partition(":")
     number = number or os.environ.get("LOCAL_RANK", "0")
     if kind in ("", "cuda") and number.isdecimal() and may_use_gpu(device):
-        # torch sets the same, but after the driver has read it; and torch's libraries read the environment too
-        os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
+        # torch sets the first, but after the driver has read it, and older versions of numpy the others; no thread may
+        # change the environment while the driver and torch's libraries read it
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         start_gpu(int(number))
 
 
@@ -86,7 +92,7 @@ def start_gpu(number: int) -> None:
             for name in MODULES:
                 with suppress(ImportError):  # Python may have been built without it
                     import_module(name)
-            run_in_thread("load libraries", load_libraries, find_dlopen(), files)
+            run_in_thread(LOADER, load_libraries, find_dlopen(), files)
 
 
 def run_in_thread(name: str, work: Callable[..., None], *given: object) -> None:
@@ -102,7 +108,7 @@ def make_context(functions: tuple[Callable[..., int], ...], number: int) -> None
     """
     start, find_device, retain_context = functions
     device, context = ctypes.c_int(), ctypes.c_void_p()
-    # each returns 0 if it succeeds; torch meets the same error, and tells it
+    # each returns 0 if it succeeds; an error is ignored, because torch raises it again
     if start(0) == 0 and find_device(ctypes.byref(device), number) == 0:
         retain_context(ctypes.byref(context), device)
 
@@ -139,8 +145,9 @@ def load_libraries(dlopen: Callable[[bytes, int], int | None], files: Sequence[P
 def wait_for_libraries() -> None:
     """Wait until torch's libraries are loaded, before anything changes the environment, which they read.
 
-    To import torch takes no longer for that: it needs the libraries first.
+    This does not delay `import torch`, which needs the libraries first. The thread of the driver is not waited for:
+    start_driver sets what torch and numpy would set meanwhile.
     """
     for thread in threading.enumerate():
-        if thread.name == "load libraries":
+        if thread.name == LOADER:
             thread.join()

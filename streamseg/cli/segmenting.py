@@ -270,6 +270,7 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     """Open the network, and return it with how to run it and how to draw its labels."""
     device = pick_device(options.device or default_device(options.weights))
     steady, size = parse_steady(options.steady), parse_size("--size", options.size)
+    policy = pick_policy(options.window, options.half_life, steady)
     weights = find_weights(options.weights)
     starting.start_network(device, weights, options.precision)  # while the modules below are imported
 
@@ -282,7 +283,6 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     from streamseg.stream.state import LastFrames
     from streamseg.stream.together import check_together
 
-    policy = pick_policy(options.window, options.half_life, steady)
     with starting.one_torch_thread(device):
         engine, classes, trained = open_preparing_engine(
             weights, device, options.precision, eager=options.tile, trust=options.trust

@@ -19,7 +19,7 @@ NEAR = 1
 """A square of 2x2 pixels is assumed to move like those up to this far away, in each direction."""
 NOISE = 7.0
 """Added to the squared gradients: where the picture is flat, the motion is that of its surroundings."""
-BAND = 2**15
+MIN_BAND_VALUES = 2**15
 """Fewer values are not worth a thread of their own."""
 
 
@@ -92,7 +92,14 @@ def sum_near(values: Tensor) -> Tensor:
 
 
 def count_inside(first: int, step: int, length: int, size: int, device: torch.device) -> Tensor:
-    """Return how much of each window along a side lies inside; the first one starts at a negative place."""
+    """Return how many pixels of each window along a side lie inside the map.
+
+    Args:
+        first: Where the first window starts; negative.
+        step: Pixels from one window to the next.
+        length: Pixels of a window.
+        size: Pixels of the side.
+    """
     start = torch.arange(first, size + first, step, device=device)
     return (start + length).clamp_(max=size).sub_(start.clamp(min=0))
 
@@ -137,36 +144,41 @@ def sum_along(values: Tensor, count: int, dim: int) -> Tensor:
 
 def move(values: Tensor, motion: Tensor, mode: str = "bilinear") -> Tensor:
     """Return the values (B, C, h, w) at the places that a motion (B, 2, h, w) points to; the nearest if outside."""
-    return sample_in_bands(values, to_grid(motion), mode, count_bands(values))
+    grid, bands = to_grid(motion), count_bands(values)
+    if bands == 1:
+        return sample(values, grid, mode)
+    # torch samples each map of a batch in one thread, so the bands of a map are sampled as a batch
+    maps = zip(values.split(1), grid.split(1), strict=True)
+    return torch.cat([sample_in_bands(one, places, mode, bands) for one, places in maps])
 
 
 def count_bands(values: Tensor) -> int:
     """Return in how many bands each map of values (B, C, h, w) is sampled: on the CPU one for each thread."""
     if values.device.type != "cpu" or torch.compiler.is_compiling():
         return 1
-    return max(1, min(torch.get_num_threads() // len(values), values[0].numel() // BAND))
+    return max(1, min(torch.get_num_threads(), values[0].numel() // MIN_BAND_VALUES))
 
 
 def sample_in_bands(values: Tensor, grid: Tensor, mode: str, bands: int) -> Tensor:
-    """Return the values (B, C, h, w) at the places of a grid (B, 2, h, w), in some bands of rows.
+    """Return what sample() does for one map (1, C, h, w), which is not copied, in some bands of rows at once."""
+    height = grid.shape[2]
+    rows = -(-height // bands)
+    grid = F.pad(grid, (0, 0, 0, rows * bands - height)).unflatten(2, (bands, rows))[0].transpose(0, 1)
+    found = sample(values.expand(bands, -1, -1, -1), grid, mode)
+    return found.transpose(0, 1).flatten(1, 2)[None, :, :height]
 
-    On the CPU torch samples each map of a batch in one thread, so bands become maps of a larger batch.
-    """
-    batch, height = len(grid), grid.shape[2]
-    if bands > 1:
-        rows = -(-height // bands)
-        grid = F.pad(grid, (0, 0, 0, rows * bands - height)).unflatten(2, (bands, rows)).transpose(1, 2).flatten(0, 1)
-        values = values[:, None].expand(-1, bands, -1, -1, -1).flatten(0, 1)
-    found = F.grid_sample(values, grid.permute(0, 2, 3, 1), mode=mode, padding_mode="border", align_corners=False)
-    if bands > 1:
-        found = found.unflatten(0, (batch, bands)).transpose(1, 2).flatten(2, 3)[:, :, :height]
-    return found
+
+def sample(values: Tensor, grid: Tensor, mode: str) -> Tensor:
+    """Return the values (B, C, h, w) at the places of a grid (B, 2, h, w); the nearest if outside."""
+    return F.grid_sample(values, grid.permute(0, 2, 3, 1), mode=mode, padding_mode="border", align_corners=False)
 
 
 def to_grid(motion: Tensor) -> Tensor:
     """Return the places (B, 2, h, w) that a motion points to, x and y, from -1 to 1 inside the frame."""
     (height, width), (x, y) = motion.shape[2:], motion.split(1, dim=1)
-    columns, rows = (torch.linspace(1 / n - 1, 1 - 1 / n, n, device=motion.device) for n in (width, height))
+    columns, rows = (
+        torch.linspace(1 / n - 1, 1 - 1 / n, n, dtype=motion.dtype, device=motion.device) for n in (width, height)
+    )
     return torch.cat([torch.add(columns, x, alpha=2 / width), torch.add(rows[:, None], y, alpha=2 / height)], dim=1)
 
 

@@ -24,8 +24,8 @@ from streamseg.engine.steadying import Comparison, Steadiness, fit_evidence, lum
 class SteadyBuffers:
     """The buffers that keep the labels of one size of frames steady.
 
-    set_evidence() fills them; start() and finish(), around the network, are the work that a graph records; read()
-    returns what it has computed.
+    set_evidence() fills them; start(), when Res-2 is computed, and finish(), after the network, are the work that a
+    graph records; read() returns what it has computed.
 
     Args:
         images: The frames (B, 3, H', W'), bytes, in the network's buffers.

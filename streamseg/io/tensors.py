@@ -104,8 +104,9 @@ def find_extremes(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
     """
     # isfinite would copy all numbers
     found = [number for tensor in tensors.values() for number in tensor.aminmax()]
-    extremes = [number if number.is_cpu else number.cpu() for number in found]
-    pairs = torch.stack(extremes).float().view(-1, 2).tolist() if extremes else []
+    # one by one: stacked with fp16, a large count of batches would be infinite
+    extremes = [number.to("cpu", torch.float32) for number in found]
+    pairs = torch.stack(extremes).view(-1, 2).tolist() if extremes else []
     return dict(zip(tensors, pairs, strict=True))
 
 

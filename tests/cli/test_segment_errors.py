@@ -122,6 +122,15 @@ def test_nothing_is_read_where_nothing_can_be_written(here, segment, monkeypatch
     assert "No folder nowhere" in error_line(capsys, segment("a.png", "nowhere/out.png"))
 
 
+@pytest.mark.parametrize(
+    "option", ["--window 0", "--half-life -1", "--window 3 --half-life 2", "--size 3", "--steady no"]
+)
+def test_a_wrong_option_is_told_before_weights_are_downloaded(here, segment, monkeypatch, capsys, option):
+    paint("a.png")
+    monkeypatch.setattr("streamseg.models.bundled.download_weights", failing(AssertionError("was downloaded")))
+    assert "was downloaded" not in error_line(capsys, segment("a.png", "--weights", "hf:me/streets", *option.split()))
+
+
 def test_a_file_of_the_user_is_never_overwritten(here, segment, capsys):
     paint("street.png")
     Path("street-overlay.png").write_text("my own")

@@ -54,6 +54,8 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
 def test_every_precision_that_networks_have_is_accepted(dtype):
     count = {"bn.num_batches_tracked": torch.tensor(3)}
     check_state_dict("x", {"bn.running_var": DENSE.to(dtype), **count}, {"bn.running_var": DENSE, **count})
+    long = {"bn.num_batches_tracked": torch.tensor(100_000), "bn.running_var": DENSE.to(dtype)}  # above fp16's greatest
+    check_state_dict("x", long, long)
 
 
 @pytest.mark.parametrize(
