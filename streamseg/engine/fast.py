@@ -354,6 +354,8 @@ class FastEngine(Engine):
     def run(self, buffers: GraphBuffers) -> None:
         """Compute labels, confidence and context from the frame and the past in the buffers."""
         size = (buffers.labels.shape[1], buffers.labels.shape[2])
+        if buffers.steady is not None:
+            buffers.steady.start()
         buffers.scores = self.folded.scores(
             buffers.frame,
             buffers.past,
@@ -361,7 +363,7 @@ class FastEngine(Engine):
             buffers.context,
             buffers.unfolded,
             buffers.view,
-            None if buffers.steady is None else buffers.steady.start,
+            None if buffers.steady is None else buffers.steady.compare,
         )
         if buffers.steady is not None:
             buffers.steady.finish(buffers.scores)

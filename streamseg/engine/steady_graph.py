@@ -1,15 +1,19 @@
 """Steady labels on a GPU: the buffers of one size of frames, and the part of its CUDA graph that works on them.
 
-    frames ──▶ network up to Res-2 ──▶ the rest ──▶ scores ──▶ average ──▶ label ──▶ evidence of the frames, labels
-                            └────▶ compare with those before ─────┘          ▲
-    evidence of the frames before ───────────────────────────────────────────┘
+    evidence of the last frames ──move──▶ evidence of the frames before ─────┬──────────────────┐
+                                                           ▼                 ▼                  ▼
+    frames ──▶ network up to Res-2 ──┬────────────────▶ compare ────────▶ average ──────────▶ label ──▶ labels,
+                                     └──▶ the rest of the network ──▶ scores ──┘              evidence of the frames
 
-The comparison is a branch of the graph beside the network, of lower priority, which begins when Res-2 is computed: the
-small maps after it leave a part of the GPU free. The evidence of a stream lies in one piece of memory, so that one copy
-brings it to the graph, and one takes it away.
+What moves and compares is a branch of the graph beside the network, of lower priority. It compares when Res-2 is
+computed: the small maps after it leave a part of the GPU free. The evidence of a stream lies in one piece of memory, so
+that one copy takes it away. The next frame of the stream finds it still there; that of another stream is copied.
 
 Shapes: B streams in a batch, K classes, h x w the map of scores, H x W the labels, l x m the brightness.
 """
+
+from functools import partial
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -24,8 +28,8 @@ from streamseg.engine.steadying import Comparison, Steadiness, fit_evidence, lum
 class SteadyBuffers:
     """The buffers that keep the labels of one size of frames steady.
 
-    set_evidence() fills them; start(), when Res-2 is computed, and finish(), after the network, are the work that a
-    graph records; read() returns what it has computed.
+    set_evidence() fills them; start(), compare(), when Res-2 is computed, and finish(), after the network, are the work
+    that a graph records; read() returns what it has computed.
 
     Args:
         images: The frames (B, 3, H', W'), bytes, in the network's buffers.
@@ -45,10 +49,12 @@ class SteadyBuffers:
         self.images, self.steadiness = images, steadiness
         batch, device = len(images), images.device
         self.layout = Layout(luma_size(scores[1:], images.shape[2:]), scores, size)
-        packed = torch.zeros(2, batch, self.layout.length, device=device)
+        self.packed = torch.zeros(2, batch, self.layout.length, device=device)
         """The evidence of the frames, and of those before."""
-        self.now, self.before = list(packed[0]), list(packed[1])
-        self.pair, (self.fused, self.earlier), (self.labels, self.previous) = self.layout.split(packed)
+        self.now = list(self.packed[0])
+        self.held: list[ref[PackedEvidence] | None] = [None] * batch
+        """Of which evidence that read() has returned `now` holds the numbers."""
+        self.pair, (self.fused, self.earlier), (self.labels, self.previous) = self.layout.split(self.packed)
         self.own_labels = list(self.labels)
         self.confidence = torch.zeros(batch, *size, dtype=torch.uint8, device=device) if with_confidence else None
         self.weight = torch.zeros(batch, device=device)
@@ -58,16 +64,17 @@ class SteadyBuffers:
         self.comparison: Comparison | None = None
 
     def set_evidence(self, batch: FrameBatch) -> None:
-        """Copy the evidence of the frames before to the buffers."""
+        """Copy the evidence of the last frames to the buffers, where it is not there already."""
         weights = []
-        for i, row in enumerate(self.before):
+        for i, row in enumerate(self.now):
             entry = batch.evidence[i] if batch.evidence else None
-            if entry is not None and self.copy_evidence(i, entry):
+            held, self.held[i] = self.held[i], None
+            is_there = held is not None and held() is entry
+            if entry is not None and (is_there or self.copy_evidence(i, entry)):
                 weights.append(weigh_gap(batch.gaps[i] if batch.gaps else 0.0))
                 continue
             weights.append(0.0)
-            if self.weights[i] > 0:
-                row.zero_()  # nothing of another stream stays, not even a nan
+            row.zero_()  # nothing of another stream stays, not even a nan
         if weights != self.weights:  # they rarely change, which saves a copy to the GPU
             self.weights = weights
             self.weight.copy_(torch.tensor(weights))
@@ -75,26 +82,28 @@ class SteadyBuffers:
     def copy_evidence(self, i: int, evidence: AnyEvidence) -> bool:
         """Copy the evidence of a stream to the buffers; return whether it fits."""
         if isinstance(evidence, PackedEvidence) and evidence.layout.sizes == self.layout.sizes:
-            self.before[i].copy_(evidence.packed)
+            self.now[i].copy_(evidence.packed)
             return True
-        known = fit_evidence(evidence, self.earlier[i], self.pair[1, i])
+        known = fit_evidence(evidence, self.fused[i], self.pair[0, i])
         if known is None or known.labels.shape != self.layout.labels:
             return False
-        self.pair[1, i].copy_(known.luma)
-        self.earlier[i].copy_(known.scores)
-        self.previous[i].copy_(known.labels)
+        self.pair[0, i].copy_(known.luma)
+        self.fused[i].copy_(known.scores)
+        self.labels[i].copy_(known.labels)
         return True
 
     def start(self) -> None:
-        """Start to compare the frames with those before; finish() must follow."""
-        self.comparison = self.beside.run(self.compare)
+        """Start to move the evidence of the last frames to the place of those before; compare() must follow."""
+        self.beside.run(partial(self.packed[1].copy_, self.packed[0]))
 
-    def compare(self) -> Comparison:
-        """Compare the frames with those before."""
-        return kernels.compare_frames(self.images, self.pair, self.layout.scores[1:], self.steadiness)
+    def compare(self) -> None:
+        """Start to compare the frames with those before; finish() must follow."""
+        self.comparison = self.beside.run(
+            partial(kernels.compare_frames, self.images, self.pair, self.layout.scores[1:], self.steadiness)
+        )
 
     def finish(self, scores: Tensor) -> None:
-        """Compute averaged scores, labels and confidence from the scores (B, K, h, w) and what start() has found."""
+        """Compute averaged scores, labels and confidence from the scores (B, K, h, w) and what compare() has found."""
         assert self.comparison is not None
         self.beside.join()
         margin = kernels.average_scores(scores, self.earlier, self.comparison, self.weight, self.steadiness, self.fused)
@@ -107,6 +116,7 @@ class SteadyBuffers:
             confidence = None if self.confidence is None else self.confidence[i].clone()
             # the caller may change the labels and keep them: they are no part of the evidence
             labels, evidence = self.own_labels[i].clone(), PackedEvidence(row.clone(), self.layout)
+            self.held[i] = ref(evidence)
             predictions.append(Prediction(labels, confidence, None, None, evidence))
         return predictions
 

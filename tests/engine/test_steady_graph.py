@@ -55,6 +55,7 @@ class Steady:
 
     def run(self):
         self.buffers.start()
+        self.buffers.compare()
         self.buffers.finish(self.scores)
 
     def predict(self, batch):
@@ -114,8 +115,8 @@ def test_evidence_is_one_piece_of_memory_for_each_stream_and_counts_as_its_parts
     scores.copy_(torch.cat([random_scores(2), random_scores(3)]))
     results = []
     for given in (before, [unpack(entry) for entry in before], [before[0], unpack(before[1])]):
-        for row in graph.buffers.before:
-            row.fill_(torch.nan)
+        graph.buffers.packed.fill_(torch.nan)
+        graph.buffers.held = [None, None]
         results.append(graph.predict(batch._replace(evidence=given)))
     for one in results[0]:
         assert one.evidence.luma.untyped_storage().nbytes() == 4 * layout.length
@@ -134,11 +135,37 @@ def test_packed_evidence_of_another_size_is_resized_part_by_part():
     assert isinstance(first.evidence, PackedEvidence)
     other.set_evidence(batch._replace(evidence=[first.evidence]))
     mean = F.avg_pool2d(first.evidence.scores[None], 2)[0]
-    assert (other.earlier[0] - mean).abs().mean() < 1  # with anti-aliasing
-    assert other.previous[0].equal(first.evidence.labels)
+    assert (other.fused[0] - mean).abs().mean() < 1  # with anti-aliasing
+    assert other.labels[0].equal(first.evidence.labels)
     parts = Evidence(*first.evidence)
     graph.predict(batch._replace(evidence=[parts._replace(scores=parts.scores + 1)]))
     assert graph.buffers.earlier[0].equal(parts.scores + 1)
+
+
+def test_evidence_that_is_in_the_buffers_is_not_copied_and_other_evidence_is():
+    images, scores = picture(0), random_scores(0)
+    graph = Steady(images, scores)
+    batch = FrameBatch(images, None, [0.0], [SIZE], False, STEADY_HIGH, gaps=[0.04])
+    (first,) = graph.predict(batch)
+    scores.copy_(random_scores(1))
+    copied = []
+    graph.buffers.copy_evidence = lambda i, evidence: (
+        copied.append(i) or SteadyBuffers.copy_evidence(graph.buffers, i, evidence)
+    )
+    after = batch._replace(evidence=[first.evidence])
+    (second,) = graph.predict(after)
+    assert not copied
+    for given in (after, batch._replace(evidence=[copy.deepcopy(first.evidence)])):  # back to the first frame
+        (again,) = graph.predict(given)
+        assert again.labels.equal(second.labels)
+        assert again.evidence.scores.equal(second.evidence.scores)
+    assert copied == [0, 0]
+    other = first.evidence
+    del first, after, given
+    (third,) = graph.predict(batch)  # another stream begins
+    assert not third.evidence.scores.equal(second.evidence.scores)
+    graph.predict(batch._replace(evidence=[other]))
+    assert copied == [0, 0, 0]
 
 
 def test_packed_evidence_is_saved_and_copied_like_any_other(tmp_path):

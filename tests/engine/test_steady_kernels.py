@@ -161,6 +161,7 @@ def test_streams_of_a_batch_are_kept_steady_by_the_kernels_as_by_their_definitio
         use_triton(True)
         buffers.set_evidence(now)
         buffers.start()
+        buffers.compare()
         buffers.finish(scores)
         ours = buffers.read()
         use_triton(False)
