@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from streamseg import early
 from streamseg.checks import check_positive
 from streamseg.cli import starting
 from streamseg.cli.masks import check_cameras, check_mask_file, read_mask_option
@@ -38,7 +37,6 @@ from streamseg.cli.reports import count_sent, list_results
 from streamseg.io.sources import HARDWARE_DECODERS
 from streamseg.io.web import is_address
 from streamseg.models.bundled import DEFAULT, find_weights
-from streamseg.parallel.threads import short_turns
 
 if TYPE_CHECKING:
     from streamseg.io.display import DisplayWindow
@@ -178,11 +176,8 @@ def segment(
     else:
         plan = make_plan(given, out, options, region_options)
     device = options.device or default_device(options.weights)
-    early.start_driver(device)
-    starting.start_decoders(plan.sources, device)
-    early.wait_for_libraries()
-    # short turns, because a thread that starts the GPU needs Python's lock too, for a moment after each call
-    with loading(options.quiet), starting.collector_off(), short_turns(early.may_use_gpu(device)):
+    starting.start_beside_torch(plan.sources, device)
+    with loading(options.quiet), starting.opening_soon(device):
         settings, style = open_model(options)
     with starting.unfrozen_at_the_end():
         return run_plan(plan, options, settings, style, region_options)

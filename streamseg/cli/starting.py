@@ -7,7 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamseg.early import may_use_gpu, run_in_thread
+from streamseg import early
+from streamseg.parallel.threads import short_turns
 
 if TYPE_CHECKING:
     import torch
@@ -37,12 +38,29 @@ def collector_off() -> Iterator[None]:
 
 
 @contextmanager
+def opening_soon(device: str) -> Iterator[None]:
+    """Open a network sooner: without the collector, and beside a GPU in short turns of Python's lock.
+
+    A thread that starts the GPU needs the lock too, for a moment after each call.
+    """
+    with collector_off(), short_turns(early.may_use_gpu(device)):
+        yield
+
+
+@contextmanager
 def unfrozen_at_the_end() -> Iterator[None]:
     """Take what collector_off has left out into collections again, at the end."""
     try:
         yield
     finally:
         gc.unfreeze()
+
+
+def start_beside_torch(sources: Sequence["Source"], device: str) -> None:
+    """Start what does not need torch, and wait for what torch needs."""
+    early.start_driver(device)
+    start_decoders(sources, device)
+    early.wait_for_libraries()
 
 
 def start_decoders(sources: Sequence["Source"], device: str) -> None:
@@ -54,7 +72,7 @@ def start_decoders(sources: Sequence["Source"], device: str) -> None:
     from streamseg.io.sources import VideoFile
 
     videos = sum(isinstance(source, VideoFile) for source in sources)
-    codecs = os.environ.get("STREAMSEG_CODECS", "processes" if may_use_gpu(device) else "threads")
+    codecs = os.environ.get("STREAMSEG_CODECS", "processes" if early.may_use_gpu(device) else "threads")
     if codecs == "processes" and codec_pool.are_possible():
         with suppress(OSError):  # the pipeline tries again, and tells the reason
             codec_pool.IDLE.start(min(videos, MAX_DECODERS))
@@ -85,7 +103,7 @@ def one_torch_thread(device: "torch.device") -> Iterator[None]:
 def start_network(device: "torch.device", weights: Path, precision: str) -> None:
     """Load CUDA's libraries and the kernels of a network in a thread, while its modules and its weights are loaded."""
     if device.type == "cuda":
-        run_in_thread("start network", warm_up, device, weights, precision)
+        early.run_in_thread("start network", warm_up, device, weights, precision)
 
 
 def warm_up(device: "torch.device", weights: Path, precision: str) -> None:

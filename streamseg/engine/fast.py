@@ -353,22 +353,15 @@ class FastEngine(Engine):
     @torch.no_grad()
     def run(self, buffers: GraphBuffers) -> None:
         """Compute labels, confidence and context from the frame and the past in the buffers."""
-        size = (buffers.labels.shape[1], buffers.labels.shape[2])
+        given = buffers.frame, buffers.past, buffers.scale, buffers.context, buffers.unfolded, buffers.view
         if buffers.steady is not None:
             buffers.steady.start()
-        buffers.scores = self.folded.scores(
-            buffers.frame,
-            buffers.past,
-            buffers.scale,
-            buffers.context,
-            buffers.unfolded,
-            buffers.view,
-            None if buffers.steady is None else buffers.steady.compare,
-        )
-        if buffers.steady is not None:
+            buffers.scores = self.folded.scores(*given, beside=buffers.steady.compare)
             buffers.steady.finish(buffers.scores)
-        elif buffers.wanted is None:
-            kernels.label(buffers.scores, size, buffers.labels, buffers.confidence)
+            return
+        buffers.scores = self.folded.scores(*given)
+        if buffers.wanted is None:
+            kernels.label(buffers.scores, buffers.size, buffers.labels, buffers.confidence)
 
 
 def accelerate(
