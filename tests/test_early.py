@@ -19,7 +19,8 @@ def started(monkeypatch, tmp_path):
     monkeypatch.setattr(early, "start_gpu", numbers.append)
     monkeypatch.setattr(early, "GPU_FILES", (str(tmp_path),))
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
+    for name, value in early.ENVIRONMENT.items():  # as it will be set, so that nothing is left of it
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     return numbers
 

@@ -177,7 +177,7 @@ def segment(
         plan = make_plan(given, out, options, region_options)
     device = options.device or default_device(options.weights)
     starting.start_beside_torch(plan.sources, device)
-    with loading(options.quiet), starting.opening_soon(device):
+    with loading(options.quiet), starting.faster_opening(device):
         settings, style = open_model(options)
     with starting.unfrozen_at_the_end():
         return run_plan(plan, options, settings, style, region_options)

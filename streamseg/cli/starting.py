@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamseg import early
-from streamseg.parallel.threads import short_turns
+from streamseg.parallel.threads import set_torch_threads, short_turns
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +38,8 @@ def collector_off() -> Iterator[None]:
 
 
 @contextmanager
-def opening_soon(device: str) -> Iterator[None]:
-    """Open a network sooner: without the collector, and beside a GPU in short turns of Python's lock.
+def faster_opening(device: str) -> Iterator[None]:
+    """Let a network be opened in less time: without the collector, and beside a GPU in short turns of Python's lock.
 
     A thread that starts the GPU needs the lock too, for a moment after each call.
     """
@@ -89,8 +89,6 @@ def one_torch_thread(device: "torch.device") -> Iterator[None]:
         yield
         return
     import torch
-
-    from streamseg.parallel.threads import set_torch_threads
 
     threads = torch.get_num_threads()
     set_torch_threads(1)

@@ -1,4 +1,7 @@
-"""Fixtures for tests that read sources."""
+"""Fixtures for tests that read sources, and for the processes of codecs."""
+
+import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,3 +22,11 @@ def here(tmp_path, monkeypatch):
 def brief_waits(monkeypatch):
     """Live sources are given up soon."""
     monkeypatch.setattr(sources, "RECONNECT_DELAYS", (0.01, 0.02))
+
+
+@pytest.fixture
+def shared_memory() -> Iterator[int]:
+    """The file descriptor of memory that processes share, on Linux."""
+    file = os.memfd_create("test")
+    yield file
+    os.close(file)

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 
 import pytest
 from clips import make_clip
@@ -14,13 +13,6 @@ from streamseg.io.codec_slots import RGB, SLOTS
 pytestmark = pytest.mark.skipif(not codec_pool.are_possible(), reason="needs Linux")
 
 
-@pytest.fixture
-def file():
-    file = os.memfd_create("test")
-    yield file
-    os.close(file)
-
-
 @pytest.mark.parametrize("size", [(4, 6), (5, 7), (1, 1)])
 def test_a_slot_has_room_for_rgb_and_for_planes_of_16_bits(size):
     height, width = size
@@ -28,7 +20,7 @@ def test_a_slot_has_room_for_rgb_and_for_planes_of_16_bits(size):
     assert slot_size(size) == 2 * (height * width + 2 * ((height + 1) // 2) * ((width + 1) // 2))
 
 
-def test_what_is_left_of_a_failed_job_is_ignored(file, tmp_path):
+def test_what_is_left_of_a_failed_job_is_ignored(shared_memory, tmp_path):
     lines = [
         {"read": {"address": str(tmp_path / "none.mp4"), "name": "a", "hardware": "", "planes": True}},
         {"free": 0},
@@ -37,22 +29,22 @@ def test_what_is_left_of_a_failed_job_is_ignored(file, tmp_path):
         {"write": {"path": "a.mp3", "size": [8, 8], "rate": [1, 1], "labels": False, "audio_from": None}},
     ]
     answers = []
-    serve(file, io.BytesIO(b"".join(json.dumps(line).encode() + b"\n" for line in lines)), answers.append)
+    serve(shared_memory, io.BytesIO(b"".join(json.dumps(line).encode() + b"\n" for line in lines)), answers.append)
     assert [answer["error"] for answer in answers] == ["FileNotFoundError", "ValueError"]
     assert answers[0]["text"].startswith("No video at ")
 
 
-def test_it_ends_when_the_other_process_has_gone(file, tmp_path):
+def test_it_ends_when_the_other_process_has_gone(shared_memory, tmp_path):
     job = {"path": str(tmp_path / "a.mkv"), "size": [8, 8], "rate": [1, 1], "labels": True, "audio_from": None}
     with pytest.raises(SystemExit):
-        serve(file, io.BytesIO(json.dumps({"write": job}).encode() + b"\n"), [].append)
+        serve(shared_memory, io.BytesIO(json.dumps({"write": job}).encode() + b"\n"), [].append)
 
 
-def test_a_frame_that_waits_for_a_slot_takes_the_one_that_is_given_back(file, tmp_path):
+def test_a_frame_that_waits_for_a_slot_takes_the_one_that_is_given_back(shared_memory, tmp_path):
     job = {"address": str(make_clip(tmp_path / "a.mp4", SLOTS + 1)), "name": "a", "hardware": "", "planes": False}
     answers = []
     lines = [{"read": job}, {"free": 2}]
-    serve(file, io.BytesIO(b"".join(json.dumps(line).encode() + b"\n" for line in lines)), answers.append)
+    serve(shared_memory, io.BytesIO(b"".join(json.dumps(line).encode() + b"\n" for line in lines)), answers.append)
     slots = [answer["frame"] for answer in answers if "frame" in answer]
     assert sorted(slots[:SLOTS]) == list(range(SLOTS))
     assert slots[SLOTS:] == [2]
