@@ -111,6 +111,9 @@ def scatter_plot(path: Path, panels: dict[str, list[tuple[str, float, float]]], 
         for name, x, y in points:
             axes.plot(x, y, "o", color=colour_of(name), markersize=7)
         axes.margins(x=0.3, y=0.12)
+        # the room for names may reach below 0, which no speed or cost is
+        low, high = axes.get_xlim()
+        axes.set_xticks([tick for tick in axes.get_xticks() if max(low, 0) <= tick <= high])
         axes.set_xlabel(x_label, parse_math=False)
         axes.set_ylabel(y_label, parse_math=False)
         axes.grid(alpha=0.3)

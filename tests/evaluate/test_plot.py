@@ -120,6 +120,17 @@ def test_long_names_of_dots_are_not_cut_off_and_panels_do_not_touch(tmp_path, mo
 
 
 @pytest.mark.usefixtures("drawing")
+def test_no_speed_below_zero_is_marked(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plot, "save_figure", lambda figure, path: figures.append(figure))
+    scatter_plot(tmp_path / "scatter.png", {"frames a second": [("a", 0.3, 1.0), ("b", 72.0, 2.0)]}, "mIoU")
+    axes = figures[0].axes[0]
+    assert axes.get_xlim()[0] < 0  # room for names
+    assert len(axes.get_xticks()) > 1
+    assert min(axes.get_xticks()) >= 0
+
+
+@pytest.mark.usefixtures("drawing")
 def test_nothing_to_plot_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="^There are no curves to plot in .*: the log is empty.$"):
         curves_plot(tmp_path / "curves.png", {"loss": []})
