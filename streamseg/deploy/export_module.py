@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from streamseg.classes import IGNORE
-from streamseg.engine.steadying import Steadiness, average, luma_size, shrink_to_luma
+from streamseg.engine.steadying import Steadiness, average, luma_size, margin_shares, shrink_to_luma
 from streamseg.io.masks import GREY, Mask
 from streamseg.models.fanet import FANet
 from streamseg.models.layers import resize
@@ -101,10 +101,12 @@ class ExportModule(nn.Module):
         fused, luma, margin = average(scores, luma, earlier, before, share, self.steady)
         logits = resize(fused, image)
         # as keep_labels, for all pixels
-        known = previous.to(torch.int64).clamp(max=logits.shape[1] - 1)[:, None]
-        lead = (logits.amax(dim=1, keepdim=True) - logits.gather(1, known))[:, 0]
-        keep = lead < resize(margin, image)[:, 0]
-        labels = torch.where(keep, known[:, 0].float(), logits.argmax(dim=1).float())
+        classes = logits.shape[1]
+        known, best = previous.to(torch.int64).clamp(max=classes - 1), logits.argmax(dim=1)
+        lead = logits.amax(dim=1) - logits.gather(1, known[:, None])[:, 0]
+        shares = margin_shares(previous, classes)[0]
+        keep = lead < resize(margin, image)[:, 0] * shares[best]
+        labels = torch.where(keep, known.float(), best.float())
         return labels, logits, torch.where(keep, lead, 0.0), luma, fused
 
     def hide(self, values: Tensor, value: int) -> Tensor:

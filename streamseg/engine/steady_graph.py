@@ -1,11 +1,13 @@
 """Steady labels on a GPU: the buffers of one size of frames, and the part of its CUDA graph that works on them.
 
-    evidence of the last frames ──move──▶ evidence of the frames before ─────┬──────────────────┐
-                                                           ▼                 ▼                  ▼
-    frames ──▶ network up to Res-2 ──┬────────────────▶ compare ────────▶ average ──────────▶ label ──▶ labels,
-                                     └──▶ the rest of the network ──▶ scores ──┘              evidence of the frames
+    evidence of the last frames ──copy──▶ evidence of the frames before ───┬───────────────────────┐
+                                                       ▼                   ▼                       ▼
+    frames ──▶ network up to Res-2 ──┬────────────▶ compare ──▶ move along with the picture        │
+                                     │                                     ▼                       ▼
+                                     └──▶ the rest of the network ──▶ average scores ──────────▶ label ──▶ labels,
+                                                                                            evidence of the frames
 
-What moves and compares is a branch of the graph beside the network, of lower priority. It compares when Res-2 is
+What compares and moves is a branch of the graph beside the network, of lower priority. It starts when Res-2 is
 computed: the small maps after it leave a part of the GPU free. The evidence of a stream lies in one piece of memory, so
 that one copy takes it away. The next frame of the stream finds it still there; that of another stream is copied.
 
@@ -22,7 +24,7 @@ from streamseg.engine import kernels
 from streamseg.engine.engine import FrameBatch, Prediction
 from streamseg.engine.evidence import AnyEvidence, Layout, PackedEvidence
 from streamseg.engine.graphs import BESIDE_PRIORITY, SideStream
-from streamseg.engine.steadying import Comparison, Steadiness, fit_evidence, luma_size, weigh_gap
+from streamseg.engine.steadying import Steadiness, Trust, fit_evidence, luma_size, weigh_gap
 
 
 class SteadyBuffers:
@@ -57,11 +59,12 @@ class SteadyBuffers:
         self.pair, (self.fused, self.earlier), (self.labels, self.previous) = self.layout.split(self.packed)
         self.own_labels = list(self.labels)
         self.confidence = torch.zeros(batch, *size, dtype=torch.uint8, device=device) if with_confidence else None
+        self.margin_shares = torch.ones(batch, scores[0], device=device)
         self.weight = torch.zeros(batch, device=device)
         self.weights = [0.0] * batch
         """What `weight` holds."""
         self.beside = SideStream(device, BESIDE_PRIORITY)
-        self.comparison: Comparison | None = None
+        self.trust: Trust | None = None
 
     def set_evidence(self, batch: FrameBatch) -> None:
         """Copy the evidence of the last frames to the buffers, where it is not there already."""
@@ -93,21 +96,26 @@ class SteadyBuffers:
         return True
 
     def start(self) -> None:
-        """Start to move the evidence of the last frames to the place of those before; compare() must follow."""
+        """Start to copy the evidence of the last frames to the place of those before; compare() must follow."""
         self.beside.run(partial(self.packed[1].copy_, self.packed[0]))
 
     def compare(self) -> None:
-        """Start to compare the frames with those before; finish() must follow."""
-        self.comparison = self.beside.run(
-            partial(kernels.compare_frames, self.images, self.pair, self.layout.scores[1:], self.steadiness)
-        )
+        """Start to compare the frames with those before, and to move their scores; finish() must follow."""
+        self.trust = self.beside.run(self.move_evidence)
+
+    def move_evidence(self) -> Trust:
+        """Move the scores of the frames before along with the picture, and return how far they count."""
+        kernels.write_margin_shares(self.previous, self.margin_shares)
+        comparison = kernels.compare_frames(self.images, self.pair, self.layout.scores[1:], self.steadiness)
+        return kernels.move_scores(self.earlier, comparison, self.weight, self.steadiness, self.fused)
 
     def finish(self, scores: Tensor) -> None:
         """Compute averaged scores, labels and confidence from the scores (B, K, h, w) and what compare() has found."""
-        assert self.comparison is not None
+        assert self.trust is not None
         self.beside.join()
-        margin = kernels.average_scores(scores, self.earlier, self.comparison, self.weight, self.steadiness, self.fused)
-        kernels.label(self.fused, self.layout.labels, self.labels, self.confidence, (self.previous, margin))
+        kernels.average_scores(scores, self.trust.share, self.fused)
+        steady = self.previous, self.trust.margin, self.margin_shares
+        kernels.label(self.fused, self.layout.labels, self.labels, self.confidence, steady)
 
     def read(self) -> list[Prediction]:
         """Return the predictions in the buffers, copied."""

@@ -255,10 +255,11 @@ def test_triton_keeps_labels_that_lose_by_less_than_the_margin(triton, plain, cl
     scores, margin = noise(2, classes, h, w).to(DEVICE), torch.rand(2, 1, h, w, generator=dice).to(DEVICE)
     previous = torch.randint(0, classes, (2, *size), generator=dice).byte().to(DEVICE)
     previous[:, 0] = 255  # no class of the network
+    shares = torch.rand(2, classes, generator=dice).add(0.3).clamp(max=1).to(DEVICE)
     found = []
     for module in (triton, plain):
         labels, confidence = torch.zeros(2, 2, *size, dtype=torch.uint8, device=DEVICE)
-        module.label(scores, size, labels, confidence, (previous, margin))
+        module.label(scores, size, labels, confidence, (previous, margin, shares))
         found.append((labels, confidence))
     (ours, sure), (theirs, as_sure) = found
     same = ours == theirs
@@ -267,6 +268,20 @@ def test_triton_keeps_labels_that_lose_by_less_than_the_margin(triton, plain, cl
     alone = torch.zeros_like(ours)
     plain.label(scores, size, alone)
     assert 0.02 < (ours != alone).float().mean() < 0.98
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [(3, 5), (33, 300), (270, 481)])
+def test_triton_counts_the_classes_of_the_frame_before(triton, plain, size):
+    previous = torch.zeros(2, *size, dtype=torch.uint8, device=DEVICE)
+    previous[0, size[0] // 2 :], previous[1, :, size[1] // 3 :] = 1, 255  # no class of the network
+    previous[1, 0, 0] = 4
+    ours, theirs = torch.full((2, 2, 6), -1.0, device=DEVICE)
+    triton.write_margin_shares(previous, ours)
+    plain.write_margin_shares(previous, theirs)
+    torch.testing.assert_close(ours, theirs)
+    assert ours[:, 5].eq(0).all()
+    assert ours[1, 4] > 0
 
 
 @pytest.mark.gpu

@@ -114,12 +114,14 @@ def test_triton_averages_scores(use_triton, classes, layout):
     comparison.motion[0, :, 0, 0], comparison.motion[0, :, 0, 1] = 1e9, -1e9
     weight = torch.tensor([1.0, 0.25, 0.0], device=DEVICE)
     out = torch.full((3, classes, h, w), torch.nan, device=DEVICE)
-    expected, expected_margin = steadying.combine(scores.float(), earlier, comparison, weight, STEADY_HIGH)
+    trust = steadying.weigh(comparison, weight, STEADY_HIGH)
+    expected = torch.lerp(scores.float(), motion.move(earlier, comparison.motion, "bicubic"), trust.share)
     earlier[2] = torch.nan  # a stream without a past
     use_triton(True)
-    margin = kernels.average_scores(scores, earlier, comparison, weight, STEADY_HIGH, out)
+    share, margin = kernels.move_scores(earlier, comparison, weight, STEADY_HIGH, out)
+    kernels.average_scores(scores, share, out)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(margin, expected_margin, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(margin, trust.margin, rtol=1e-5, atol=1e-6)
     assert out[2].equal(scores[2].float())
     assert margin[2].eq(0).all()
 
@@ -133,7 +135,8 @@ def test_triton_drops_all_evidence_after_a_cut(use_triton):
     sharp = Steadiness(share=0.6, tolerance=0.0, margin=1.0, still=0.0)  # no division by 0
     for steadiness in (STEADY_HIGH, sharp):
         comparison = kernels.compare_frames(images, pair, (16, 32), steadiness)
-        margin = kernels.average_scores(scores, earlier, comparison, weight, steadiness, out)
+        share, margin = kernels.move_scores(earlier, comparison, weight, steadiness, out)
+        kernels.average_scores(scores, share, out)
         assert out[1].equal(scores[1])
         assert margin[1].eq(0).all()
         assert not out.isnan().any()

@@ -13,6 +13,7 @@ from streamseg.engine.steadying import (
     fuse_scores,
     interpolate_at,
     keep_labels,
+    margin_shares,
 )
 
 H, W, SIZE = 16, 32, (64, 128)
@@ -138,13 +139,27 @@ def test_values_at_pixels_are_those_of_the_resized_maps():
     torch.testing.assert_close(interpolate_at(maps, levels, pixels, size), full[levels, pixels], rtol=1e-4, atol=1e-4)
 
 
-def test_a_label_changes_only_if_the_new_one_wins_by_the_margin():
-    scores = torch.tensor([0.0, 0.3, 0.7, 2.0])[None, None].expand(1, 1, 4)
-    scores = torch.cat([torch.zeros(1, 1, 4), scores])  # class 1 wins by 0, 0.3, 0.7 and 2
-    best, previous = torch.ones(1, 4, dtype=torch.uint8), torch.zeros(1, 4, dtype=torch.uint8)
-    kept, behind = keep_labels(best, previous, scores, torch.full((1, 1, 4), 0.5))
-    assert kept.tolist() == [[0, 0, 1, 1]]
-    torch.testing.assert_close(behind, torch.tensor([[0.0, 0.3, 0.0, 0.0]]))
+@pytest.mark.parametrize(
+    ("share", "kept"), [(0.9, [0, 0, 1, 1]), (2 / 64, [0, 0, 1, 1]), (1 / 64, [0, 1, 1, 1]), (0.0, [1, 1, 1, 1])]
+)
+def test_a_label_changes_only_if_the_new_one_wins_by_the_margin_or_less_if_it_was_rare(share, kept):
+    width = 6400  # of which every hundredth pixel is counted
+    lead = torch.zeros(width)
+    lead[1:5] = torch.tensor([0.0, 0.42, 0.7, 2.0])  # by which class 1 wins
+    scores = torch.stack([torch.zeros(1, width), lead[None]])
+    best, previous = torch.ones(2, 1, width, dtype=torch.uint8).unbind()
+    previous[:, : width - round(width * share)] = 0
+    labels, behind = keep_labels(best, previous, scores, torch.full((1, 1, width), 0.5))
+    assert labels[0, 1:5].tolist() == kept
+    torch.testing.assert_close(behind, torch.where(labels == 0, lead[None], 0.0))
+
+
+def test_a_rare_class_needs_a_share_of_the_margin():
+    previous = torch.zeros(2, 640, 1280, dtype=torch.uint8)
+    previous[0, :10, :820], previous[1] = 2, 255  # at 41 of 64 x 64 pixels that are counted; no class of the network
+    previous[0, 11:20] = 3  # between rows that are counted
+    torch.testing.assert_close(margin_shares(previous, 4), torch.tensor([[1.0, 0.0, 41 / 4096 / 0.02, 0.0], [0.0] * 4]))
+    assert margin_shares(previous[:1, :1, :1], 4).tolist() == [[0.0, 0.0, 1.0, 0.0]]
 
 
 def test_labels_of_unknown_classes_do_not_fail():

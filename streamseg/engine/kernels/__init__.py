@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from streamseg.engine.kernels.attention import attend as attend, gather_context as gather_context
-    from streamseg.engine.kernels.averaging import average_scores as average_scores
+    from streamseg.engine.kernels.averaging import average_scores as average_scores, move_scores as move_scores
     from streamseg.engine.kernels.backend import use_triton as use_triton
     from streamseg.engine.kernels.brightness import make_pyramids as make_pyramids
     from streamseg.engine.kernels.colour import to_rgb as to_rgb, to_yuv as to_yuv
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         lookup as lookup,
     )
     from streamseg.engine.kernels.folder import kernel_folder as kernel_folder, make_kernel_folder as make_kernel_folder
-    from streamseg.engine.kernels.labels import label as label
+    from streamseg.engine.kernels.labels import label as label, write_margin_shares as write_margin_shares
     from streamseg.engine.kernels.language import VERSION as VERSION
     from streamseg.engine.kernels.motion import compare_frames as compare_frames, estimate_motion as estimate_motion
     from streamseg.engine.kernels.pyramid import pool_pyramid as pool_pyramid
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 # the same for the running program; a test keeps the two alike
 MODULES = {
     "attention": "attend gather_context",
-    "averaging": "average_scores",
+    "averaging": "average_scores move_scores",
     "backend": "use_triton",
     "brightness": "make_pyramids",
     "colour": "to_rgb to_yuv",
@@ -57,7 +57,7 @@ MODULES = {
     "convolution": "MAX_TILES convolve convolve_and_classify",
     "drawing": "blend_labels border_mask lookup",
     "folder": "kernel_folder make_kernel_folder",
-    "labels": "label",
+    "labels": "label write_margin_shares",
     "language": "VERSION",
     "motion": "compare_frames estimate_motion",
     "pyramid": "pool_pyramid",

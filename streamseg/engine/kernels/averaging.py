@@ -11,33 +11,30 @@ from torch import Tensor
 from streamseg.engine import steadying
 from streamseg.engine.kernels import backend
 from streamseg.engine.kernels.language import jit, release, tl, wait
+from streamseg.engine.motion import move
 
 
-def average_scores(
-    scores: Tensor,
+def move_scores(
     earlier: Tensor,
     comparison: steadying.Comparison,
     weight: Tensor,
     steadiness: steadying.Steadiness,
     out: Tensor,
-) -> Tensor:
-    """Write averaged scores (B, K, h, w), and return the margin (B, 1, h, w), as steadying.combine does.
+) -> steadying.Trust:
+    """Write the averaged scores of the frames before, moved along, and return how far they count.
 
     Args:
-        scores: Those of the frames (B, K, h, w), in any layout and precision.
         earlier: Averaged scores of the frames before, (B, K, h, w), fp32, those of each frame contiguous.
         weight: How far these count, 0 to 1, (B,).
-        out: Receives the averaged scores, fp32, those of each frame contiguous.
+        out: Receives the moved scores, in the same layout.
     """
-    if not backend.use_triton(scores):
-        fused, margin = steadying.combine(scores.float(), earlier, comparison, weight, steadiness)
-        out.copy_(fused)
-        return margin
-    batch, classes, h, w = scores.shape
+    if not backend.use_triton(earlier):
+        out.copy_(move(earlier, comparison.motion, "bicubic"))
+        return steadying.weigh(comparison, weight, steadiness)
+    batch, classes, h, w = earlier.shape
     block, chunk = 128, 5
-    margin = torch.empty(batch, 1, h, w, device=scores.device)
-    average_kernel[backend.cdiv(h * w, block), backend.cdiv(classes, chunk), batch](
-        scores,
+    share, margin = torch.empty(2, batch, 1, h, w, device=earlier.device)
+    move_kernel[backend.cdiv(h * w, block), backend.cdiv(classes, chunk), batch](
         earlier,
         comparison.motion,
         comparison.alike,
@@ -45,12 +42,12 @@ def average_scores(
         comparison.found,
         weight,
         out,
+        share,
         margin,
         classes,
         h,
         w,
         comparison.found.shape[1],
-        *scores.stride(),
         earlier.stride(0),
         out.stride(0),
         steadiness.share,
@@ -60,14 +57,40 @@ def average_scores(
         PARTS=backend.next_power_of_2(comparison.found.shape[1]),
         CHUNK=chunk,
         BLOCK=block,
+    )
+    return steadying.Trust(share, margin)
+
+
+def average_scores(scores: Tensor, share: Tensor, moved: Tensor) -> None:
+    """Replace moved scores (B, K, h, w) by their average with those of the frames.
+
+    Args:
+        scores: Those of the frames (B, K, h, w), in any layout and precision.
+        share: That of the moved ones, (B, 1, h, w).
+        moved: fp32, those of each frame contiguous.
+    """
+    if not backend.use_triton(scores):
+        moved.copy_(torch.lerp(scores.float(), moved, share))
+        return
+    batch, classes, h, w = scores.shape
+    block, chunk = 128, 5
+    average_kernel[backend.cdiv(h * w, block), backend.cdiv(classes, chunk), batch](
+        scores,
+        share,
+        moved,
+        classes,
+        h,
+        w,
+        *scores.stride(),
+        moved.stride(0),
+        CHUNK=chunk,
+        BLOCK=block,
         **backend.early(scores.device),
     )
-    return margin
 
 
 @jit
-def average_kernel(
-    scores,
+def move_kernel(
     earlier,
     motion,
     alike,
@@ -75,35 +98,26 @@ def average_kernel(
     found,
     weight,
     out,
+    share,
     margin,
     classes,
     h,
     w,
     parts,
-    stride_b,
-    stride_k,
-    stride_y,
-    stride_x,
     stride_earlier,
     stride_out,
-    share,
-    most,
+    max_share,
+    max_margin,
     CUT: tl.constexpr,
     SAME_SCENE: tl.constexpr,
     PARTS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    wait(EARLY)
     chunk, image = tl.program_id(1), tl.program_id(2)
     pixel, part = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PARTS)
     inside = pixel < h * w
     row, column = pixel // w, pixel % w
-    # each program adds all parts, in the same order
-    again = tl.sum(tl.load(found + image * parts + part, part < parts, 0.0), axis=0)
-    again = tl.minimum(tl.maximum((again - CUT) / (SAME_SCENE - CUT), 0.0), 1.0) * tl.load(weight + image)
-    trust = share * tl.load(alike + image * h * w + pixel, inside, 0.0) * again
     flow = motion + image * 2 * h * w + pixel
     x, y = column + tl.load(flow, inside, 0.0), row + tl.load(flow + h * w, inside, 0.0)
     left, top = tl.floor(x), tl.floor(y)
@@ -125,15 +139,48 @@ def average_kernel(
             d = tl.load(line + tl.minimum(tl.maximum(left + 2, 0), w - 1), known, 0.0)
             down = down0 if i == 0 else (down1 if i == 1 else (down2 if i == 2 else down3))
             moved += down * (across0 * a + across1 * b + across2 * c + across3 * d)
+        tl.store(out + image * stride_out + k * h * w + pixel, moved, known)
+    if chunk == 0:
+        # each program adds all parts, in the same order
+        again = tl.sum(tl.load(found + image * parts + part, part < parts, 0.0), axis=0)
+        again = tl.minimum(tl.maximum((again - CUT) / (SAME_SCENE - CUT), 0.0), 1.0) * tl.load(weight + image)
+        place = image * h * w + pixel
+        tl.store(share + place, max_share * tl.load(alike + place, inside, 0.0) * again, inside)
+        tl.store(margin + place, max_margin * tl.load(still + place, inside, 0.0) * again, inside)
+
+
+@jit
+def average_kernel(
+    scores,
+    share,
+    moved,
+    classes,
+    h,
+    w,
+    stride_b,
+    stride_k,
+    stride_y,
+    stride_x,
+    stride_moved,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait(EARLY)
+    chunk, image = tl.program_id(1), tl.program_id(2)
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = pixel < h * w
+    row, column = pixel // w, pixel % w
+    part = tl.load(share + image * h * w + pixel, inside, 0.0)
+    for number in tl.static_range(CHUNK):
+        k = chunk * CHUNK + number
+        known = inside & (k < classes)
         place = scores + image * stride_b + k * stride_k + row * stride_y + column * stride_x
         score = tl.load(place, known, 0.0).to(tl.float32)
+        target = moved + image * stride_moved + k * h * w + pixel
         # where nothing is known of a frame before, not even a nan of it counts
-        fused = tl.where(trust > 0, score + trust * (moved - score), score)
-        tl.store(out + image * stride_out + k * h * w + pixel, fused, known)
+        tl.store(target, tl.where(part > 0, score + part * (tl.load(target, known, 0.0) - score), score), known)
     release(EARLY)
-    if chunk == 0:
-        kept = most * tl.load(still + image * h * w + pixel, inside, 0.0) * again
-        tl.store(margin + image * h * w + pixel, kept, inside)
 
 
 @jit

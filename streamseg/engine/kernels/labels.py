@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from streamseg.engine import steadying
 from streamseg.engine.kernels import backend
 from streamseg.engine.kernels.language import jit, tl, wait
 
@@ -18,7 +19,7 @@ def label(
     size: tuple[int, int],
     labels: Tensor,
     confidence: Tensor | None = None,
-    steady: tuple[Tensor, Tensor] | None = None,
+    steady: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> None:
     """Write the labels (B, H, W) of scores (B, K, h, w), resized bilinearly, and their probabilities (255 is 1).
 
@@ -26,16 +27,19 @@ def label(
 
     Args:
         steady: Labels of the frame before (B, H, W), uint8, as far apart as `labels`, which are kept where the best
-            class does not win by a margin (B, 1, h, w), fp32, contiguous, resized bilinearly.
+            class does not win by a margin (B, 1, h, w), resized bilinearly, times its share of the margin (B, K). Both
+            are fp32, contiguous.
     """
     height, width = size
     if not backend.use_triton(scores):
         full = F.interpolate(scores.float(), size, mode="bilinear", align_corners=False)
         score, best = full.max(dim=1, keepdim=True)
         if steady is not None:
-            previous, margin = steady[0][:, None].long().clamp(max=full.shape[1] - 1), steady[1]
+            previous, margin, shares = steady
+            previous = previous[:, None].long().clamp(max=full.shape[1] - 1)
             rest = full.gather(1, previous)
-            keep = score - rest < F.interpolate(margin, size, mode="bilinear", align_corners=False)
+            needed = F.interpolate(margin, size, mode="bilinear", align_corners=False)
+            keep = score - rest < needed * shares.gather(1, best.flatten(1)).view(best.shape)
             score, best = torch.where(keep, rest, score), torch.where(keep, previous, best)
         labels.copy_(best[:, 0])
         if confidence is not None:
@@ -47,7 +51,7 @@ def label(
         scores,
         labels,
         labels if confidence is None else confidence,
-        *(steady or (labels, scores)),
+        *(steady or (labels, scores, scores)),
         h,
         w,
         height,
@@ -71,6 +75,7 @@ def label_kernel(
     confidence,
     previous,
     margin,
+    shares,
     h,
     w,
     height,
@@ -125,10 +130,63 @@ def label_kernel(
         over, under = margin + (image * h + top) * w, margin + (image * h + bottom) * w
         a, b, c, d = tl.load(over + left), tl.load(over + right), tl.load(under + left), tl.load(under + right)
         upper, lower = a + (b - a) * across, c + (d - c) * across
-        keep = best - rest < upper[None, :] + (lower - upper)[None, :] * down[:, None]
+        needed = upper[None, :] + (lower - upper)[None, :] * down[:, None]
+        keep = best - rest < needed * tl.load(shares + image * CLASSES + best_class)
         best_class = tl.where(keep, known, best_class)
         if CONFIDENCE:
             total = tl.where(keep, total * tl.exp(best - rest), total)
     tl.store(labels + image * stride_labels + offset, best_class.to(tl.uint8), inside)
     if CONFIDENCE:
         tl.store(confidence + image * height * width + offset, (255 / total + 0.5).to(tl.uint8), inside)
+
+
+def write_margin_shares(previous: Tensor, out: Tensor) -> None:
+    """Write the share (B, K), fp32, of the margin by which each class must win, as steadying.margin_shares does.
+
+    Args:
+        previous: Labels of the frames before (B, H, W), uint8, those of each frame contiguous.
+    """
+    batch, classes = out.shape
+    if not backend.use_triton(previous):
+        out.copy_(steadying.margin_shares(previous, classes))
+        return
+    _, height, width = previous.shape
+    down, across = steadying.counting_steps(previous)
+    columns, block = backend.cdiv(width, across), 1024
+    pixels = backend.cdiv(height, down) * columns
+    share_kernel[classes, batch](
+        previous,
+        out,
+        pixels,
+        columns,
+        across,
+        down * width,
+        previous.stride(0),
+        RARE=steadying.RARE,
+        BLOCKS=backend.cdiv(pixels, block),
+        BLOCK=block,
+    )
+
+
+@jit
+def share_kernel(
+    previous,
+    out,
+    pixels,
+    columns,
+    stride_x,
+    stride_y,
+    stride_b,
+    RARE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    k, image = tl.program_id(0), tl.program_id(1)
+    found = tl.zeros((BLOCK,), tl.int32)
+    for number in range(BLOCKS):
+        pixel = number * BLOCK + tl.arange(0, BLOCK)
+        place = pixel // columns * stride_y + pixel % columns * stride_x
+        label = tl.load(previous + image * stride_b + place, pixel < pixels, other=0).to(tl.int32)
+        found += ((label == k) & (pixel < pixels)).to(tl.int32)
+    share = tl.sum(found, axis=0).to(tl.float32) / pixels
+    tl.store(out + image * tl.num_programs(0) + k, tl.minimum(share / RARE, 1.0))

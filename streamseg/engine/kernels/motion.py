@@ -143,35 +143,32 @@ def correct_kernel(
         wide = (column + 0.5) * (coarse_w / columns) - 0.5
         u = 2.0 * sample(flow, high[:, None], wide[None, :], coarse_h, coarse_w)
         v = 2.0 * sample(flow + coarse_h * coarse_w, high[:, None], wide[None, :], coarse_h, coarse_w)
-    xx, yy = tl.zeros((SIDE, SIDE), tl.float32), tl.zeros((SIDE, SIDE), tl.float32)
-    xy = tl.zeros((SIDE, SIDE), tl.float32)
+    zeros = tl.zeros((SIDE, SIDE), tl.float32)
+    xx, yy, xy, error_x, error_y = zeros, zeros, zeros, zeros, zeros
     # one pixel of each square after the other; loops that are not unrolled, or the registers do not suffice
     for part in range(4):
-        across, down = gradient(now, 2 * y + part // 2, 2 * x + part % 2, h, w)
+        across, down, error = differences(now, before, 2 * y + part // 2, 2 * x + part % 2, u, v, h, w)
         xx += across * across
         yy += down * down
         xy += across * down
+        error_x += across * error
+        error_y += down * error
     # quarters: fp16 holds no larger sums
     share = 4.0 / (count_pixels(y, h, NEAR)[:, None] * count_pixels(x, w, NEAR)[None, :])
     xx = sum_near(xx * 0.25, NEAR, SIDE) * share + NOISE
     yy = sum_near(yy * 0.25, NEAR, SIDE) * share + NOISE
     xy = sum_near(xy * 0.25, NEAR, SIDE) * share
-    inverse = 0.5 / (xx * yy - xy * xy)  # a pixel is half a square
-    xx, yy, xy = xx * inverse, yy * inverse, xy * inverse
-    for _ in range(CORRECTIONS):
-        error_x, error_y = tl.zeros((SIDE, SIDE), tl.float32), tl.zeros((SIDE, SIDE), tl.float32)
+    scale = 0.5 * share / (xx * yy - xy * xy)  # a pixel is half a square
+    xx, yy, xy = xx * scale, yy * scale, xy * scale
+    u, v = correct(u, v, xx, yy, xy, error_x, error_y, NEAR, SIDE)
+    for _ in range(CORRECTIONS - 1):
+        error_x, error_y = zeros, zeros
         for part in range(4):
-            i, j = 2 * y + part // 2, 2 * x + part % 2
-            # again from the cache: to keep them takes more registers than there are
-            across, down = gradient(now, i, j, h, w)
-            value = tl.load(now + clamp(i, h)[:, None] * w + clamp(j, w)[None, :])
-            error = value - sample(before, i[:, None] + 2.0 * v, j[None, :] + 2.0 * u, h, w)
+            # gradients again from the cache: to keep them takes more registers than there are
+            across, down, error = differences(now, before, 2 * y + part // 2, 2 * x + part % 2, u, v, h, w)
             error_x += across * error
             error_y += down * error
-        error_x = sum_near(error_x * 0.25, NEAR, SIDE) * share
-        error_y = sum_near(error_y * 0.25, NEAR, SIDE) * share
-        u += tl.minimum(tl.maximum(yy * error_x - xy * error_y, -0.5), 0.5)
-        v += tl.minimum(tl.maximum(xx * error_y - xy * error_x, -0.5), 0.5)
+        u, v = correct(u, v, xx, yy, xy, error_x, error_y, NEAR, SIDE)
     share = 1.0 / (count_near(y, rows, 1)[:, None] * count_near(x, columns, 1)[None, :])
     own = (index >= halo) & (index < SIDE - halo)
     stored = inside & own[:, None] & own[None, :]
@@ -181,16 +178,32 @@ def correct_kernel(
 
 
 @jit
-def gradient(plane, y, x, h, w):
-    """Return the change across and down a map at each pixel of rows and columns; 0 outside."""
+def differences(now, before, y, x, u, v, h, w):
+    """Return the change across and down a map at each pixel of rows and columns, and its difference from the moved one.
+
+    The changes are 0 outside.
+    """
     inside = ((y >= 0) & (y < h))[:, None] & ((x >= 0) & (x < w))[None, :]
-    here = plane + clamp(y, h)[:, None] * w
-    across = tl.load(here + clamp(x + 1, w)[None, :]) - tl.load(here + clamp(x - 1, w)[None, :])
-    column = clamp(x, w)[None, :]
-    down = tl.load(plane + clamp(y + 1, h)[:, None] * w + column) - tl.load(
-        plane + clamp(y - 1, h)[:, None] * w + column
-    )
-    return tl.where(inside, across * 0.5, 0.0), tl.where(inside, down * 0.5, 0.0)
+    row, column = clamp(y, h)[:, None] * w, clamp(x, w)[None, :]
+    across = tl.load(now + row + clamp(x + 1, w)[None, :]) - tl.load(now + row + clamp(x - 1, w)[None, :])
+    down = tl.load(now + clamp(y + 1, h)[:, None] * w + column) - tl.load(now + clamp(y - 1, h)[:, None] * w + column)
+    error = tl.load(now + row + column) - sample(before, y[:, None] + 2.0 * v, x[None, :] + 2.0 * u, h, w)
+    return tl.where(inside, across * 0.5, 0.0), tl.where(inside, down * 0.5, 0.0), error
+
+
+@jit
+def correct(u, v, xx, yy, xy, error_x, error_y, NEAR: tl.constexpr, SIDE: tl.constexpr):
+    """Return a better motion of squares, each corrected by half a square at most.
+
+    Args:
+        xx: The inverse of the matrix of each square's equations is [[yy, -xy], [-xy, xx]].
+        error_x: Sum over the pixels of each square: the change across times the difference.
+        error_y: The same with the change down.
+    """
+    error_x, error_y = sum_near(error_x * 0.25, NEAR, SIDE), sum_near(error_y * 0.25, NEAR, SIDE)
+    u += tl.minimum(tl.maximum(yy * error_x - xy * error_y, -0.5), 0.5)
+    v += tl.minimum(tl.maximum(xx * error_y - xy * error_x, -0.5), 0.5)
+    return u, v
 
 
 @jit
