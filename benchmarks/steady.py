@@ -279,7 +279,12 @@ def tried(data: str, weights: str) -> None:
     show("no margin", replace(STEADY_HIGH, margin=0.0))
     show("no averaging", replace(STEADY_HIGH, share=0.0))
     show("moved bilinearly", STEADY_HIGH, move=lambda values, motion, mode="": move(values, motion))
-    show("margin 1.1, still 40", replace(STEADY_HIGH, margin=1.1, still=40.0))
+    show("margin 1.1", replace(STEADY_HIGH, margin=1.1))
+
+    def same_margin(previous: Tensor, classes: int) -> Tensor:
+        return torch.ones(len(previous), classes)
+
+    show("the margin for all classes", STEADY_HIGH, margin_shares=same_margin)
 
 
 def fit_affine(luma: Tensor, before: Tensor) -> Tensor:

@@ -100,13 +100,13 @@ KERNELS = [
     (
         labels.label_kernel,
         {"CLASSES": 19, "ROWS": 8, "BLOCK": 64, "CONFIDENCE": True, "STEADY": False},
-        {"scores": HALVES, "labels": BYTES, "confidence": BYTES, "previous": BYTES, "margin": HALVES},
+        {"scores": HALVES, "labels": BYTES, "confidence": BYTES, "previous": BYTES, "margin": HALVES, "shares": HALVES},
         {"num_warps": 2},
     ),
     (
         labels.label_kernel,
         {"CLASSES": 13, "ROWS": 8, "BLOCK": 64, "CONFIDENCE": True, "STEADY": True},
-        {"scores": FLOATS, "labels": BYTES, "confidence": BYTES, "previous": BYTES, "margin": FLOATS},
+        {"scores": FLOATS, "labels": BYTES, "confidence": BYTES, "previous": BYTES, "margin": FLOATS, "shares": FLOATS},
         {"num_warps": 2},
     ),
     (
@@ -147,12 +147,18 @@ KERNELS = [
         | dict.fromkeys(("tolerance", "stillness"), FLOAT),
         {},
     ),
+    (labels.share_kernel, {"RARE": 0.02, "BLOCKS": 5, "BLOCK": 1024}, {"previous": BYTES, "out": FLOATS}, {}),
+    (
+        averaging.move_kernel,
+        {"CUT": 0.6, "SAME_SCENE": 0.75, "PARTS": 256, "CHUNK": 5, "BLOCK": 128},
+        dict.fromkeys(("earlier", "motion", "alike", "still", "found", "weight", "out", "share", "margin"), FLOATS)
+        | dict.fromkeys(("max_share", "max_margin"), FLOAT),
+        {},
+    ),
     (
         averaging.average_kernel,
-        {"CUT": 0.6, "SAME_SCENE": 0.75, "PARTS": 256, "CHUNK": 5, "BLOCK": 128},
-        {"scores": HALVES}
-        | dict.fromkeys(("earlier", "motion", "alike", "still", "found", "weight", "out", "margin"), FLOATS)
-        | dict.fromkeys(("share", "most"), FLOAT),
+        {"CHUNK": 5, "BLOCK": 128},
+        {"scores": HALVES, "share": FLOATS, "moved": FLOATS},
         {},
     ),
     (

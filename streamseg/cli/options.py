@@ -136,8 +136,8 @@ def parse_steadiness(text: str) -> "Steadiness | None":
 def steady_by_default(policy: "Policy", engine: "Engine") -> "Policy":
     """Return a policy that keeps the labels of videos steady, if an engine can do that at little cost.
 
-    An exported file is as steady as it was made; a video method is run as its authors describe it. On a GPU it would
-    take half the time of the network.
+    An exported file is as steady as it was made; a video method is run as its authors describe it. On a GPU a large
+    frame would take a sixth longer.
     """
     from streamseg.engine.engine import VideoEngine
     from streamseg.engine.runtime import ExportedEngine
@@ -228,6 +228,8 @@ def check_exported(
     if confidence and not file.manifest.confidence:
         raise ValueError(f"{path} gives no confidence: leave out --confidence, or export it with --confidence.")
     if steady and steady != file.manifest.steady:
+        if file.manifest.steady:
+            raise ValueError(f"{path} keeps labels steady in another way: leave out --steady, or export it again.")
         raise ValueError(f"{path} gives labels without scores: leave out --steady, or give a checkpoint.")
     if mask:
         does = "has a mask built in" if file.manifest.masked else "looks at all pixels"

@@ -173,6 +173,10 @@ class ExportedEngine(Engine):
         if with_confidence and not self.manifest.confidence:
             raise ValueError(f"{self.path} gives no confidence: export it again with --confidence.")
         if steady and steady != self.manifest.steady:
+            if self.manifest.steady:
+                raise ValueError(
+                    f"{self.path} keeps labels steady in another way: leave out steady, or export it again."
+                )
             raise ValueError(f"{self.path} gives labels, and no scores: leave out steady, or use a network.")
         height, width = (min(max(self.manifest.min_side, side), MAX_EXPORT_SIDE) for side in images.shape[-2:])
         frames = to_uint8(resize_frames(images, self.manifest.size or (height, width)))

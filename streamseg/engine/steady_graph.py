@@ -7,9 +7,9 @@
                                      └──▶ the rest of the network ──▶ average scores ──────────▶ label ──▶ labels,
                                                                                             evidence of the frames
 
-What compares and moves is a branch of the graph beside the network, of lower priority. It starts when Res-2 is
-computed: the small maps after it leave a part of the GPU free. The evidence of a stream lies in one piece of memory, so
-that one copy takes it away. The next frame of the stream finds it still there; that of another stream is copied.
+What copies, compares and moves is a branch of the graph beside the network, of lower priority. It compares when Res-2
+is computed: the small maps after it leave a part of the GPU free. The evidence of a stream lies in one piece of memory,
+so that one copy takes it away. The next frame of the stream finds it still there; that of another stream is copied.
 
 Shapes: B streams in a batch, K classes, h x w the map of scores, H x W the labels, l x m the brightness.
 """
@@ -59,7 +59,7 @@ class SteadyBuffers:
         self.pair, (self.fused, self.earlier), (self.labels, self.previous) = self.layout.split(self.packed)
         self.own_labels = list(self.labels)
         self.confidence = torch.zeros(batch, *size, dtype=torch.uint8, device=device) if with_confidence else None
-        self.margin_shares = torch.ones(batch, scores[0], device=device)
+        self.margin_shares = torch.empty(batch, scores[0], device=device)
         self.weight = torch.zeros(batch, device=device)
         self.weights = [0.0] * batch
         """What `weight` holds."""
@@ -100,11 +100,15 @@ class SteadyBuffers:
         self.beside.run(partial(self.packed[1].copy_, self.packed[0]))
 
     def compare(self) -> None:
-        """Start to compare the frames with those before, and to move their scores; finish() must follow."""
-        self.trust = self.beside.run(self.move_evidence)
+        """Start to compare the frames with those before, and all else that needs no scores; finish() must follow."""
+        self.trust = self.beside.run(self.prepare_evidence)
 
-    def move_evidence(self) -> Trust:
-        """Move the scores of the frames before along with the picture, and return how far they count."""
+    def prepare_evidence(self) -> Trust:
+        """Count the classes of the frames before, compare the frames with them, and move their scores along.
+
+        Returns:
+            How far they count.
+        """
         kernels.write_margin_shares(self.previous, self.margin_shares)
         comparison = kernels.compare_frames(self.images, self.pair, self.layout.scores[1:], self.steadiness)
         return kernels.move_scores(self.earlier, comparison, self.weight, self.steadiness, self.fused)

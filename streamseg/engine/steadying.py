@@ -4,7 +4,7 @@ The motion of each pixel of the scores is estimated on the brightness at twice t
 from coarse to fine. The earlier scores are moved by it and averaged with the new ones where the moved picture
 looks like the new one: not where something was uncovered, and nowhere after a cut. At full size a pixel then changes
 its class only if the new one scores higher by a margin, which is smaller where the picture changes, and for classes
-that are rare in the frame: poles, signs and distant people would otherwise hardly ever come in.
+that are rare in the frame before: poles, signs and distant people would otherwise come in late.
 
 All functions have fixed shapes and never wait for the device, except where they say so.
 
@@ -33,11 +33,11 @@ more at 5, and 0.54 or less 3 seconds later."""
 MIN_TOLERANCE = 1e-3
 """A smaller tolerance counts as this one: no division by 0."""
 RARE = 0.02
-"""Share of a frame below which a class needs less than the margin, in proportion to its share."""
-COUNTED_ROWS = 64
-"""Classes are counted at about as many rows and columns of pixels, or at all of a smaller frame."""
+"""Share of the frame before, below which a class needs less than the margin, in proportion to its share."""
+COUNTED = 64
+"""Classes are counted at so many rows and columns of pixels, or up to twice as many; at all of a smaller frame."""
 USUAL_GAP = 0.1
-"""Seconds between frames up to which the margin counts in full; it falls as frames are further apart."""
+"""Seconds between frames up to which share and margin count in full; they fall as frames are further apart."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Steadiness:
 
 STEADY_LOW = Steadiness(share=0.5, tolerance=16.0, margin=0.6, still=40.0)
 """The default of videos: more accurate than frame by frame, and steadier."""
-STEADY_HIGH = Steadiness(share=0.6, tolerance=12.0, margin=1.45, still=40.0)
+STEADY_HIGH = Steadiness(share=0.6, tolerance=16.0, margin=1.3, still=40.0)
 """As steady as possible at no loss of accuracy."""
 
 
@@ -76,7 +76,7 @@ class Fused(NamedTuple):
     luma: Tensor
     """(B, 1, l, m)."""
     margin: Tensor
-    """By how much a new class must win, (B, 1, h, w)."""
+    """By how much a new class, unless it is rare, must win, (B, 1, h, w)."""
 
 
 class Comparison(NamedTuple):
@@ -98,7 +98,7 @@ class Trust(NamedTuple):
     share: Tensor
     """Their share in the averaged scores, (B, 1, h, w)."""
     margin: Tensor
-    """By how much a new class must win, (B, 1, h, w)."""
+    """By how much a new class, unless it is rare, must win, (B, 1, h, w)."""
 
 
 def fuse_scores(
@@ -251,14 +251,14 @@ def margin_shares(previous: Tensor, classes: int) -> Tensor:
         previous: Labels of the frames before, (B, H, W).
     """
     down, across = counting_steps(previous)
-    counted = previous[:, None, ::down, ::across].float()  # exporters compare no bytes
+    counted = previous[:, None, ::down, ::across].float()  # ONNX Runtime compares no bytes
     numbers = torch.arange(classes, dtype=torch.float32, device=previous.device).view(-1, 1, 1)
     return ((counted == numbers).float().mean(dim=(2, 3)) / RARE).clamp(max=1)
 
 
 def counting_steps(labels: Tensor) -> tuple[int, int]:
     """Return the distances of the rows and of the columns of labels (B, H, W) at which classes are counted."""
-    return max(1, labels.shape[1] // COUNTED_ROWS), max(1, labels.shape[2] // COUNTED_ROWS)
+    return max(1, labels.shape[1] // COUNTED), max(1, labels.shape[2] // COUNTED)
 
 
 def choose_labels(

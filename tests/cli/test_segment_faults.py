@@ -1,7 +1,6 @@
 """What segment says of faults around it: memory, disks, libraries."""
 
 import gc
-import resource
 import subprocess
 import sys
 from contextlib import suppress
@@ -11,6 +10,7 @@ import pytest
 import torch
 from clips import make_clip
 from commands import error_line, failing
+from limits import full_disk
 from segment_run import made, paint, start, watch
 from waiting import PATIENCE
 
@@ -65,23 +65,15 @@ def test_pictures_need_no_library_for_video_and_videos_say_which_they_need(here,
     assert "b.png exists and was not written by streamseg" in error_line(capsys, segment("a.png", "b.png"))
 
 
-@pytest.fixture
-def full_disk():
-    """Within it files can hold so many bytes; a real error of the system, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 @pytest.mark.parametrize(
     ("name", "out", "most"), [("a.png", "out.png", 100), ("a.mp4", "out.mp4", 2000), ("a.mp4", "x/%d.png", 100)]
 )
-def test_a_full_disk_is_a_sentence_and_leaves_nothing(here, segment, capsys, full_disk, name, out, most):
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(here, segment, capsys, name, out, most):
     paint("a.png")
     make_clip(Path("a.mp4"), 60)
     Path("x").mkdir()
-    full_disk(most)
-    told = error_line(capsys, segment(name, out, "--no-labels"))
+    with full_disk(most):
+        told = error_line(capsys, segment(name, out, "--no-labels"))
     assert "streamseg: Could not write " in told
     assert "File too large" in told
     assert made(here) == ["a.mp4", "a.png"]
@@ -97,12 +89,11 @@ def test_a_closed_standard_error_or_output_is_no_fault(here, segment, monkeypatc
     assert len(watch("out.mp4")) == 3
 
 
-def test_a_full_disk_under_the_json_is_a_sentence(here, segment, capsys, full_disk):
+def test_a_full_disk_under_the_json_is_a_sentence(here, segment, capsys):
     paint("a.png")
-    full_disk(60)
-    assert "Could not write a.json: File too large." in error_line(
-        capsys, segment("a.png", "--no-overlay", "--json", "a.json")
-    )
+    with full_disk(60):
+        told = error_line(capsys, segment("a.png", "--no-overlay", "--json", "a.json"))
+    assert "Could not write a.json: File too large." in told
     assert made(here) == ["a.png"]
 
 

@@ -1,6 +1,5 @@
 import json
 import os
-import resource
 import shutil
 import signal
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from clips import cut, make_clip
 from commands import run
+from limits import full_disk
 from pyarrow import parquet
 
 import streamseg
@@ -171,13 +171,9 @@ def test_a_file_that_is_not_a_video_is_a_problem_and_writes_nothing(videos, tmp_
 
 
 def test_a_full_disk_stops_the_job(videos, tmp_path, make_worker, monkeypatch, labelled_here):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     work = make_worker(tmp_path)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (400, before[1]))
-    try:
+    with full_disk(400):
         row = work({"address": str(videos / "day1" / "b.mp4"), "folder": "b.mp4"})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert row["stop"].startswith(f"Could not write {tmp_path}/b.mp4")
     assert files(tmp_path) == []
     monkeypatch.setattr(ArchiveWorker, "__call__", lambda self, row: {"stop": "Could not write x: Full."})

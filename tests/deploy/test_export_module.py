@@ -7,7 +7,10 @@ from exports import SIZE, moving, small, small_plus
 
 import streamseg
 from streamseg import STEADY_HIGH, STEADY_LOW, LastFrames, label_frames
+from streamseg.deploy import export_module
 from streamseg.deploy.export import export_model
+from streamseg.deploy.export_module import ExportModule
+from streamseg.engine.engine import FrameBatch, labels_without_confidence, predict_steadily
 from streamseg.engine.runtime import open_exported
 from streamseg.stream.label_frames import step_batch
 
@@ -87,8 +90,27 @@ def test_a_state_of_the_network_goes_on_in_the_file(networks, open_file):
 
 
 def test_the_steadiness_of_a_file_is_fixed(open_file):
-    with pytest.raises(ValueError, match="gives labels, and no scores: leave out steady, or use a network"):
+    with pytest.raises(ValueError, match="keeps labels steady in another way: leave out steady, or export it again"):
         labels_of(open_file("fanet.onnx"), LastFrames(2, steady=STEADY_LOW))
+
+
+def test_rare_classes_come_into_a_file_as_soon_as_into_the_network(monkeypatch):
+    model, frames = small(), torch.stack(moving(2)).float()
+    first, second = torch.randn(2, 1, model.classes, 16, 32, generator=torch.Generator().manual_seed(0))
+    batch = FrameBatch(frames[:1], None, [0.0], [SIZE], False, STEADY_HIGH)
+    (before,) = predict_steadily(first, batch, STEADY_HIGH, labels_without_confidence)
+    evidence = before.evidence._replace(labels=before.labels.clamp(max=3))  # without the other classes
+    now = batch._replace(images=frames[1:], evidence=[evidence], gaps=[0.04])
+    (expected,) = predict_steadily(second, now, STEADY_HIGH, labels_without_confidence)
+    module, parts = ExportModule(model, False, size=SIZE, steady=STEADY_HIGH), [part[None] for part in evidence]
+
+    def differing_labels():
+        labels, *_ = module.label_steadily(frames[1:], second, parts[0][None], *parts[1:], torch.ones(1))
+        return (labels[0] != expected.labels).float().mean()
+
+    assert differing_labels() < 0.001
+    monkeypatch.setattr(export_module, "margin_shares", lambda previous, classes: torch.ones(1, classes))
+    assert differing_labels() > 0.1
 
 
 @pytest.mark.parametrize(

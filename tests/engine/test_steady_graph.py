@@ -71,22 +71,27 @@ def test_the_graph_of_a_gpu_computes_what_the_other_engines_do(device, with_conf
     images = torch.cat([picture(0), picture(1)]).to(device)
     scores = torch.cat([random_scores(0), random_scores(1)]).to(device)
     graph = Steady(images, scores, with_confidence)
+    graph.buffers.margin_shares.fill_(torch.nan)
     batch = FrameBatch(images, None, [0.0] * 2, [SIZE] * 2, with_confidence, STEADY_HIGH)
     evidence = [None, None]
+    lower = torch.tensor([0.0, 0.0, 0.0, 4.0, 6.0], device=device).view(-1, 1, 1)  # two classes are rare
     for step in range(4):
         images.copy_(torch.cat([picture(0).roll(2 * step, 3), picture(1).roll(step, 2)]))  # as the network's graph does
-        scores.copy_(torch.cat([random_scores(step), random_scores(step + 9)]))
+        scores.copy_(torch.cat([random_scores(step), random_scores(step + 9)])).sub_(lower)
         if step == 2:
             evidence[1] = None  # another stream begins
         now = batch._replace(evidence=evidence, gaps=[0.04, 0.2])
         ours, theirs = graph.predict(now), predict_steadily(scores, now, STEADY_HIGH, label)
         for a, b in zip(ours, theirs, strict=True):
-            # the kernels of a GPU estimate the motion to some thousandths of a pixel as the definitions do
+            if device == "cpu":
+                torch.testing.assert_close(a.evidence.scores, b.evidence.scores)
+            # the motion of the kernels differs by some thousandths of a pixel from that of the definitions
             assert ((a.evidence.scores - b.evidence.scores).abs() > 0.01).float().mean() < 0.01
-            assert (a.labels != b.labels).float().mean() < 0.005
+            assert (a.labels != b.labels).float().mean() < (0.001 if device == "cpu" else 0.005)
             assert with_confidence is (a.confidence is not None)
             if with_confidence:
                 assert (a.confidence.int() - b.confidence.int()).abs().float().mean() < 0.1
+        assert (graph.buffers.margin_shares < 1).any()
         evidence = [prediction.evidence for prediction in theirs]
 
 

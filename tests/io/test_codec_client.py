@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from clips import TURNS, cut, make_clip, picture, turn
+from limits import full_disk
 from waiting import PATIENCE
 
 from streamseg.checks import CutShort
@@ -24,7 +25,7 @@ from streamseg.io.video_reading import open_video, read_label_video
 from streamseg.io.video_writing import open_label_writer, open_video_writer
 from streamseg.io.yuv import BT709, Yuv420, to_yuv
 
-resource = pytest.importorskip("resource")
+pytest.importorskip("resource")
 pytestmark = pytest.mark.skipif(not codec_pool.are_possible(), reason="needs Linux")
 PLANES, RGB = Decoding(planes=True, process=True), Decoding(process=True)
 
@@ -170,18 +171,14 @@ def test_a_process_keeps_the_audio(tmp_path):
 
 
 def test_on_a_full_disk_a_process_tells_the_same_error(tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     path, noise = tmp_path / "a.mkv", torch.randint(0, 256, (480, 640), dtype=torch.uint8)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))  # before the process is started
-    try:
-        with (
-            pytest.raises(OSError, match="File too large") as problem,
-            ProcessWriter(path, (480, 640), Fraction(25), labels=True) as writer,
-        ):
-            for i in range(30):
-                writer.write(noise, i / 25)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with (
+        full_disk(200_000),  # before the process is started
+        pytest.raises(OSError, match="File too large") as problem,
+        ProcessWriter(path, (480, 640), Fraction(25), labels=True) as writer,
+    ):
+        for i in range(30):
+            writer.write(noise, i / 25)
     assert problem.value.filename == str(path)
     assert IDLE.processes == []
 

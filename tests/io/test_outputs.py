@@ -1,5 +1,4 @@
 import os
-import resource
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -8,6 +7,7 @@ import av
 import pytest
 import torch
 from clips import make_clip, picture
+from limits import full_disk
 from PIL import Image
 
 import streamseg
@@ -291,34 +291,28 @@ def test_after_an_error_no_video_appears(here):
     assert list(Path("y").iterdir()) == []
 
 
-@pytest.fixture
-def full_disk():
-    """Files can hold this many bytes; a real error of the system, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_on_a_full_disk_all_videos_of_a_source_are_given_up(here, full_disk):
+def test_on_a_full_disk_all_videos_of_a_source_are_given_up(here):
     noise = torch.randint(0, 256, (480, 640), dtype=torch.uint8)
     with (
         pytest.raises(OSError, match=r"^Could not write y/r-(labels|confidence)\.mkv: File too large\.$"),
+        full_disk(200_000),
         open_writer(EVERY, SOURCE, streamseg.CAMVID) as write,
     ):
-        full_disk(200_000)
         for i in range(20):
             entry = drawn(i, (480, 640))
             write(FrameOutput(entry.capture, entry.overlay, noise, noise))
     assert list(Path("y").iterdir()) == []
 
 
-def test_on_a_full_disk_a_picture_and_its_labels_are_given_up_together(here, full_disk):
+def test_on_a_full_disk_a_picture_and_its_labels_are_given_up_together(here):
     noise = torch.randint(0, 256, (480, 640), dtype=torch.uint8)
     places = OutputFiles(Path("r.png"), Path("r-labels.png"))
-    with open_writer(places, SOURCE, streamseg.CAMVID) as write:
-        full_disk(100_000)
-        with pytest.raises(OSError, match=r"^Could not write r-labels\.png: File too large\.$"):
-            write(FrameOutput(drawn(0).capture, picture(0), noise, None))
+    with (
+        full_disk(100_000),
+        open_writer(places, SOURCE, streamseg.CAMVID) as write,
+        pytest.raises(OSError, match=r"^Could not write r-labels\.png: File too large\.$"),
+    ):
+        write(FrameOutput(drawn(0).capture, picture(0), noise, None))
     assert not list(here.glob("r*"))
     assert not list(here.glob(".streamseg-*"))
 

@@ -1,11 +1,11 @@
 import json
-import resource
 import shlex
 from dataclasses import asdict, fields, replace
 from typing import get_args, get_origin
 
 import pytest
 import torch
+from limits import full_disk
 from torch import nn
 
 from streamseg import cli
@@ -23,13 +23,8 @@ def test_a_state_is_restored(tmp_path):
 
 def test_a_full_disk_is_reported_and_the_last_state_is_kept(tmp_path):
     (tmp_path / "state.pt").write_text("the last whole state")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
-    try:
-        with pytest.raises(OSError, match="Could not write .*state.pt: make room on the disk"):
-            resume.save_training_state(tmp_path, 3, {}, {"trainee": nn.Conv2d(512, 512, 3)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with full_disk(1_000_000), pytest.raises(OSError, match="Could not write .*state.pt: make room on the disk"):
+        resume.save_training_state(tmp_path, 3, {}, {"trainee": nn.Conv2d(512, 512, 3)})
     assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
     assert (tmp_path / "state.pt").read_text() == "the last whole state"
 

@@ -34,6 +34,7 @@ def move_scores(
     batch, classes, h, w = earlier.shape
     block, chunk = 128, 5
     share, margin = torch.empty(2, batch, 1, h, w, device=earlier.device)
+    # not launched early, like all kernels beside the network (motion.py)
     move_kernel[backend.cdiv(h * w, block), backend.cdiv(classes, chunk), batch](
         earlier,
         comparison.motion,
@@ -171,7 +172,7 @@ def average_kernel(
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = pixel < h * w
     row, column = pixel // w, pixel % w
-    part = tl.load(share + image * h * w + pixel, inside, 0.0)
+    of_moved = tl.load(share + image * h * w + pixel, inside, 0.0)
     for number in tl.static_range(CHUNK):
         k = chunk * CHUNK + number
         known = inside & (k < classes)
@@ -179,7 +180,7 @@ def average_kernel(
         score = tl.load(place, known, 0.0).to(tl.float32)
         target = moved + image * stride_moved + k * h * w + pixel
         # where nothing is known of a frame before, not even a nan of it counts
-        tl.store(target, tl.where(part > 0, score + part * (tl.load(target, known, 0.0) - score), score), known)
+        tl.store(target, tl.where(of_moved > 0, score + of_moved * (tl.load(target, known, 0.0) - score), score), known)
     release(EARLY)
 
 

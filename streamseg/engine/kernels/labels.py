@@ -154,6 +154,7 @@ def write_margin_shares(previous: Tensor, out: Tensor) -> None:
     down, across = steadying.counting_steps(previous)
     columns, block = backend.cdiv(width, across), 1024
     pixels = backend.cdiv(height, down) * columns
+    # not launched early, like all kernels beside the network (motion.py)
     share_kernel[classes, batch](
         previous,
         out,

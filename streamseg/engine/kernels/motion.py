@@ -179,9 +179,9 @@ def correct_kernel(
 
 @jit
 def differences(now, before, y, x, u, v, h, w):
-    """Return the change across and down a map at each pixel of rows and columns, and its difference from the moved one.
+    """Return the change across and down a map at each pixel of rows and columns, and by how much it is brighter.
 
-    The changes are 0 outside.
+    The changes are 0 outside. It is brighter than the frame before, moved.
     """
     inside = ((y >= 0) & (y < h))[:, None] & ((x >= 0) & (x < w))[None, :]
     row, column = clamp(y, h)[:, None] * w, clamp(x, w)[None, :]
@@ -196,8 +196,8 @@ def correct(u, v, xx, yy, xy, error_x, error_y, NEAR: tl.constexpr, SIDE: tl.con
     """Return a better motion of squares, each corrected by half a square at most.
 
     Args:
-        xx: The inverse of the matrix of each square's equations is [[yy, -xy], [-xy, xx]].
-        error_x: Sum over the pixels of each square: the change across times the difference.
+        xx: With yy and xy the matrix [[yy, -xy], [-xy, xx]], which makes a correction in squares of the summed errors.
+        error_x: Sum over the pixels of each square: the change across times the difference of brightness.
         error_y: The same with the change down.
     """
     error_x, error_y = sum_near(error_x * 0.25, NEAR, SIDE), sum_near(error_y * 0.25, NEAR, SIDE)
