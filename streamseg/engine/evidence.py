@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from streamseg.classes import IGNORE
+
 ALIGNMENT = 32
 """Each part of packed evidence begins at a multiple of this many numbers of four bytes."""
 
@@ -93,6 +95,15 @@ class PackedEvidence:
 
 AnyEvidence = Evidence | PackedEvidence
 """Evidence of any engine."""
+
+
+def hide_labels(evidence: AnyEvidence, hidden: Tensor) -> AnyEvidence:
+    """Return evidence whose labels have no class at hidden pixels (H, W): these are no part of a frame."""
+    if isinstance(evidence, Evidence):
+        return evidence._replace(labels=evidence.labels.masked_fill(hidden, IGNORE))
+    copy = PackedEvidence(evidence.packed.clone(), evidence.layout)
+    copy.labels.masked_fill_(hidden, IGNORE)
+    return copy
 
 
 def align(count: int) -> int:

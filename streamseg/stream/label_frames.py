@@ -18,6 +18,7 @@ from torch import Tensor
 
 from streamseg.classes import IGNORE
 from streamseg.engine.engine import Engine, FrameBatch, Prediction, VideoEngine, check_past, resize_frames, to_engine
+from streamseg.engine.evidence import hide_labels
 from streamseg.engine.inputs import to_checked_frame
 from streamseg.io.images import Picture, to_frame
 from streamseg.io.masks import Mask, paint_over, to_mask
@@ -274,10 +275,11 @@ def hide_prediction(prediction: Prediction, mask: Mask | None) -> Prediction:
         return prediction
     height, width = prediction.labels.shape
     hidden = ~mask.pixels((height, width), prediction.labels.device)
-    confidence = prediction.confidence
+    confidence, evidence = prediction.confidence, prediction.evidence
     return prediction._replace(
         labels=prediction.labels.masked_fill(hidden, IGNORE),
         confidence=None if confidence is None else confidence.masked_fill(hidden, 0),
+        evidence=None if evidence is None else hide_labels(evidence, hidden),
     )
 
 

@@ -12,6 +12,7 @@ from streamseg.deploy.export import export_model
 from streamseg.deploy.export_module import ExportModule
 from streamseg.engine.engine import FrameBatch, labels_without_confidence, predict_steadily
 from streamseg.engine.runtime import open_exported
+from streamseg.io.masks import Mask
 from streamseg.stream.label_frames import step_batch
 
 
@@ -92,6 +93,15 @@ def test_a_state_of_the_network_goes_on_in_the_file(networks, open_file):
 def test_the_steadiness_of_a_file_is_fixed(open_file):
     with pytest.raises(ValueError, match="keeps labels steady in another way: leave out steady, or export it again"):
         labels_of(open_file("fanet.onnx"), LastFrames(2, steady=STEADY_LOW))
+
+
+@pytest.mark.parametrize("network", [small, small_plus])
+@pytest.mark.parametrize("steady", [STEADY_LOW, STEADY_HIGH])
+def test_what_a_mask_hides_counts_for_no_class_in_the_file_and_in_the_network(tmp_path, network, steady):
+    seen = torch.ones(SIZE, dtype=torch.bool)
+    seen[: SIZE[0] // 8], seen[2 * SIZE[0] // 3 :] = False, False
+    options = {"size": SIZE, "video": True, "steady": steady, "window": 2, "mask": Mask(seen)}
+    assert export_model(network(), streamseg.CAMVID, tmp_path / "a.onnx", **options).clip > 0.999
 
 
 def test_rare_classes_come_into_a_file_as_soon_as_into_the_network(monkeypatch):

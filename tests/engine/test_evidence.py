@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from streamseg.engine.evidence import ALIGNMENT, Layout, PackedEvidence
+from streamseg.engine.evidence import ALIGNMENT, Evidence, Layout, PackedEvidence, hide_labels
 
 LAYOUT = Layout((4, 6), (3, 2, 3), (7, 5))
 
@@ -53,3 +53,17 @@ def test_a_copy_of_packed_evidence_shares_nothing(packed, clone):
     twin = clone(evidence)
     packed.zero_()
     assert twin.labels.equal(labels)
+
+
+@pytest.mark.parametrize("kind", [PackedEvidence, lambda packed, layout: Evidence(*layout.split(packed))])
+def test_hidden_pixels_have_no_class_in_a_copy(packed, kind):
+    given, before = kind(packed, LAYOUT), packed.clone()
+    hidden = torch.zeros(7, 5, dtype=torch.bool)
+    hidden[5:] = True
+    found = hide_labels(given, hidden)
+    assert type(found) is type(given)
+    assert found.labels[hidden].eq(255).all()
+    assert found.labels[~hidden].equal(given.labels[~hidden])
+    assert found.luma.equal(given.luma)
+    assert found.scores.equal(given.scores)
+    assert packed.view(torch.int32).equal(before.view(torch.int32))  # some of it is no number

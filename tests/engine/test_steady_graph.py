@@ -22,6 +22,7 @@ from tests import plain
 
 H, W, SIZE = 16, 32, (64, 128)
 CUDA = torch.cuda.is_available()
+TOLERANCE = {"cpu": {}, "cuda": {"rtol": 0, "atol": 1e-3}}
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no CUDA device")])]
 
 
@@ -83,11 +84,9 @@ def test_the_graph_of_a_gpu_computes_what_the_other_engines_do(device, with_conf
         now = batch._replace(evidence=evidence, gaps=[0.04, 0.2])
         ours, theirs = graph.predict(now), predict_steadily(scores, now, STEADY_HIGH, label)
         for a, b in zip(ours, theirs, strict=True):
-            if device == "cpu":
-                torch.testing.assert_close(a.evidence.scores, b.evidence.scores)
-            # the motion of the kernels differs by some thousandths of a pixel from that of the definitions
-            assert ((a.evidence.scores - b.evidence.scores).abs() > 0.01).float().mean() < 0.01
-            assert (a.labels != b.labels).float().mean() < (0.001 if device == "cpu" else 0.005)
+            # the kernels add up in another order than the definitions: in Triton's interpreter scores differ by 2e-5
+            torch.testing.assert_close(a.evidence.scores, b.evidence.scores, **TOLERANCE[device])
+            assert (a.labels != b.labels).float().mean() < 0.001
             assert with_confidence is (a.confidence is not None)
             if with_confidence:
                 assert (a.confidence.int() - b.confidence.int()).abs().float().mean() < 0.1
