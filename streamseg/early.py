@@ -43,6 +43,16 @@ MODULES = (
 )
 """Modules of the standard library that the command line imports and that have libraries of their own. The system loads
 one library at a time: Python would wait for torch's at the first of these."""
+TORCH_MODULES = (
+    "typing_extensions",
+    "pickletools",
+    "argparse",
+    "tarfile",
+    "multiprocessing.connection",
+    "tqdm",
+    "unittest.mock",
+)
+"""Modules that torch imports, with all that they import: a twentieth of the time of its own ones."""
 NO_EARLY_START = ("--device", "--weights", "--ray", "--help", "-h")
 """Options of segment that may ask for another device than the first GPU, or for none; and its help."""
 LOADER = "load libraries"
@@ -50,10 +60,17 @@ LOADER = "load libraries"
 
 
 def start_early(arguments: Sequence[str]) -> None:
-    """Start the first GPU if a command line, which has not been parsed yet, is going to use it."""
+    """Start the first GPU if a command line, which has not been parsed yet, is going to use it.
+
+    For segment, whether on a GPU or not, torch is imported without parts that it does not need.
+    """
     set_environment(arguments)
-    if arguments[:1] == ["segment"] and not any(word.startswith(NO_EARLY_START) for word in arguments):
-        start_driver("")
+    if arguments[:1] == ["segment"]:
+        if not any(word.startswith(NO_EARLY_START) for word in arguments):
+            start_driver("")
+        from streamseg.torch_parts import defer_parts  # after the threads have started: its imports take a while
+
+        defer_parts()
 
 
 def set_environment(arguments: Sequence[str]) -> None:
@@ -145,9 +162,14 @@ def load_libraries(dlopen: Callable[[bytes, int], int | None], files: Sequence[P
 def wait_for_libraries() -> None:
     """Wait until torch's libraries are loaded, before anything changes the environment, which they read.
 
+    Meanwhile modules are imported that torch will import.
+
     This does not delay `import torch`, which needs the libraries first. The thread of the driver is not waited for:
     start_driver sets what torch and numpy would set meanwhile.
     """
     for thread in threading.enumerate():
         if thread.name == LOADER:
+            for name in TORCH_MODULES:
+                with suppress(ImportError):  # this version of torch may not need it
+                    import_module(name)
             thread.join()

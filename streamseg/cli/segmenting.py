@@ -91,7 +91,7 @@ class SegmentOptions:
     """Instead of a window, let the past decay by half in this time, also where frames were dropped."""
     cut: Annotated[float | None, option("DISTANCE", "off")] = None
     """Drop the past at a change of scene: where contexts differ by more than this."""
-    steady: Annotated[str, option("HOW", "low for videos on the CPU, else off")] = ""
+    steady: Annotated[str, option("HOW", "low for videos")] = ""
     """Against flicker: low or high average the scores of a video along the motion of the picture; a number lets a pixel
     change its class only if the new one scores higher by it; off labels each frame by itself."""
     mask: Annotated[str, option("FILE", "none")] = ""
@@ -264,10 +264,11 @@ def check_text_outputs(
 def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     """Open the network, and return it with how to run it and how to draw its labels."""
     device = pick_device(options.device or default_device(options.weights))
+    starting.start_libraries(device)  # while the modules below are imported
     steady, size = parse_steady(options.steady), parse_size("--size", options.size)
     policy = pick_policy(options.window, options.half_life, steady)
     weights = find_weights(options.weights)
-    starting.start_network(device, weights, options.precision)  # while the modules below are imported
+    starting.start_network(device, weights, options.precision)
 
     from streamseg.engine import runtime
     from streamseg.engine.engine import ImageEngine, VideoEngine

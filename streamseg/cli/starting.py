@@ -13,7 +13,6 @@ from streamseg.parallel.threads import set_torch_threads, short_turns
 if TYPE_CHECKING:
     import torch
 
-    from streamseg.engine.engine import Engine
     from streamseg.io.sources import Source
 
 MAX_DECODERS = 4
@@ -98,48 +97,77 @@ def one_torch_thread(device: "torch.device") -> Iterator[None]:
         set_torch_threads(threads)
 
 
-def start_network(device: "torch.device", weights: Path, precision: str) -> None:
-    """Load CUDA's libraries and the kernels of a network in a thread, while its modules and its weights are loaded."""
+def start_libraries(device: "torch.device") -> None:
+    """Use a GPU in threads as the first frame of a video will: they load its libraries, and kernels."""
     if device.type == "cuda":
-        early.run_in_thread("start network", warm_up, device, weights, precision)
+        early.run_in_thread("start cuDNN", use_convolutions, device)
+        early.run_in_thread("start labels", use_labels, device)
 
 
-def warm_up(device: "torch.device", weights: Path, precision: str) -> None:
-    """Use CUDA as the first frame will: its libraries, then all kernels of the network if that labels the first frames.
+def start_network(device: "torch.device", weights: Path, precision: str) -> None:
+    """Load the kernels of a network in a thread, while its weights are loaded."""
+    if device.type == "cuda":
+        early.run_in_thread("start network", use_network, device, weights, precision)
 
-    Errors are ignored here: opening the weights or labelling the first frame raises them again.
-    """
+
+# Errors are ignored in these threads: opening the weights or labelling the first frame raises them again.
+
+
+def use_convolutions(device: "torch.device") -> None:
+    """Start cuDNN."""
     with suppress(Exception):
-        use_libraries(device)
+        import torch
+        from torch.nn import functional as F
 
-        # not earlier: the main thread imports it meanwhile
+        image, weight = (torch.zeros(8, 8, 16, 16, dtype=torch.float16, device=device) for _ in range(2))
+        F.conv2d(image, weight[:, :, :3, :3])
+
+
+def use_labels(device: "torch.device") -> None:
+    """Start cuBLAS, and load the kernels of colours and labels: it takes as long as to start cuDNN."""
+    with suppress(Exception):
+        import torch
+
+        with torch.inference_mode():
+            scores = torch.zeros(1, 16, 16, 16, dtype=torch.float16, device=device)
+            torch.matmul(scores, scores)
+
+            # not earlier: the main thread imports them meanwhile
+            from streamseg.engine.labels import labels_from_scores
+            from streamseg.engine.steadying import STEADY_LOW, fuse_scores
+
+            fused = fuse_scores(scores, empty_picture(device)[None], [None], [0.0], STEADY_LOW)
+            send(labels_from_scores(fused.scores[0], FIRST_SIZE), scores.shape[1])
+
+
+def use_network(device: "torch.device", weights: Path, precision: str) -> None:
+    """Label an empty picture as the first frame of a video, if the network itself labels that."""
+    with suppress(Exception):
+        import torch
+
         from streamseg.engine.open import open_unfilled_engine
+        from streamseg.engine.steadying import STEADY_LOW
+        from streamseg.stream.label_frames import label_frame
+        from streamseg.stream.state import LastFrames
 
         engine = open_unfilled_engine(weights, device, precision)
         if engine:
-            label_once(engine)
+            with torch.inference_mode():
+                labels, _ = label_frame(engine, empty_picture(device), None, LastFrames(1, steady=STEADY_LOW))
+                send(labels, engine.classes)
 
 
-def use_libraries(device: "torch.device") -> None:
-    """Use CUDA, cuDNN and cuBLAS, as the first layers of a network would."""
-    import torch
-    from torch.nn import functional as F
-
-    image, weight = (torch.zeros(8, 8, 16, 16, dtype=torch.float16, device=device) for _ in range(2))
-    F.conv2d(image, weight[:, :, :3, :3])
-    torch.matmul(image, weight)
-
-
-def label_once(engine: "Engine") -> None:
-    """Label an empty picture, as the pipeline labels the first frame of a video: from its planes to counted labels."""
-    import torch
-
-    from streamseg.engine.labels import count_batch
+def empty_picture(device: "torch.device") -> "torch.Tensor":
+    """Return an empty picture on a GPU, made from its planes as the pipeline makes the frames of a video."""
     from streamseg.io import yuv
+
+    planes = yuv.empty_yuv(FIRST_SIZE, pinned=device.type == "cuda").zero_()
+    return yuv.to_rgb(yuv.Yuv420(planes.to(device, non_blocking=True), FIRST_SIZE))
+
+
+def send(labels: "torch.Tensor", classes: int) -> None:
+    """Count labels and send them to the CPU, as the pipeline does."""
+    from streamseg.engine.labels import count_batch
     from streamseg.stream.transfers import download
 
-    planes = yuv.empty_yuv(FIRST_SIZE, pinned=engine.device.type == "cuda").zero_()
-    with torch.inference_mode():
-        frame = yuv.to_rgb(yuv.Yuv420(planes.to(engine.device, non_blocking=True), FIRST_SIZE))
-        labels = engine(frame)
-        download(count_batch([labels], engine.classes), labels)
+    download(count_batch([labels], classes), labels)

@@ -21,6 +21,7 @@ from streamseg.io.sources import Pictures, VideoFile
 from streamseg.models.baselines import BASELINES
 from streamseg.models.bundled import find_weights
 from streamseg.models.video import VIDEO_METHODS
+from streamseg.stream import transfers
 
 CPU = torch.device("cpu")
 
@@ -106,11 +107,21 @@ def test_what_is_made_while_the_collector_is_off_is_left_out_of_collections():
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    """The CPU stands for a GPU: the libraries are not used, and the default precision is another."""
-    used = []
-    monkeypatch.setattr(starting, "use_libraries", used.append)
+    """The CPU stands for a GPU, whose default precision is another."""
     monkeypatch.setattr("streamseg.engine.open.fast_precisions", lambda device: ("bf16", "fp16"))
-    return used
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """The shapes of the labels that are sent to the CPU, and how many classes were counted."""
+    seen, download = [], transfers.download
+
+    def kept(counts, *others):
+        seen.extend((tuple(labels.shape), counts.shape[1]) for labels in others)
+        return download(counts, *others)
+
+    monkeypatch.setattr(transfers, "download", kept)
+    return seen
 
 
 @pytest.fixture
@@ -126,53 +137,66 @@ def labelled(monkeypatch):
     return seen
 
 
-def test_a_network_without_its_weights_labels_a_picture_ahead(as_on_a_gpu, labelled):
-    starting.warm_up(CPU, find_weights("road"), "")
-    assert as_on_a_gpu == [CPU]
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_network_without_its_weights_labels_a_picture_ahead(labelled, sent):
+    starting.use_network(CPU, find_weights("road"), "")
     assert labelled == [((1, 3, *starting.FIRST_SIZE), torch.bfloat16)]
+    assert sent == [(starting.FIRST_SIZE, 5)]
+
+
+def test_labels_are_made_and_sent_ahead_without_a_network(labelled, sent):
+    starting.use_labels(CPU)
+    assert labelled == []
+    assert sent == [(starting.FIRST_SIZE, 16)]
 
 
 def test_it_reads_no_weights_and_uses_no_random_numbers(as_on_a_gpu, labelled, monkeypatch):
     monkeypatch.setattr("streamseg.io.tensors.check_checksum", failing(AssertionError()))
     monkeypatch.setattr("streamseg.models.checkpoint.load_tensors", failing(AssertionError()))
     before = torch.get_rng_state()
-    starting.warm_up(CPU, find_weights("street"), "")
+    starting.use_network(CPU, find_weights("street"), "")
     assert len(labelled) == 1
     assert torch.get_rng_state().equal(before)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "nonsense"])
 def test_nothing_is_labelled_ahead_in_a_precision_that_starts_otherwise(as_on_a_gpu, labelled, precision):
-    starting.warm_up(CPU, find_weights("road"), precision)
+    starting.use_network(CPU, find_weights("road"), precision)
     assert labelled == []
 
 
 def test_no_baseline_video_method_or_exported_file_is_labelled_ahead(as_on_a_gpu, labelled, tmp_path):
     for name, network in (("a", BASELINES["enet"](5)), ("b", VIDEO_METHODS["dff-fanet18"](5))):
         streamseg.save(network, streamseg.COMMA10K, tmp_path / f"{name}.safetensors")
-        starting.warm_up(CPU, tmp_path / f"{name}.safetensors", "")
-    starting.warm_up(CPU, tmp_path / "c.pt2", "")
+        starting.use_network(CPU, tmp_path / f"{name}.safetensors", "")
+    starting.use_network(CPU, tmp_path / "c.pt2", "")
     assert labelled == []
 
 
 def test_what_goes_wrong_ahead_is_left_to_those_who_open_the_weights(as_on_a_gpu, labelled, monkeypatch, tmp_path):
     (tmp_path / "damaged.safetensors").write_bytes(b"x")
     for name in ("damaged", "missing"):
-        starting.warm_up(CPU, tmp_path / f"{name}.safetensors", "")
+        starting.use_network(CPU, tmp_path / f"{name}.safetensors", "")
     for error in (RuntimeError("CUDA error"), MemoryError(), OSError(5, "x")):
-        monkeypatch.setattr(starting, "label_once", failing(error))
-        starting.warm_up(CPU, find_weights("road"), "")
-        monkeypatch.setattr(starting, "use_libraries", failing(error))
-        starting.warm_up(CPU, find_weights("road"), "")
+        for name in ("send", "empty_picture"):
+            monkeypatch.setattr(starting, name, failing(error))
+            starting.use_network(CPU, find_weights("road"), "")
+            starting.use_labels(CPU)
+    monkeypatch.setattr("torch.nn.functional.conv2d", failing(RuntimeError("cuDNN")))
+    starting.use_convolutions(CPU)
 
 
-def test_the_thread_starts_for_a_gpu_only(monkeypatch):
-    started = []
-    monkeypatch.setattr(starting, "warm_up", lambda *given: started.append(given))
-    starting.start_network(CPU, Path("a"), "")
-    starting.start_network(torch.device("cuda:1"), Path("a"), "fp16")
-    join("start network")
-    assert started == [(torch.device("cuda:1"), Path("a"), "fp16")]
+def test_the_threads_start_for_a_gpu_only(monkeypatch):
+    started, gpu = [], torch.device("cuda:1")
+    monkeypatch.setattr(early, "run_in_thread", lambda name, work, *given: started.append((work, *given)))
+    for device in (CPU, gpu):
+        starting.start_libraries(device)
+        starting.start_network(device, Path("a"), "fp16")
+    assert started == [
+        (starting.use_convolutions, gpu),
+        (starting.use_labels, gpu),
+        (starting.use_network, gpu, Path("a"), "fp16"),
+    ]
 
 
 def test_weights_are_read_by_one_thread_beside_a_gpu():
