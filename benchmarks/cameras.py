@@ -193,11 +193,12 @@ def main() -> None:
     parser.add_argument("--input-size", default="", help="of the network; the frame's by default")
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--precision", default="")
+    parser.add_argument("--steady", default="", help="off, low, high or a number; as segment by default")
     parser.add_argument("--device", default="", help="a GPU if there is one")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     options = parser.parse_args()
     given = {"weights": options.weights, "device": options.device, "precision": options.precision}
-    given["size"] = options.input_size
+    given |= {"size": options.input_size, "steady": options.steady}
     setups = [(options.cameras or 16, options.rate or 30.0)]
     if not (options.cameras or options.rate):
         setups.append((64, 10.0))

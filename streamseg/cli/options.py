@@ -136,18 +136,19 @@ def parse_steadiness(text: str) -> "Steadiness | None":
 def steady_by_default(policy: "Policy", engine: "Engine") -> "Policy":
     """Return a policy that keeps the labels of videos steady, if an engine can do that at little cost.
 
-    An exported file is as steady as it was made; a video method is run as its authors describe it. On a GPU a large
-    frame would take a sixth longer.
+    An exported file is as steady as it was made; a video method is run as its authors describe it. On a GPU only the
+    fast engine has kernels for it.
     """
     from streamseg.engine.engine import VideoEngine
+    from streamseg.engine.fast import FastEngine
+    from streamseg.engine.prepare import PreparingEngine
     from streamseg.engine.runtime import ExportedEngine
     from streamseg.engine.steadying import STEADY_LOW
 
     if isinstance(engine, ExportedEngine):
         return replace(policy, steady=engine.manifest.steady or 0.0)
-    if isinstance(engine, VideoEngine) or engine.device.type == "cuda":
-        return policy
-    return replace(policy, steady=STEADY_LOW)
+    costly = engine.device.type != "cpu" and not isinstance(engine, FastEngine | PreparingEngine)
+    return policy if costly or isinstance(engine, VideoEngine) else replace(policy, steady=STEADY_LOW)
 
 
 def pick_policy(window: int | None, half_life: float | None, steady: "float | Steadiness" = 0.0) -> "Policy | None":

@@ -115,7 +115,7 @@ def serve(
     port: int = 8000,
     token: Annotated[str, option("TEXT", "the variable STREAMSEG_TOKEN, or none")] = "",
     window: Annotated[int | None, option("FRAMES", "what the weights were trained with")] = None,
-    steady: Annotated[str, option("HOW", "low on the CPU, else off")] = "",
+    steady: Annotated[str, option("HOW", "low")] = "",
     limits: Annotated[LimitOptions, Parameter(name="*")] = LIMITS,
     streams: Annotated[StreamOptions, Parameter(name="*")] = STREAMS,
     processes: Annotated[ReplicaOptions, Parameter(name="*")] = REPLICAS,

@@ -81,16 +81,19 @@ def warm(
 
 
 def prepare_size(engine: "FastEngine", size: tuple[int, int], frames: int) -> float:
-    """Prepare an engine for batches of frames of a size, and return the seconds it took."""
+    """Prepare an engine for batches of pictures and of frames of videos of a size, and return the seconds it took."""
     import torch
 
     from streamseg.engine.engine import FrameBatch
+    from streamseg.engine.steadying import STEADY_LOW
     from streamseg.stream.label_frames import network_size
 
     images = torch.empty(frames, 3, *network_size(*size), dtype=torch.uint8, device="meta")
+    pictures = FrameBatch(images, None, [0.0] * frames, [size] * frames)
     begin = perf_counter()
     try:
-        engine.prepare(FrameBatch(images, None, [0.0] * frames, [size] * frames))
+        for batch in (pictures, pictures._replace(steady=STEADY_LOW)):  # as segment labels pictures and videos
+            engine.prepare(batch)
     except Exception as error:
         if out_of_memory(error):
             raise

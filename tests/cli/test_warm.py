@@ -40,15 +40,16 @@ def test_each_size_is_prepared_with_each_batch_and_a_line_says_how_long_it_took(
     said = [re.fullmatch(r"(.+): \d+\.\d s", line)[1] for line in lines[:-1]]
     assert said == [f"{size}, batch {frames}" for size in ("720 x 1280", "2160 x 3840") for frames in (1, 8)]
     assert lines[-1] == "The kernels are kept in kernels."
-    # frames that are too large are reduced for the network, as segment does
+    # frames that are too large are reduced for the network, as segment does; pictures, and videos with steady labels
     shapes = [tuple(shape) for shape, *_ in slow.asked]
-    assert shapes == [(n, 3, *size) for size in ((720, 1280), (1086, 1930)) for n in (1, 8)]
+    assert shapes == [(n, 3, *size) for size in ((720, 1280), (1086, 1930)) for n in (1, 8) for _ in range(2)]
+    assert len(slow.ready) == len(shapes)
 
 
 def test_without_options_the_sizes_of_the_usual_cameras_are_prepared(slow, monkeypatch, capsys):
     assert run(monkeypatch, "warm", "--quiet") == 0
     assert capsys.readouterr() == ("", "")
-    assert [tuple(shape) for shape, *_ in slow.asked] == [(1, 3, 720, 1280), (1, 3, 1080, 1920)]
+    assert {tuple(shape) for shape, *_ in slow.asked} == {(1, 3, 720, 1280), (1, 3, 1080, 1920)}
 
 
 def test_what_cannot_be_compiled_is_an_error_in_a_sentence(slow, monkeypatch, capsys):
