@@ -141,7 +141,10 @@ def use_labels(device: "torch.device") -> None:
 
 
 def use_network(device: "torch.device", weights: Path, precision: str) -> None:
-    """Label an empty picture as the first frame of a video, if the network itself labels that."""
+    """Label empty pictures as the first two frames of a video, if the network itself labels these.
+
+    The second loads what compares it with the first, to keep labels steady.
+    """
     with suppress(Exception):
         import torch
 
@@ -152,9 +155,11 @@ def use_network(device: "torch.device", weights: Path, precision: str) -> None:
 
         engine = open_unfilled_engine(weights, device, precision)
         if engine:
+            state, policy = None, LastFrames(1, steady=STEADY_LOW)
             with torch.inference_mode():
-                labels, _ = label_frame(engine, empty_picture(device), None, LastFrames(1, steady=STEADY_LOW))
-                send(labels, engine.classes)
+                for _ in range(2):
+                    labels, state = label_frame(engine, empty_picture(device), state, policy)
+                    send(labels, engine.classes)
 
 
 def empty_picture(device: "torch.device") -> "torch.Tensor":

@@ -138,10 +138,10 @@ def labelled(monkeypatch):
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_a_network_without_its_weights_labels_a_picture_ahead(labelled, sent):
+def test_a_network_without_its_weights_labels_two_frames_ahead(labelled, sent):
     starting.use_network(CPU, find_weights("road"), "")
-    assert labelled == [((1, 3, *starting.FIRST_SIZE), torch.bfloat16)]
-    assert sent == [(starting.FIRST_SIZE, 5)]
+    assert labelled == [((1, 3, *starting.FIRST_SIZE), torch.bfloat16)] * 2
+    assert sent == [(starting.FIRST_SIZE, 5)] * 2
 
 
 def test_labels_are_made_and_sent_ahead_without_a_network(labelled, sent):
@@ -155,7 +155,7 @@ def test_it_reads_no_weights_and_uses_no_random_numbers(as_on_a_gpu, labelled, m
     monkeypatch.setattr("streamseg.models.checkpoint.load_tensors", failing(AssertionError()))
     before = torch.get_rng_state()
     starting.use_network(CPU, find_weights("street"), "")
-    assert len(labelled) == 1
+    assert len(labelled) == 2
     assert torch.get_rng_state().equal(before)
 
 
@@ -218,7 +218,7 @@ def test_weights_are_read_by_one_thread_beside_a_gpu():
 def test_a_gpu_starts_in_a_thread(labelled):
     starting.start_network(torch.device("cuda:0"), find_weights("street"), "")
     join("start network")
-    assert labelled == [((1, 3, *starting.FIRST_SIZE), torch.float16)]
+    assert labelled == [((1, 3, *starting.FIRST_SIZE), torch.float16)] * 2
 
 
 # ends at the first line of JSON, with the modules that were imported until then
