@@ -8,8 +8,8 @@ from streamseg.early import start_early
 
 def run_program() -> None:
     """Run the command line; what it will need from a GPU starts before it is imported."""
-    start_early(sys.argv[1:])
     try:
+        start_early(sys.argv[1:])
         from streamseg import cli
     except KeyboardInterrupt:
         os._exit(130)  # a thread may be inside the driver, which the end of Python does not wait for

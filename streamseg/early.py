@@ -53,8 +53,8 @@ TORCH_MODULES = (
     "unittest.mock",
 )
 """Modules that torch imports, with all that they import: a twentieth of the time of its own ones."""
-NO_EARLY_START = ("--device", "--weights", "--ray", "--help", "-h")
-"""Options of segment that may ask for another device than the first GPU, or for none; and its help."""
+NO_EARLY_START = ("--device", "--weights", "--ray")
+"""Options of segment that may ask for another device than the first GPU, or for none."""
 LOADER = "load libraries"
 """Name of the thread that loads torch's libraries."""
 
@@ -65,7 +65,7 @@ def start_early(arguments: Sequence[str]) -> None:
     For segment, whether on a GPU or not, torch is imported without parts that it does not need.
     """
     set_environment(arguments)
-    if arguments[:1] == ["segment"]:
+    if arguments[:1] == ["segment"] and not {"--help", "-h"} & {*arguments}:
         if not any(word.startswith(NO_EARLY_START) for word in arguments):
             start_driver("")
         from streamseg.torch_parts import defer_parts  # after the threads have started: its imports take a while

@@ -1,10 +1,13 @@
 """Torch without some of its parts: it works, and what uses a part gets it."""
 
+import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 import pytest
+from clips import make_clip
 from PIL import Image
 
 from streamseg import early, torch_parts
@@ -34,6 +37,14 @@ USES = {
     "all names": "from torch.distributions import *; assert Normal(0.0, 1.0).mean == 0",
     "the compiler": "assert torch.compile(lambda x: x + 1, backend='aot_eager')(torch.ones(2)).sum() == 4",
     "a module that parts import": "import torch._prims; assert torch._prims.__spec__.origin == torch._prims.__file__",
+    "a module that is looked for": """
+from importlib.util import find_spec
+assert find_spec('torch._prims').origin and find_spec('torch._prims').submodule_search_locations
+assert find_spec('torch.export').origin
+assert all(deferred())
+import torch._prims
+assert find_spec('torch._prims').origin == torch._prims.__file__
+assert type(torch._prims.__loader__) is type(torch._prims.__spec__.loader) is type(torch.nn.__loader__)""",
     "a module of the compiler": "import torch._dynamo",
     "the exporter": """
 class Twice(torch.nn.Module):
@@ -72,14 +83,48 @@ def test_asking_all_modules_for_their_file_is_no_use():
 
 @needs_known
 @pytest.mark.parametrize("options", [[], ["--steady", "high"], ["--precision", "int8"], ["--tile"]])
-def test_segment_loads_none_of_them(options, tmp_path):
+def test_segment_loads_none_of_them_for_pictures(options, tmp_path):
     Image.new("RGB", (96, 64)).save(tmp_path / "a.png")
-    command = ["segment", str(tmp_path / "a.png"), "-o", str(tmp_path / "out.png"), "--device", "cpu", *options]
-    done = run_python("-X", "importtime", "-m", "streamseg", *command)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "torch.nn" in imported
-    assert not imported & {*torch_parts.PARTS}
-    assert (tmp_path / "out.png").exists()
+    assert parts_of_segment(tmp_path / "a.png", tmp_path / "out.png", *options) == "deferred"
+
+
+@needs_known
+def test_segment_loads_none_of_them_for_videos(tmp_path):
+    make_clip(tmp_path / "a.mp4", 3)
+    assert parts_of_segment(tmp_path / "a.mp4", tmp_path / "out.mp4") == "deferred"
+
+
+# whether the parts are there at the end
+SEGMENT = """
+import os, sys
+from streamseg import __main__, cli, torch_parts
+
+run_program = cli.run_program
+
+def run_and_tell():
+    try:
+        run_program()
+    finally:
+        with open(os.environ["PARTS"], "w") as file:
+            file.write("deferred" if torch_parts.are_deferred() and "torch._prims" not in sys.modules else "loaded")
+
+cli.run_program = run_and_tell
+__main__.run_program()
+"""
+
+
+def parts_of_segment(source, out, *options):
+    """Return "deferred" or "loaded": what the parts of torch are after a run of segment."""
+    file = out.parent / "parts"
+    done = subprocess.run(
+        [sys.executable, "-c", SEGMENT, "segment", str(source), "-o", str(out), "--device", "cpu", *options],
+        env=os.environ | {"PARTS": str(file)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert out.exists()
+    return file.read_text(encoding="utf-8")
 
 
 def test_torch_is_imported_whole_in_an_unknown_version_and_left_alone_once_imported(monkeypatch):
@@ -87,9 +132,10 @@ def test_torch_is_imported_whole_in_an_unknown_version_and_left_alone_once_impor
     torch_parts.defer_parts()  # these tests have imported it
     assert {name: sys.modules.get(name) for name in torch_parts.PARTS} == before
     monkeypatch.delitem(sys.modules, "torch")
-    monkeypatch.setattr(torch_parts, "version", lambda name: "2.110.0")
-    torch_parts.defer_parts()
-    assert {name: sys.modules.get(name) for name in torch_parts.PARTS} == before
+    for unknown in ("2.110.0", None):  # None: the installation is damaged
+        monkeypatch.setattr(torch_parts, "version", lambda name, unknown=unknown: unknown)
+        torch_parts.defer_parts()
+        assert {name: sys.modules.get(name) for name in torch_parts.PARTS} == before
 
 
 def test_without_torch_nothing_is_deferred(monkeypatch):
@@ -104,5 +150,15 @@ def test_without_torch_nothing_is_deferred(monkeypatch):
 
 
 @needs_known
+def test_a_network_is_made_without_data_and_moved_without_them():
+    run_python(
+        "-c",
+        START + "with torch.device('meta'): layer = torch.nn.Conv2d(3, 8, 3)\n"
+        "layer.to_empty(device='cpu'); assert all(deferred())",
+    )
+
+
+@needs_known
 def test_torch_imports_what_is_imported_while_its_libraries_are_loaded():
-    run_python("-c", f"import sys, torch; assert {{*sys.modules}} >= {set(early.TORCH_MODULES)}")
+    installed = {name for name in early.TORCH_MODULES if find_spec(name)}
+    run_python("-c", f"import sys, torch; assert {{*sys.modules}} >= {installed}")

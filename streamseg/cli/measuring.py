@@ -60,7 +60,7 @@ class EvaluateOptions:
     """cityscapes, camvid, comma10k, coco-stuff, ade20k, or folder for your own data."""
     video: Annotated[str, option("FILE", "none")] = ""
     """Instead of a data set, a video without labels, also as numbered pictures (frame_%04d.png) or a folder of frames:
-    measure how steady its labels are along the motion, as segment would write them."""
+    measure how steady its labels are along the motion. segment keeps them steady by default: --steady low."""
     slice: Annotated[Path | None, option("FILE", "none")] = None
     """A picture for one row of the video over time, with its labels."""
     row: Annotated[int | None, option("ROW", "the middle")] = None
