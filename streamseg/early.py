@@ -52,7 +52,7 @@ TORCH_MODULES = (
     "tqdm",
     "unittest.mock",
 )
-"""Modules that torch imports, with all that they import: a twentieth of the time of its own ones."""
+"""Modules of others that torch imports, and what they import in turn: some hundredths of a second."""
 NO_EARLY_START = ("--device", "--weights", "--ray")
 """Options of segment that may ask for another device than the first GPU, or for none."""
 LOADER = "load libraries"

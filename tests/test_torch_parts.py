@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 
 import pytest
@@ -12,8 +12,7 @@ from PIL import Image
 
 from streamseg import early, torch_parts
 
-KNOWN = version("torch").startswith(tuple(f"{number}." for number in torch_parts.VERSIONS))
-needs_known = pytest.mark.skipif(not KNOWN, reason="this version of torch is imported whole")
+needs_known = pytest.mark.skipif(not torch_parts.is_known_version(), reason="this version of torch is imported whole")
 
 START = """
 import sys

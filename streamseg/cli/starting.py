@@ -124,7 +124,7 @@ def use_convolutions(device: "torch.device") -> None:
 
 
 def use_labels(device: "torch.device") -> None:
-    """Start cuBLAS, and load the kernels of colours and labels: it takes as long as to start cuDNN."""
+    """Start cuBLAS, and load the kernels of colours and labels; all this takes as long as cuDNN's start."""
     with suppress(Exception):
         import torch
 
