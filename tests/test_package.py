@@ -16,7 +16,7 @@ MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if 
 # a folder, or a module beside the folders, may import from itself and from the lines above it
 LAYERS = """
 checks classes machine torch_parts
-class_table early palette
+class_table early early_operators palette
 io
 regions
 parallel data models

@@ -177,7 +177,7 @@ def segment(
     else:
         plan = make_plan(given, out, options, region_options)
     device = options.device or default_device(options.weights)
-    starting.start_beside_torch(plan.sources, device)
+    starting.start_beside_torch(plan.sources, device, options.weights, options.hardware_decoding)
     with loading(options.quiet), starting.faster_opening(device):
         settings, style = open_model(options)
     with starting.unfrozen_at_the_end():
@@ -265,11 +265,9 @@ def check_text_outputs(
 def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     """Open the network, and return it with how to run it and how to draw its labels."""
     device = pick_device(options.device or default_device(options.weights))
-    starting.start_libraries(device)  # while the modules below are imported
     steady, size = parse_steady(options.steady), parse_size("--size", options.size)
     policy = pick_policy(options.window, options.half_life, steady)
     weights = find_weights(options.weights)
-    starting.start_network(device, weights, options.precision)
 
     from streamseg.engine import runtime
     from streamseg.engine.engine import ImageEngine, VideoEngine

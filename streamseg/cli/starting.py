@@ -2,12 +2,17 @@
 
 import gc
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamseg import early
+from streamseg.early_operators import load_kernels
+from streamseg.io.checksums import check_ahead
+from streamseg.io.hub import is_hub_address
+from streamseg.models.bundled import find_weights
 from streamseg.parallel.threads import set_torch_threads, short_turns
 
 if TYPE_CHECKING:
@@ -17,8 +22,6 @@ if TYPE_CHECKING:
 
 MAX_DECODERS = 4
 """A process more that waits for its video costs as much as one that starts when it comes to it."""
-FIRST_SIZE = (360, 640)
-"""Height and width of the picture with which a network starts."""
 
 
 @contextmanager
@@ -55,26 +58,44 @@ def unfrozen_at_the_end() -> Iterator[None]:
         gc.unfreeze()
 
 
-def start_beside_torch(sources: Sequence["Source"], device: str) -> None:
-    """Start what does not need torch, and wait for what torch needs."""
+def start_beside_torch(sources: Sequence["Source"], device: str, weights: Path | None, hardware: str) -> None:
+    """Start what does not need torch, and wait for what torch needs.
+
+    Args:
+        hardware: The hardware decoder of videos; empty for none.
+    """
     early.start_driver(device)
-    start_decoders(sources, device)
+    start_decoders(sources, device, hardware)
+    if not is_hub_address(weights) and (file := find_weights(weights)).suffix == ".safetensors":
+        check_ahead(file)
     early.wait_for_libraries()
+    start_kernels(device)
 
 
-def start_decoders(sources: Sequence["Source"], device: str) -> None:
-    """Start the processes that decode videos beside a GPU: they are ready when torch is imported.
+def start_decoders(sources: Sequence["Source"], device: str, hardware: str) -> None:
+    """Start the processes that decode videos beside a GPU: the first frames are ready when torch is imported.
 
     A process that is not needed ends with this one.
     """
     from streamseg.io import codec_pool
-    from streamseg.io.sources import VideoFile
+    from streamseg.io.sources import Decoding, VideoFile
 
-    videos = sum(isinstance(source, VideoFile) for source in sources)
     codecs = os.environ.get("STREAMSEG_CODECS", "processes" if early.may_use_gpu(device) else "threads")
-    if codecs == "processes" and codec_pool.are_possible():
-        with suppress(OSError):  # the pipeline tries again, and tells the reason
-            codec_pool.IDLE.start(min(videos, MAX_DECODERS))
+    if hardware or codecs != "processes" or not codec_pool.are_possible():
+        return
+    videos = [source for source in sources if isinstance(source, VideoFile)][:MAX_DECODERS]
+    with suppress(OSError):  # the pipeline tries again, and tells the reason
+        for video in videos:
+            if video.paths:  # a file, not an address
+                video.open_ahead(Decoding(planes=early.may_use_gpu(device)))  # as the pipeline will ask for it
+        codec_pool.IDLE.start(len(videos))
+
+
+def start_kernels(device: str) -> None:
+    """Load kernels of a GPU in a thread while torch is imported. The end of the program waits for it."""
+    number, files = early.find_gpu(device), early.find_libraries()
+    if number is not None and files:
+        threading.Thread(target=load_kernels, args=(files[-1], number), name="load kernels").start()
 
 
 @contextmanager
@@ -95,84 +116,3 @@ def one_torch_thread(device: "torch.device") -> Iterator[None]:
         yield
     finally:
         set_torch_threads(threads)
-
-
-def start_libraries(device: "torch.device") -> None:
-    """Use a GPU in threads as the first frame of a video will: they load its libraries, and kernels."""
-    if device.type == "cuda":
-        early.run_in_thread("start cuDNN", use_convolutions, device)
-        early.run_in_thread("start labels", use_labels, device)
-
-
-def start_network(device: "torch.device", weights: Path, precision: str) -> None:
-    """Load the kernels of a network in a thread, while its weights are loaded."""
-    if device.type == "cuda":
-        early.run_in_thread("start network", use_network, device, weights, precision)
-
-
-# Errors are ignored in these threads: opening the weights or labelling the first frame raises them again.
-
-
-def use_convolutions(device: "torch.device") -> None:
-    """Start cuDNN."""
-    with suppress(Exception):
-        import torch
-        from torch.nn import functional as F
-
-        image, weight = (torch.zeros(8, 8, 16, 16, dtype=torch.float16, device=device) for _ in range(2))
-        F.conv2d(image, weight[:, :, :3, :3])
-
-
-def use_labels(device: "torch.device") -> None:
-    """Start cuBLAS, and load the kernels of colours and labels; all this takes as long as cuDNN's start."""
-    with suppress(Exception):
-        import torch
-
-        with torch.inference_mode():
-            scores = torch.zeros(1, 16, 16, 16, dtype=torch.float16, device=device)
-            torch.matmul(scores, scores)
-
-            # not earlier: the main thread imports them meanwhile
-            from streamseg.engine.labels import labels_from_scores
-            from streamseg.engine.steadying import STEADY_LOW, fuse_scores
-
-            fused = fuse_scores(scores, empty_picture(device)[None], [None], [0.0], STEADY_LOW)
-            send(labels_from_scores(fused.scores[0], FIRST_SIZE), scores.shape[1])
-
-
-def use_network(device: "torch.device", weights: Path, precision: str) -> None:
-    """Label empty pictures as the first two frames of a video, if the network itself labels these.
-
-    The second loads what compares it with the first, to keep labels steady.
-    """
-    with suppress(Exception):
-        import torch
-
-        from streamseg.engine.open import open_unfilled_engine
-        from streamseg.engine.steadying import STEADY_LOW
-        from streamseg.stream.label_frames import label_frame
-        from streamseg.stream.state import LastFrames
-
-        engine = open_unfilled_engine(weights, device, precision)
-        if engine:
-            state, policy = None, LastFrames(1, steady=STEADY_LOW)
-            with torch.inference_mode():
-                for _ in range(2):
-                    labels, state = label_frame(engine, empty_picture(device), state, policy)
-                    send(labels, engine.classes)
-
-
-def empty_picture(device: "torch.device") -> "torch.Tensor":
-    """Return an empty picture on a GPU, made from its planes as the pipeline makes the frames of a video."""
-    from streamseg.io import yuv
-
-    planes = yuv.empty_yuv(FIRST_SIZE, pinned=device.type == "cuda").zero_()
-    return yuv.to_rgb(yuv.Yuv420(planes.to(device, non_blocking=True), FIRST_SIZE))
-
-
-def send(labels: "torch.Tensor", classes: int) -> None:
-    """Count labels and send them to the CPU, as the pipeline does."""
-    from streamseg.engine.labels import count_batch
-    from streamseg.stream.transfers import download
-
-    download(count_batch([labels], classes), labels)

@@ -7,7 +7,7 @@ import torch
 
 from streamseg.classes import Classes
 from streamseg.engine.engine import EagerEngine, Engine
-from streamseg.engine.fast import PRECISIONS, FastEngine, fast_precisions, pick_engine, why_not_fast
+from streamseg.engine.fast import FastEngine, pick_engine
 from streamseg.engine.prepare import PreparingEngine
 from streamseg.engine.runtime import OPENERS, ExportedEngine, open_exported
 from streamseg.models import checkpoint
@@ -56,23 +56,6 @@ def open_preparing_engine(
         # the fast engine has its own weights by now
         engine = PreparingEngine(EagerEngine(model.to(engine.precision)), engine)
     return OpenedEngine(engine, classes, window)
-
-
-def open_unfilled_engine(weights: Path, device: torch.device, precision: str = "") -> EagerEngine | None:
-    """Return an engine like the one with which open_preparing_engine labels the first frames, but without its weights.
-
-    It needs only the metadata of a checkpoint, and labels frames by the same kernels: a thread can load these while the
-    weights are read. None if open_preparing_engine has no such engine for the weights.
-    """
-    precision = precision or fast_precisions(device)[0]
-    if weights.suffix.lower() in OPENERS or precision not in fast_precisions(device):
-        return None
-    model = checkpoint.build_unfilled(weights)
-    if model is None or why_not_fast(model):
-        return None
-    # as pick_engine and open_preparing_engine move the network
-    model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload] # missing in torch's stub
-    return EagerEngine(model.to(PRECISIONS[precision]))
 
 
 def open_weights(

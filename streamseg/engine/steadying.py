@@ -215,7 +215,8 @@ def shrink_to_luma(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 def likeness(difference: Tensor, tolerance: float) -> Tensor:
     """Return how alike (B, 1, h, w) two pictures are around each pixel: 1 for equal, 0.37 at the tolerance."""
-    return blur(difference.abs(), 3).div_(max(tolerance, MIN_TOLERANCE)).square_().neg_().exp_()
+    unlike = blur(difference.abs(), 3).div_(max(tolerance, MIN_TOLERANCE))
+    return (unlike * unlike).mul_(-1).exp_()
 
 
 def keep_labels(labels: Tensor, previous: Tensor, scores: Tensor, margin: Tensor) -> tuple[Tensor, Tensor]:

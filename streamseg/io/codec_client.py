@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from streamseg.io.codec_pool import IDLE, CodecProcess, ProcessDied
+from streamseg.io.codec_pool import IDLE, CodecProcess, ProcessDied, read_job
 from streamseg.io.codec_slots import LABELS, PLANES, RGB, SLOTS, Slots
 from streamseg.io.files import ClosedInTheEnd
 from streamseg.io.planes import ColourMatrix, Orientation, PlaneFormat
@@ -24,9 +24,7 @@ class ProcessVideo:
 
     def __init__(self, address: str, name: str, decoding: Decoding) -> None:
         self.name, self.finished = name, False
-        self.process = IDLE.take()
-        job = {"address": address, "name": name, "hardware": decoding.hardware, "planes": decoding.planes}
-        self.process.start_job("read", job)
+        self.process = IDLE.start_job("read", read_job(address, name, decoding.hardware, decoding.planes))
         opened = self.answer()
         try:
             self.slots = Slots(self.process.file, opened["opened"])
@@ -108,9 +106,8 @@ class ProcessWriter(ClosedInTheEnd):
         self.path, self.size, self.closed = path, size, False
         self.name = name or str(path)
         self.free = list(range(SLOTS))
-        self.process = IDLE.take()
         job = {"path": str(path), "size": size, "rate": [rate.numerator, rate.denominator], "labels": labels}
-        self.process.start_job("write", job | {"audio_from": None if audio_from is None else str(audio_from)})
+        self.process = IDLE.start_job("write", job | {"audio_from": None if audio_from is None else str(audio_from)})
         opened = self.answer()
         try:
             self.slots = Slots(self.process.file, opened["opened"])

@@ -31,6 +31,11 @@ class ProcessDied(OSError):  # noqa: N818 (told as any OSError)
     """A process has ended in the middle of its job."""
 
 
+def read_job(address: str, name: str, hardware: str, planes: bool) -> dict[str, Any]:
+    """Return the job to decode a video (codec_process.py)."""
+    return {"address": address, "name": name, "hardware": hardware, "planes": planes}
+
+
 def are_possible() -> bool:
     """Return whether codecs can run in processes here: on Linux, which has memory without a name, by Python itself."""
     is_python = bool(sys.executable) and not getattr(sys, "frozen", False)
@@ -60,12 +65,6 @@ class CodecProcess:
     @property
     def alive(self) -> bool:
         return self.process.poll() is None
-
-    def start_job(self, kind: str, job: dict[str, Any]) -> None:
-        """Send a job; its names of files are relative to the folder that is the current one now."""
-        with suppress(OSError):  # a folder that was deleted
-            job = job | {"folder": str(Path.cwd())}
-        self.send({kind: job})
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a line; what became of a process that has gone is told by its answer."""
@@ -121,12 +120,40 @@ class CodecProcess:
         self.end()
 
 
+def in_this_folder(job: dict[str, Any]) -> dict[str, Any]:
+    """Return a job whose names of files are relative to the folder that is the current one now."""
+    with suppress(OSError):  # a folder that was deleted
+        return job | {"folder": str(Path.cwd())}
+    return job
+
+
 class Idle:
-    """Processes that wait for the next video."""
+    """Processes that wait for the next video, and those that have begun to read it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.processes: list[CodecProcess] = []
+        self.begun: list[tuple[dict[str, Any], CodecProcess]] = []
+        """Messages with a job that no one has asked for yet, and the processes that work on it."""
+
+    def begin(self, kind: str, job: dict[str, Any]) -> None:
+        """Let a process begin a job before start_job asks for it, once."""
+        message, process = {kind: in_this_folder(job)}, self.take()
+        process.send(message)
+        with self.lock:
+            self.begun.append((message, process))
+
+    def start_job(self, kind: str, job: dict[str, Any]) -> CodecProcess:
+        """Return a process that works on a job; its names of files are relative to the current folder."""
+        message = {kind: in_this_folder(job)}
+        with self.lock:
+            for entry in self.begun:
+                if entry[0] == message:
+                    self.begun.remove(entry)
+                    return entry[1]
+        process = self.take()
+        process.send(message)
+        return process
 
     def take(self) -> CodecProcess:
         """Return a process that waits, or a new one."""
@@ -147,14 +174,15 @@ class Idle:
         process.end()
 
     def start(self, count: int) -> None:
-        """Start processes ahead, until a number of them waits."""
-        for _ in range(min(count, MAX_IDLE) - len(self.processes)):
+        """Start processes ahead, until a number of them waits or has begun."""
+        for _ in range(min(count, MAX_IDLE) - len(self.processes) - len(self.begun)):
             self.give_back(CodecProcess())
 
     def end(self) -> None:
         """End all that wait."""
         with self.lock:
-            processes, self.processes = self.processes, []
+            processes = self.processes + [process for _, process in self.begun]
+            self.processes, self.begun = [], []
         for process in processes:
             process.process.stdin.close()  # type: ignore[union-attr]  # all at once, then wait for each
         for process in processes:

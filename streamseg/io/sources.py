@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from streamseg.checks import CutShort
 from streamseg.io import web
+from streamseg.io.codec_pool import IDLE, read_job
 from streamseg.io.web import is_address, redact
 
 if TYPE_CHECKING:
@@ -209,6 +210,11 @@ class VideoFile:
         from streamseg.io.video_reading import open_video
 
         return open_video(self.location, name=name, hardware=decoding.hardware)
+
+    def open_ahead(self, decoding: Decoding) -> None:
+        """Let a process begin to decode it, before captures asks for that with the same decoding."""
+        job = read_job(self.location, redact(self.address), decoding.hardware, decoding.planes)
+        IDLE.begin("read", job)
 
     def captures(self, decoding: Decoding = TO_RGB) -> Generator[Capture, None, None]:
         """Yield each frame; CutShort follows the last of a damaged file."""

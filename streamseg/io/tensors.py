@@ -15,12 +15,6 @@ from streamseg.io.checksums import BLANK_CHECKSUM, check_checksum, check_zip, wr
 from streamseg.io.files import written_whole
 
 
-def read_metadata(path: Path) -> dict[str, str] | None:
-    """Return the metadata of a safetensors file, whose tensors and checksum are neither read nor checked."""
-    with safe_open(path, framework="pt") as file:
-        return file.metadata()
-
-
 def open_tensors(path: Path) -> safe_open:
     """Open a safetensors file, and check its checksum if it has one."""
     check_readable(path)

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from streamseg.checks import check_choice, check_count
 from streamseg.classes import Classes
 from streamseg.io.checksums import BLANK_CHECKSUM, pop_checksum
-from streamseg.io.tensors import check_state_dict, load_tensors, open_tensors, read_metadata, write_tensors
+from streamseg.io.tensors import check_state_dict, load_tensors, open_tensors, write_tensors
 from streamseg.models.attention import ATTENTIONS, Attention
 from streamseg.models.baselines import BASELINES, Baseline
 from streamseg.models.bundled import find_weights
@@ -219,21 +219,6 @@ def read_checkpoint(path: Path, attention: type[Attention] | None = None) -> tup
     check_state_dict(f"{path} does not hold the {description.network} that it describes", weights, model.state_dict())
     model.load_state_dict(weights)
     return model.eval(), description
-
-
-def build_unfilled(path: Path) -> FANet | None:
-    """Return the FANet that a checkpoint describes, in evaluation mode, without its weights; None for other networks.
-
-    Its parameters are whatever was in their memory. Of the file only the metadata is read, and no checksum is compared.
-    Torch's random state is neither used nor set, so that any thread may call it.
-    """
-    description = read_description(path, read_metadata(path))
-    if description.network not in FANETS:
-        return None
-    with WithoutRandomWeights():
-        model = build_network(description)
-    assert isinstance(model, FANet)
-    return model.eval()
 
 
 class WithoutRandomWeights(TorchFunctionMode):

@@ -155,7 +155,7 @@ def averaging_matrix(inputs: int, cells: int, like: Tensor) -> Tensor:
     pixel = torch.arange(inputs, dtype=precision, device=like.device)
     cell = torch.arange(cells, dtype=precision, device=like.device)[:, None]
     # cell i reaches from floor(i * inputs / cells) to ceil((i + 1) * inputs / cells)
-    inside = torch.minimum((pixel + 1) * cells - cell * inputs, (cell + 1) * inputs - pixel * cells).clamp(0, 1)
+    inside = ((pixel + 1) * cells - cell * inputs).clamp(0, 1) * ((cell + 1) * inputs - pixel * cells).clamp(0, 1)
     return (inside / inside.sum(dim=1, keepdim=True)).to(like.dtype)
 
 

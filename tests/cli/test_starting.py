@@ -12,16 +12,12 @@ import torch
 from clips import make_clip
 from commands import failing, run
 
-import streamseg
 from streamseg import early
 from streamseg.cli import segmenting, starting
-from streamseg.engine.engine import EagerEngine
+from streamseg.early_operators import load_kernels
 from streamseg.io import codec_pool
 from streamseg.io.sources import Pictures, VideoFile
-from streamseg.models.baselines import BASELINES
 from streamseg.models.bundled import find_weights
-from streamseg.models.video import VIDEO_METHODS
-from streamseg.stream import transfers
 
 CPU = torch.device("cpu")
 
@@ -30,29 +26,37 @@ VIDEOS = [VideoFile("a", "a.mp4"), VideoFile("b", "b.mp4")]
 
 @pytest.fixture
 def started(monkeypatch, tmp_path):
-    """The numbers of processes that are asked for, on a machine that seems to have a GPU."""
-    numbers = []
-    monkeypatch.setattr(codec_pool.IDLE, "start", numbers.append)
+    """The videos that are begun, and the numbers of processes, on a machine that seems to have a GPU."""
+    found = []
+
+    def begin(kind, job):
+        assert (kind, job["hardware"], job["planes"]) == ("read", "", True)
+        found.append(job["address"])
+
+    monkeypatch.setattr(codec_pool.IDLE, "begin", begin)
+    monkeypatch.setattr(codec_pool.IDLE, "start", found.append)
     monkeypatch.setattr(codec_pool, "are_possible", lambda: True)
     monkeypatch.setattr(early, "GPU_FILES", (str(tmp_path),))
     monkeypatch.delenv("STREAMSEG_CODECS", raising=False)
-    return numbers
+    return found
 
 
-def test_a_decoder_starts_for_each_of_the_first_videos(started):
-    starting.start_decoders(VIDEOS, "")
-    starting.start_decoders(4 * VIDEOS, "cuda")
-    starting.start_decoders([Pictures("c", [Path("c.png")])], "")
-    assert started == [2, starting.MAX_DECODERS, 0]
+def test_the_first_videos_are_decoded_ahead(started):
+    starting.start_decoders(VIDEOS, "", "")
+    starting.start_decoders(4 * VIDEOS, "cuda", "")
+    starting.start_decoders([Pictures("c", [Path("c.png")]), VideoFile("d", "http://127.0.0.1/d.mp4")], "", "")
+    names = ["a.mp4", "b.mp4"]
+    assert started == [*names, 2, *names, *names, starting.MAX_DECODERS, 1]
 
 
-def test_no_decoder_starts_without_a_gpu_or_if_threads_are_asked_for(started, monkeypatch):
-    starting.start_decoders(VIDEOS, "cpu")
+def test_no_decoder_starts_without_a_gpu_beside_a_hardware_decoder_or_if_threads_are_asked_for(started, monkeypatch):
+    starting.start_decoders(VIDEOS, "cpu", "")
+    starting.start_decoders(VIDEOS, "", "cuda")
     monkeypatch.setenv("STREAMSEG_CODECS", "threads")
-    starting.start_decoders(VIDEOS, "")
+    starting.start_decoders(VIDEOS, "", "")
     monkeypatch.delenv("STREAMSEG_CODECS")
     monkeypatch.setattr(early, "GPU_FILES", ("/nothing",))
-    starting.start_decoders(VIDEOS, "")
+    starting.start_decoders(VIDEOS, "", "")
     assert started == []
 
 
@@ -65,17 +69,18 @@ def test_exported_files_which_run_on_the_cpu_start_nothing_for_a_gpu(started, co
 
 
 def test_decoders_that_cannot_start_are_left_to_the_pipeline(started, monkeypatch):
-    def refuse(count):
+    def refuse(kind, job):
         raise OSError("no process")
 
-    monkeypatch.setattr(codec_pool.IDLE, "start", refuse)
-    starting.start_decoders(VIDEOS, "")
+    monkeypatch.setattr(codec_pool.IDLE, "begin", refuse)
+    starting.start_decoders(VIDEOS, "", "")
+    assert started == []
 
 
 def test_decoders_start_without_torch():
     program = (
         "import sys\nfrom streamseg.cli import starting\nfrom streamseg.io.sources import VideoFile\n"
-        "starting.start_decoders([VideoFile('a', 'a.mp4')], '')\nassert 'torch' not in sys.modules"
+        "starting.start_decoders([VideoFile('a', 'a.mp4')], '', '')\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -86,13 +91,6 @@ def contexts(monkeypatch):
     numbers = []
     monkeypatch.setattr(early, "start_gpu", numbers.append)
     return numbers
-
-
-def join(name):
-    """Wait for the threads of a name."""
-    for thread in threading.enumerate():
-        if thread.name == name:
-            thread.join(60)
 
 
 def test_what_is_made_while_the_collector_is_off_is_left_out_of_collections():
@@ -106,97 +104,37 @@ def test_what_is_made_while_the_collector_is_off_is_left_out_of_collections():
 
 
 @pytest.fixture
-def as_on_a_gpu(monkeypatch):
-    """The CPU stands for a GPU, whose default precision is another."""
-    monkeypatch.setattr("streamseg.engine.open.fast_precisions", lambda device: ("bf16", "fp16"))
+def threads(monkeypatch):
+    """What threads are started for."""
+    started = []
+
+    class Recorder(threading.Thread):
+        def start(self):
+            started.append((self._target, self._args, self.daemon))
+
+    monkeypatch.setattr(starting.threading, "Thread", Recorder)
+    return started
 
 
-@pytest.fixture
-def sent(monkeypatch):
-    """The shapes of the labels that are sent to the CPU, and how many classes were counted."""
-    seen, download = [], transfers.download
-
-    def kept(counts, *others):
-        seen.extend((tuple(labels.shape), counts.shape[1]) for labels in others)
-        return download(counts, *others)
-
-    monkeypatch.setattr(transfers, "download", kept)
-    return seen
+@pytest.mark.usefixtures("started")
+def test_kernels_are_loaded_for_the_gpu_that_will_be_used(threads, monkeypatch):
+    monkeypatch.setattr(early, "find_libraries", lambda: [Path("cpu"), Path("gpu")])
+    for device in ("cuda:1", "cpu", "mps"):
+        starting.start_kernels(device)
+    assert threads == [(load_kernels, (Path("gpu"), 1), False)]
+    monkeypatch.setattr(early, "find_libraries", list)
+    starting.start_kernels("cuda:1")
+    assert len(threads) == 1
 
 
-@pytest.fixture
-def labelled(monkeypatch):
-    """The shapes and precisions of what networks label."""
-    seen, predict = [], EagerEngine.predict
-
-    def counted(engine, batch):
-        seen.append((tuple(batch.images.shape), engine.model.mean.dtype))
-        return predict(engine, batch)
-
-    monkeypatch.setattr(EagerEngine, "predict", counted)
-    return seen
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_a_network_without_its_weights_labels_two_frames_ahead(labelled, sent):
-    starting.use_network(CPU, find_weights("road"), "")
-    assert labelled == [((1, 3, *starting.FIRST_SIZE), torch.bfloat16)] * 2
-    assert sent == [(starting.FIRST_SIZE, 5)] * 2
-
-
-def test_labels_are_made_and_sent_ahead_without_a_network(labelled, sent):
-    starting.use_labels(CPU)
-    assert labelled == []
-    assert sent == [(starting.FIRST_SIZE, 16)]
-
-
-def test_it_reads_no_weights_and_uses_no_random_numbers(as_on_a_gpu, labelled, monkeypatch):
-    monkeypatch.setattr("streamseg.io.tensors.check_checksum", failing(AssertionError()))
-    monkeypatch.setattr("streamseg.models.checkpoint.load_tensors", failing(AssertionError()))
-    before = torch.get_rng_state()
-    starting.use_network(CPU, find_weights("street"), "")
-    assert len(labelled) == 2
-    assert torch.get_rng_state().equal(before)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "int8", "nonsense"])
-def test_nothing_is_labelled_ahead_in_a_precision_that_starts_otherwise(as_on_a_gpu, labelled, precision):
-    starting.use_network(CPU, find_weights("road"), precision)
-    assert labelled == []
-
-
-def test_no_baseline_video_method_or_exported_file_is_labelled_ahead(as_on_a_gpu, labelled, tmp_path):
-    for name, network in (("a", BASELINES["enet"](5)), ("b", VIDEO_METHODS["dff-fanet18"](5))):
-        streamseg.save(network, streamseg.COMMA10K, tmp_path / f"{name}.safetensors")
-        starting.use_network(CPU, tmp_path / f"{name}.safetensors", "")
-    starting.use_network(CPU, tmp_path / "c.pt2", "")
-    assert labelled == []
-
-
-def test_what_goes_wrong_ahead_is_left_to_those_who_open_the_weights(as_on_a_gpu, labelled, monkeypatch, tmp_path):
-    (tmp_path / "damaged.safetensors").write_bytes(b"x")
-    for name in ("damaged", "missing"):
-        starting.use_network(CPU, tmp_path / f"{name}.safetensors", "")
-    for error in (RuntimeError("CUDA error"), MemoryError(), OSError(5, "x")):
-        for name in ("send", "empty_picture"):
-            monkeypatch.setattr(starting, name, failing(error))
-            starting.use_network(CPU, find_weights("road"), "")
-            starting.use_labels(CPU)
-    monkeypatch.setattr("torch.nn.functional.conv2d", failing(RuntimeError("cuDNN")))
-    starting.use_convolutions(CPU)
-
-
-def test_the_threads_start_for_a_gpu_only(monkeypatch):
-    started, gpu = [], torch.device("cuda:1")
-    monkeypatch.setattr(early, "run_in_thread", lambda name, work, *given: started.append((work, *given)))
-    for device in (CPU, gpu):
-        starting.start_libraries(device)
-        starting.start_network(device, Path("a"), "fp16")
-    assert started == [
-        (starting.use_convolutions, gpu),
-        (starting.use_labels, gpu),
-        (starting.use_network, gpu, Path("a"), "fp16"),
-    ]
+def test_weights_are_checked_while_torch_is_imported(monkeypatch):
+    for name in ("start_decoders", "start_kernels"):
+        monkeypatch.setattr(starting, name, lambda *given: None)
+    checked = []
+    monkeypatch.setattr(starting, "check_ahead", checked.append)
+    for weights in (None, Path("road"), Path("a.onnx"), Path("hf://user/name")):
+        starting.start_beside_torch([], "cpu", weights, "")
+    assert checked == [find_weights(None), find_weights("road")]
 
 
 def test_weights_are_read_by_one_thread_beside_a_gpu():
@@ -211,14 +149,6 @@ def test_weights_are_read_by_one_thread_beside_a_gpu():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_gpu_starts_in_a_thread(labelled):
-    starting.start_network(torch.device("cuda:0"), find_weights("street"), "")
-    join("start network")
-    assert labelled == [((1, 3, *starting.FIRST_SIZE), torch.float16)] * 2
 
 
 # ends at the first line of JSON, with the modules that were imported until then

@@ -16,10 +16,9 @@ from waiting import PATIENCE, until
 import streamseg
 from streamseg.engine import fast, prepare
 from streamseg.engine.engine import EagerEngine, FrameBatch
-from streamseg.engine.fast import PRECISIONS, FastEngine, accelerate, pick_engine
-from streamseg.engine.open import open_preparing_engine, open_unfilled_engine
+from streamseg.engine.fast import FastEngine, accelerate
+from streamseg.engine.open import open_preparing_engine
 from streamseg.engine.prepare import PreparingEngine
-from streamseg.models.bundled import BUNDLED_WEIGHTS, find_weights
 from streamseg.stream.label_frames import label_frames, segment, step_batch
 from streamseg.stream.state import Fading, LastFrames
 
@@ -289,26 +288,6 @@ def test_on_the_cpu_nothing_has_to_be_prepared(plus):
     assert isinstance(open_preparing_engine(None, torch.device("cpu")).engine, FastEngine)
 
 
-def layout(model):
-    """What kernels are chosen by: the shape, precision, device and strides of each parameter and buffer."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: (x.shape, x.dtype, x.device, x.stride()) for name, x in tensors.items()}
-
-
-@pytest.mark.parametrize("weights", BUNDLED_WEIGHTS)
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_an_engine_without_weights_is_laid_out_like_the_one_of_the_first_frames(weights, precision, monkeypatch):
-    monkeypatch.setattr("streamseg.engine.open.fast_precisions", lambda device: ("fp16", "bf16"))  # as on a GPU
-    cpu = torch.device("cpu")
-    network, _ = streamseg.load(weights)
-    pick_engine(network, cpu)
-    unfilled = open_unfilled_engine(find_weights(weights), cpu, precision)
-    assert layout(unfilled.model) == layout(network.to(PRECISIONS[precision]))
-    assert (unfilled.classes, unfilled.model.training) == (network.classes, False)
-    if precision == "fp16":
-        assert layout(open_unfilled_engine(find_weights(weights), cpu).model) == layout(network)
-
-
 # on a GPU
 
 
@@ -326,13 +305,6 @@ def street_frames(count, height=360, width=640):
     picture = streamseg.read_image("samples/suburb-1.jpg")
     still = torch.nn.functional.interpolate(picture[None].float(), (height, width), mode="bilinear")[0].byte()
     return [still.roll(4 * i, dims=2).cuda() for i in range(count)]
-
-
-@pytest.mark.gpu
-@needs_gpu
-def test_on_a_gpu_an_engine_without_weights_is_laid_out_like_the_eager_network(on_gpu):
-    unfilled = open_unfilled_engine(find_weights(None), torch.device("cuda", torch.cuda.current_device()))
-    assert layout(unfilled.model) == layout(on_gpu.eager.model)
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from torch import nn
 
 import streamseg
 from streamseg.engine.runtime import open_exported
+from streamseg.io import checksums
 from streamseg.io.checksums import BLANK_CHECKSUM, PREFIX, check_checksum, check_zip, write_checksum
 from streamseg.io.images import write_image
 from streamseg.io.tensors import read_tensors, write_tensors
@@ -70,6 +71,25 @@ def test_damaged_weights_are_one_sentence(saved, damage, monkeypatch, capsys):
     write_image(saved.with_name("a.png"), torch.zeros(3, 64, 64, dtype=torch.uint8))
     said = complaint(monkeypatch, capsys, "segment", saved.with_name("a.png"), "-", "--weights", saved)
     assert "a.safetensors is damaged (its checksum does not match): copy or download it again." in said
+
+
+def test_a_check_that_was_started_ahead_counts_once(saved, monkeypatch):
+    read = []
+    monkeypatch.setattr(checksums, "check_bytes", lambda path, data, others=(): read.append(others))
+    checksums.check_ahead(saved)
+    checksums.check_checksum(saved, saved)  # of two files: another checksum
+    for _ in range(2):
+        checksums.check_checksum(saved)
+    assert sorted(read) == [(), (), (saved,)]  # one of them by the thread
+
+
+def test_damage_that_is_found_ahead_is_told_where_the_file_is_opened(saved, tmp_path):
+    spoil(saved, flip_one_bit)
+    for path, error in ((saved, DAMAGED), (tmp_path / "missing", "No such file")):
+        checksums.check_ahead(path)
+        with pytest.raises((ValueError, OSError), match=error):
+            check_checksum(path)
+    assert checksums.CHECKED_AHEAD == {}
 
 
 @pytest.mark.parametrize("old", ["Tree", "Road", "a test", "enet", 'window\\": 3', "running_mean"])

@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from clips import make_clip
 
 from streamseg.io import codec_pool
-from streamseg.io.codec_pool import IDLE, CodecProcess
+from streamseg.io.codec_pool import IDLE, CodecProcess, read_job
 
 pytestmark = pytest.mark.skipif(not codec_pool.are_possible(), reason="needs Linux")
 
@@ -40,6 +41,55 @@ def test_no_more_than_some_processes_are_kept(monkeypatch):
     IDLE.give_back(second)
     assert IDLE.processes == [first]
     assert not second.alive
+
+
+def answers(process):
+    """Return the messages of a process up to the end of its job, or an error."""
+    found = []
+    while "end" not in (message := process.answer("a.mp4")):
+        found.append(message)
+        if "frame" in message:
+            process.send({"free": message["frame"]})
+    return found
+
+
+def test_a_job_that_was_begun_ahead_is_taken_by_the_first_who_asks_for_it(tmp_path):
+    clip, other = (str(make_clip(tmp_path / name, 6)) for name in ("a.mp4", "b.mp4"))
+    IDLE.begin("read", read_job(clip, "a", "", True))
+    ((_, begun),) = IDLE.begun
+    IDLE.start(1)
+    assert IDLE.processes == []  # one is enough
+    unlike = [read_job(other, "a", "", True), read_job(clip, "a", "", False)]
+    processes = [IDLE.start_job("read", job) for job in (*unlike, *2 * [read_job(clip, "a", "", True)])]
+    assert [process is begun for process in processes] == [False, False, True, False]
+    assert [len(answers(process)) for process in processes] == 4 * [7]  # opened, and each frame
+    for process in processes:
+        process.end()
+
+
+def test_a_job_of_another_folder_is_another_one(tmp_path, monkeypatch):
+    make_clip(tmp_path / "a.mp4", 1)
+    IDLE.begin("read", read_job("a.mp4", "a", "", True))
+    monkeypatch.chdir(tmp_path)
+    process = IDLE.start_job("read", read_job("a.mp4", "a", "", True))
+    assert len(answers(process)) == 2
+    assert len(IDLE.begun) == 1
+    process.end()
+
+
+def test_an_error_waits_for_the_one_who_asks_for_the_job(tmp_path):
+    IDLE.begin("read", read_job(str(tmp_path / "missing.mp4"), "a", "", True))
+    process = IDLE.start_job("read", read_job(str(tmp_path / "missing.mp4"), "a", "", True))
+    with pytest.raises(FileNotFoundError):
+        answers(process)
+    process.end()
+
+
+def test_a_job_that_nobody_asks_for_ends_with_the_program(tmp_path):
+    IDLE.begin("read", read_job(str(make_clip(tmp_path / "a.mp4", 30)), "a", "", True))
+    ((_, process),) = IDLE.begun
+    IDLE.end()
+    assert not process.alive
 
 
 def test_processes_start_without_torch():
