@@ -33,21 +33,23 @@ def count_labels(labels: Tensor, classes: int) -> Tensor:
     if labels.device.type == "cpu":
         return torch.bincount(labels.flatten(), minlength=classes)[:classes]
     # unlike bincount it does not wait for the GPU
-    return torch.histc(labels.to(torch.int32), 256, 0, 256)[:classes]
+    counts = torch.histc(labels.to(torch.int32), 256, 0, 256)
+    return counts if classes == 256 else counts[:classes]
 
 
-def count_batch(labels: Sequence[Tensor], classes: int) -> Tensor:
-    """Return how many labels of each frame, uint8, have each class, (B, K), on their device, which is not waited for.
+def count_batch(labels: Sequence[Tensor]) -> Tensor:
+    """Return how many labels of each frame, uint8, have each value, (256 B,), on their device, which is not waited for.
 
     Frames of one size are counted together: on a GPU each call takes longer than the counting.
     """
     if len({x.shape for x in labels}) > 1 or labels[0].device.type == "cpu":
-        return torch.stack([count_labels(x, classes) for x in labels])
-    batch = len(labels)
-    numbers = (torch.stack([*labels]) if batch > 1 else labels[0]).reshape(batch, -1).to(torch.int32)
-    if batch > 1:  # other numbers for each frame
-        numbers += torch.arange(0, 256 * batch, 256, dtype=torch.int32, device=numbers.device)[:, None]
-    return torch.histc(numbers, 256 * batch, 0, 256 * batch).view(batch, 256)[:, :classes]
+        return torch.cat([count_labels(x, 256) for x in labels])
+    if len(labels) == 1:
+        return count_labels(labels[0], 256)
+    numbers = torch.stack([*labels]).flatten(1).to(torch.int32)
+    values = 256 * len(labels)  # other numbers for each frame
+    numbers += torch.arange(0, values, 256, dtype=torch.int32, device=numbers.device)[:, None]
+    return torch.histc(numbers, values, 0, values)
 
 
 def labels_and_confidence_from_scores(scores: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -74,7 +76,8 @@ class Band(NamedTuple):
 
     def logits(self) -> Tensor:
         """Return the scores (K, rows, W)."""
-        return torch.lerp(self.lines[:, self.above], self.lines[:, self.below], self.share[:, None])
+        above, below = (self.lines.index_select(1, line) for line in (self.above, self.below))
+        return torch.lerp(above, below, self.share[:, None])
 
     def logits_at(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Return the scores of some pixels (K, n)."""
@@ -95,10 +98,10 @@ def bands(scores: Tensor, size: tuple[int, int]) -> Iterator[Band]:
     # First the few rows of the map that a band needs are resized to full width, then pairs of them are interpolated.
     # Positions of rows on the map are integers, in units of 1 / (2 height), so that bands agree to the last bit.
     whole = 2 * height
-    place = ((2 * torch.arange(height, device=scores.device) + 1) * rows - height).clamp(min=0)
+    place = ((2 * torch.arange(height) + 1) * rows - height).clamp(min=0)  # on the CPU, as a GPU has no fast division
     above = place // whole
-    below = (above + 1).clamp(max=rows - 1)
-    share = (place % whole) / whole
+    positions = above, (above + 1).clamp(max=rows - 1), (place % whole) / whole
+    above, below, share = (values.to(scores.device, non_blocking=True) for values in positions)
     for start in range(0, height, step):
         band = slice(start, min(start + step, height))
         first = max((2 * band.start + 1) * rows - height, 0) // whole

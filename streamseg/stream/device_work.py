@@ -18,11 +18,14 @@ from torch import Tensor
 
 from streamseg.engine.labels import count_batch
 from streamseg.io.yuv import Yuv420
-from streamseg.stream.source_threads import FrameJob, SharedRun
+from streamseg.stream.source_threads import NOTHING, FrameJob, SharedRun
 from streamseg.stream.transfers import start_download, upload
 
 STAGES = ("upload", "network", "draw", "download")
 """The stages of a batch on the device, in order."""
+MEASURED = 4
+"""On a GPU the stages of one batch in so many are measured. That takes a quarter of all calls to the GPU, and after
+each call the thread may have to wait for Python's lock."""
 
 
 class StageMarks:
@@ -32,27 +35,35 @@ class StageMarks:
         is_cuda = device.type == "cuda"
         self.events = [torch.cuda.Event(enable_timing=True) for _ in range(len(STAGES) + 1)] if is_cuda else []
         self.times = [0.0] * (len(STAGES) + 1)
-        self.count = 0
+        self.batches = self.count = 0
+        self.measures = True
+        """Whether this batch is measured."""
+        self.last: dict[str, float] = {}
+        """What each stage of the last measured batch took."""
 
     def start(self) -> None:
         """Begin a batch."""
+        self.measures = not self.events or self.batches % MEASURED == 0
+        self.batches += 1
         self.count = 0
         self.end_stage()
 
     def end_stage(self) -> None:
         """Mark the end of a stage. Those after the last one are ignored, as of a network that runs several times."""
-        if self.count < len(self.times):
+        if self.measures and self.count < len(self.times):
             if self.events:
                 self.events[self.count].record()
             self.times[self.count] = time.perf_counter()
             self.count += 1
 
     def seconds(self) -> dict[str, float]:
-        """Return what each stage took; the device has finished."""
-        if self.events:
+        """Return what each stage of the last measured batch took; the device has finished."""
+        if self.measures and self.events:
             pairs = zip(self.events, self.events[1:], strict=False)
-            return {name: a.elapsed_time(b) / 1000 for name, (a, b) in zip(STAGES, pairs, strict=True)}
-        return {name: b - a for name, a, b in zip(STAGES, self.times, self.times[1:], strict=False)}
+            self.last = {name: a.elapsed_time(b) / 1000 for name, (a, b) in zip(STAGES, pairs, strict=True)}
+        elif self.measures:
+            self.last = {name: b - a for name, a, b in zip(STAGES, self.times, self.times[1:], strict=False)}
+        return self.last
 
 
 @dataclass
@@ -62,7 +73,7 @@ class DeviceTimes:
     batches: int = 0
     frames: int = 0
     device: float = 0.0
-    """Seconds from the first to the last mark of each batch, by the device's clock."""
+    """Seconds from the first to the last mark of each batch, by the device's clock; see MEASURED."""
     enqueue: float = 0.0
     """Seconds until all work of a batch was given to the device: Python, and its waits for Python's lock."""
     wait: float = 0.0
@@ -77,8 +88,10 @@ class DeviceWork:
         self.marks = StageMarks(shared.device)
         self.times = DeviceTimes()
         self.seconds: dict[str, float] = {}
-        """What each stage of the last finished batch took."""
+        """What each stage of the last measured batch took."""
         self.begin = 0.0
+        self.host_counts: dict[int, Tensor] = {}
+        """Where the counts of a number of frames are copied to."""
 
     def start(self) -> None:
         """Begin a batch."""
@@ -88,17 +101,21 @@ class DeviceWork:
     def upload(self, jobs: Sequence[FrameJob]) -> None:
         """Copy frames to the device, as RGB there; those that are there already stay."""
         for job in jobs:
-            if not len(job.frame):
+            if job.frame is NOTHING:
                 job.frame = upload(job.capture.pixels, self.shared.device)
         self.marks.end_stage()
 
     def finish(self, jobs: Sequence[FrameJob]) -> None:
         """Count and draw labelled frames, copy all that was asked for to the host, and wait for it."""
         self.marks.end_stage()
-        counts = count_batch([job.labels for job in jobs], len(self.shared.class_pixels))
+        counts = count_batch([job.labels for job in jobs])
         pictures = [self.draw(job) for job in jobs]
         self.marks.end_stage()
-        host_counts = start_download(counts)
+        host_counts = self.host_counts.get(len(jobs))
+        if host_counts is None:
+            host_counts = self.host_counts[len(jobs)] = start_download(counts)
+        else:
+            host_counts.copy_(counts, non_blocking=True)
         for job, (picture, colours) in zip(jobs, pictures, strict=True):
             if not job.stream.drawn_early:
                 job.device_labels = job.labels
@@ -108,10 +125,11 @@ class DeviceWork:
             job.picture, job.colours = fetch(picture), fetch(colours)
         self.marks.end_stage()
         self.wait(len(jobs))
-        for job, row in zip(jobs, host_counts.tolist(), strict=True):
-            job.counts = row
+        numbers, classes = host_counts.tolist(), len(self.shared.class_pixels)
+        for i, job in enumerate(jobs):
+            job.counts = numbers[256 * i : 256 * i + classes]
             if job.stream.drawn_early:
-                job.frame = torch.empty(0)  # its memory on the device is free for the next batch
+                job.frame = NOTHING  # its memory on the device is free for the next batch
 
     def draw(self, job: FrameJob) -> tuple[Tensor | Yuv420 | None, Tensor | Yuv420 | None]:
         """Return the picture and the colours of a frame on the device, if they are asked for and need nothing else."""

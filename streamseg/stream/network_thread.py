@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count, islice
 
 import torch
@@ -22,6 +22,8 @@ from streamseg.stream.source_threads import FrameJob, SharedRun, SourceStream
 from streamseg.stream.state import State
 from streamseg.stream.together import check_one_size, pixel_shares
 
+KEPT_BATCHES = 64
+"""Of how many kinds of batches one without images is kept."""
 ABSENT_SECONDS = 0.5
 """A live camera that has sent nothing for this long is not waited for by those that it looks together with."""
 
@@ -43,6 +45,7 @@ class NetworkThread:
         """How many frames were labelled at each network input size."""
         self.passes: Counter[tuple[int, tuple[int, int]]] = Counter()
         """How often the engine ran with each batch size and input size."""
+        self.kept_batch = lru_cache(KEPT_BATCHES)(self.make_empty_batch)
 
     @property
     def calibrating(self) -> bool:
@@ -193,13 +196,19 @@ class NetworkThread:
         return settled
 
     def empty_batch(self, jobs: list[FrameJob], size: tuple[int, int]) -> FrameBatch:
-        """Return a batch as predict makes it for a network input size, without images."""
-        settings, count = self.shared.settings, len(jobs)
-        images = torch.empty(count, 3, *size, dtype=torch.uint8, device="meta")
+        """Return a batch as predict makes it for a network input size, without images; kept for the next frames."""
         height, width = jobs[0].shape[1:]
-        sizes = [(height, width)] * count
-        batch = FrameBatch(images, None, [0.0] * count, sizes, settings.with_confidence, settings.policy.steady)
         masked = any(job.stream.mask for job in jobs)
+        return self.kept_batch(len(jobs), size, (height, width), masked)
+
+    def make_empty_batch(
+        self, count: int, size: tuple[int, int], frame_size: tuple[int, int], masked: bool
+    ) -> FrameBatch:
+        """Return a batch without images for frames of a size."""
+        settings = self.shared.settings
+        images = torch.empty(count, 3, *size, dtype=torch.uint8, device="meta")
+        sizes = [frame_size] * count
+        batch = FrameBatch(images, None, [0.0] * count, sizes, settings.with_confidence, settings.policy.steady)
         return batch._replace(
             mask=torch.empty(count, *size, device="meta") if masked else None,
             shares=torch.empty(count, device="meta") if settings.together else None,

@@ -130,6 +130,11 @@ def uses_codec_processes(on_device: bool) -> bool:
     return codec_pool.are_possible()
 
 
+NOTHING = torch.empty(0)
+"""Stands for a tensor that is not there. To make one for each frame would be a call more, after which a thread may have
+to wait for Python's lock."""
+
+
 @dataclass(eq=False)
 class FrameJob:
     """A frame on its way through the pipeline."""
@@ -138,13 +143,13 @@ class FrameJob:
     capture: Capture
     started: float
     """When its latency begins: at the capture of a live source, at the network for a file, which has no clock."""
-    frame: Tensor = field(default_factory=lambda: torch.empty(0))
+    frame: Tensor = field(default=NOTHING)
     """(3, H, W), on the network's device; empty before it is copied to a GPU, and after it was drawn there."""
     scale: float = 1.0
     """The scale of the network input that the deadline chose."""
     size: tuple[int, int] = (0, 0)
     """Height and width of the network input."""
-    labels: Tensor = field(default_factory=lambda: torch.empty(0))
+    labels: Tensor = field(default=NOTHING)
     """(H, W), on the network's device until DeviceWork or the drawer has fetched them."""
     device_labels: Tensor | None = None
     """The labels on the network's device, if the drawer needs them there."""
@@ -319,7 +324,8 @@ class SourceStream:
         if not self.shared.on_device:
             return FrameJob(self, capture, capture.captured, capture.frame)
         if self.shared.device.type == "cuda":
-            capture = replace(capture, pixels=pin(capture.pixels))
+            pixels = pin(capture.pixels)
+            capture = capture if pixels is capture.pixels else replace(capture, pixels=pixels)
         return FrameJob(self, capture, capture.captured)
 
     def enqueue(self, job: FrameJob) -> bool:
@@ -356,7 +362,7 @@ class SourceStream:
                     job.picture = self.fetch_picture(self.paint(job))
                 if self.results.colours:
                     job.colours = self.fetch_picture(self.paint_colours(job))
-                job.frame, job.device_labels = torch.empty(0), None
+                job.frame, job.device_labels = NOTHING, None
                 shared.meter.stage("draw", time.perf_counter() - begin)
                 self.drawn.put(job)
         self.drawn.close()

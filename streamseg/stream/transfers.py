@@ -11,18 +11,15 @@ from streamseg.io.yuv import Yuv420
 
 
 def upload(pixels: Tensor | Yuv420, device: torch.device) -> Tensor:
-    """Return a frame (3, H, W) as RGB on a device; on a GPU it may not have arrived yet."""
+    """Return a frame (3, H, W) as RGB on a device; on a GPU it may not have arrived yet.
+
+    Args:
+        pixels: For a GPU in pinned memory; see pin.
+    """
     if isinstance(pixels, Yuv420):
         # half the bytes of RGB, which is made there
-        return kernels.to_rgb(pixels.with_pixels(copy_to(pixels.pixels, device)))
-    return copy_to(pixels, device)
-
-
-def copy_to(x: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on a device."""
-    if device.type == "cuda" and not x.is_pinned():
-        x = x.pin_memory()
-    return x.to(device, non_blocking=True)
+        return kernels.to_rgb(pixels.with_pixels(pixels.pixels.to(device, non_blocking=True)))
+    return pixels.to(device, non_blocking=True)
 
 
 def pin(pixels: Tensor | Yuv420) -> Tensor | Yuv420:
