@@ -41,11 +41,12 @@ def commands(videos: dict[str, Path], quick: bool) -> dict[str, list[str]]:
     pipeline = [*program, "-m", "streamseg", "benchmark", "--device", DEVICES[0], "--pipeline"]
     cameras = [*program, str(HERE / "cameras.py")]
     clients = [*program, str(HERE / "serve.py"), "clients", "--seconds", "15"]
-    first = [*program, str(HERE / "segment_start.py"), str(videos["pipeline-720p"]), "--rounds", "1"]
+    first = [*program, str(HERE / "segment_start.py"), str(videos["pipeline-720p"]), "--rounds", "5"]
     few, many = ["--cameras", "16", "--rate", "30"], ["--cameras", "64", "--rate", "10"]
     small: list[str] = []
     if quick:
         shown, small = "72x128", ["--frames", "8", "--streams", "2", "--rounds", "1"]
+        first[-1] = "1"
         clients = [*clients[:-1], "1", "--clients", "2"]
         few, many = (["--cameras", n, "--rate", "5", "--seconds", "1", "--warm-up", "1"] for n in ("2", "3"))
     return {

@@ -192,6 +192,7 @@ def gpu_calls(one_thread: bool) -> Iterator[None]:
         changes = [
             patch.object(source_threads, "works_on_device", lambda device: True),
             patch.object(device_work, "upload", after(device_work.upload, UPLOAD_CALLS // 2)),
+            patch.object(device_work, "count_batch", after(device_work.count_batch, 3)),
             patch.object(device_work, "start_download", after(device_work.start_download, 3)),
             patch.object(stream, "paint", after(stream.paint, DRAW_CALLS // 2)),
             patch.object(work, "wait", after(work.wait, 1, GPU_SECONDS + 2 * COPY_SECONDS)),

@@ -25,6 +25,7 @@ ENVIRONMENT = {"CUDA_MODULE_LOADING": "LAZY", "OPENBLAS_MAIN_FREE": "1", "GOTOBL
 """Variables that torch and numpy set when they are imported, for the driver and for numpy's OpenBLAS."""
 MODULES = (
     "bz2",
+    "csv",
     "datetime",
     "decimal",
     "hashlib",
@@ -59,6 +60,8 @@ NO_EARLY_START = ("--device", "--weights", "--ray")
 """Options of segment that may ask for another device than the first GPU, or for none."""
 LOADER = "load libraries"
 """Name of the thread that loads torch's libraries."""
+LOADED: list[Path] = []
+"""The libraries that it has loaded."""
 
 
 def start_early(arguments: Sequence[str]) -> None:
@@ -164,6 +167,7 @@ def load_libraries(dlopen: Callable[[bytes, int], int | None], files: Sequence[P
     for file in files:
         if not dlopen(os.fsencode(file), os.RTLD_NOW | scope):
             return
+        LOADED.append(file)
         scope = os.RTLD_LOCAL
 
 

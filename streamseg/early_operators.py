@@ -1,9 +1,10 @@
 """Runs torch's operators on a GPU before Python has imported torch, so that libraries and kernels are loaded by then.
 
 The first use of cuDNN, cuBLAS and each group of torch's kernels takes 10 to 200 ms, a second in all. None of it needs
-Python: torch's libraries have functions in C for their operators, which stay the same from version to version
+Python: torch's libraries have functions in C that call operators, and stay the same from version to version
 (torch/csrc/stable/c/shim.h and torch/csrc/inductor/aoti_torch/c/shim.h in its source). A thread calls them, without
-Python's lock, while Python imports torch's modules. What the operators compute is thrown away.
+Python's lock, while Python imports torch's modules. What the operators compute is thrown away. Their arguments may
+change with a new version: only those that were tried are used so.
 """
 
 import ctypes
@@ -29,6 +30,9 @@ CONVOLUTIONS = (
 """Convolutions of FANet-18: channels in and out, side of the kernel, stride, height and width of the map. Others of the
 same kind use the same kernels of cuDNN."""
 
+MOST_VALUES = 32
+"""Room for the arguments and results of an operator."""
+
 
 class Handle(NamedTuple):
     """A tensor of torch's libraries."""
@@ -53,13 +57,18 @@ class Operators:
         # calls that take long give up Python's lock; for the others that would take longer than they do
         self.slow, self.quick = ctypes.CDLL(str(library)), ctypes.PyDLL(str(library))
         self.device, self.number = getattr(self.quick, f"aoti_torch_device_type_{device}")(), number
+        self.gradients = True
+        """Whether the thread computed gradients before."""
+        self.quick.aoti_torch_grad_mode_is_enabled.restype = ctypes.c_bool
         self.handles: list[Handle] = []
 
     def __enter__(self) -> Self:
-        self.quick.aoti_torch_grad_mode_set_enabled(ctypes.c_bool(False))  # in this thread
+        self.gradients = self.quick.aoti_torch_grad_mode_is_enabled()
+        self.quick.aoti_torch_grad_mode_set_enabled(ctypes.c_bool(False))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.quick.aoti_torch_grad_mode_set_enabled(ctypes.c_bool(self.gradients))
         for handle in self.handles:
             self.quick.aoti_torch_delete_tensor_object(ctypes.c_uint64(handle.address))
 
@@ -98,7 +107,8 @@ class Operators:
 
     def call(self, name: str, *values: Value, results: int = 1) -> tuple[Handle, ...]:
         """Call an operator, such as relu or max.dim, with all of its arguments, and return its results."""
-        stack = (ctypes.c_uint64 * max(len(values), results))(*map(self.encode, values))
+        # with room for more arguments, which are zero: a longer list than the operator's does no harm
+        stack = (ctypes.c_uint64 * MOST_VALUES)(*map(self.encode, values))
         operator, _, overload = name.partition(".")
         check(self.slow.aoti_torch_call_dispatcher(f"aten::{operator}".encode(), overload.encode(), stack))
         return tuple(self.keep(stack[i]) for i in range(results))
@@ -166,7 +176,8 @@ def list_calls(run: Operators) -> Iterator[Call]:
 def load_kernels(library: Path, number: int) -> None:
     """Load what the first frames of a video need on a GPU; where that fails, they load it themselves.
 
-    It ends early if the program does, which waits for this thread: the libraries must not end before it.
+    It ends early if the program does, which waits for this thread or ends without unloading anything: the libraries
+    must not end before their functions.
     """
     with suppress(OSError, AttributeError):  # no memory, or a library without these functions
         if not has_gpu(library, number):

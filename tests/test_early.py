@@ -123,15 +123,17 @@ def test_torch_loads_its_libraries_by_itself_where_they_may_be_others(tmp_path, 
 
 
 @pytest.mark.skipif(not hasattr(os, "RTLD_GLOBAL"), reason="not on Windows")
-def test_libraries_are_loaded_in_order_until_one_fails():
+def test_libraries_are_loaded_in_order_until_one_fails(monkeypatch):
     opened = []
 
     def dlopen(file, mode):
         opened.append((file, bool(mode & os.RTLD_GLOBAL)))
         return None if file == b"b" else 1
 
+    monkeypatch.setattr(early, "LOADED", [])
     early.load_libraries(dlopen, [Path("a"), Path("b"), Path("c")])
     assert opened == [(b"a", True), (b"b", False)]
+    assert [Path("a")] == early.LOADED
 
 
 # the real libraries, of whatever torch is installed

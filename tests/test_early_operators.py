@@ -68,12 +68,23 @@ def test_all_tensors_are_freed():
     freed = []
     with Operators(LIBRARY, "cpu") as run:
         (made,) = run.call("relu", run.zeros(3))
-        given, run.quick = run.quick, SimpleNamespace(aoti_torch_delete_tensor_object=freed.append)
+        given = run.quick
+        run.quick = SimpleNamespace(
+            aoti_torch_delete_tensor_object=freed.append,
+            aoti_torch_grad_mode_set_enabled=given.aoti_torch_grad_mode_set_enabled,
+        )
     assert [handle.value for handle in freed] == [handle.address for handle in run.handles]
     assert made in run.handles
     assert len(freed) == 2
     for handle in freed:
         given.aoti_torch_delete_tensor_object(handle)
+
+
+def test_gradients_are_off_meanwhile():
+    assert torch.is_grad_enabled()
+    with Operators(LIBRARY, "cpu"):
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
 
 
 def test_an_error_of_an_operator_is_raised(run):

@@ -14,6 +14,7 @@ from streamseg.io.checksums import check_ahead
 from streamseg.io.hub import is_hub_address
 from streamseg.models.bundled import find_weights
 from streamseg.parallel.threads import set_torch_threads, short_turns
+from streamseg.torch_parts import are_deferred
 
 if TYPE_CHECKING:
     import torch
@@ -92,10 +93,11 @@ def start_decoders(sources: Sequence["Source"], device: str, hardware: str) -> N
 
 
 def start_kernels(device: str) -> None:
-    """Load kernels of a GPU in a thread while torch is imported. The end of the program waits for it."""
-    number, files = early.find_gpu(device), early.find_libraries()
-    if number is not None and files:
-        threading.Thread(target=load_kernels, args=(files[-1], number), name="load kernels").start()
+    """Load kernels of a GPU in a thread while torch is imported, if its libraries are loaded and its version known."""
+    number = early.find_gpu(device)
+    if number is not None and len(early.LOADED) == len(early.LIBRARIES) and are_deferred():
+        # no daemon, so that the end of the program waits for it
+        threading.Thread(target=load_kernels, args=(early.LOADED[-1], number), name="load kernels").start()
 
 
 @contextmanager

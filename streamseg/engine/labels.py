@@ -98,7 +98,9 @@ def bands(scores: Tensor, size: tuple[int, int]) -> Iterator[Band]:
     # First the few rows of the map that a band needs are resized to full width, then pairs of them are interpolated.
     # Positions of rows on the map are integers, in units of 1 / (2 height), so that bands agree to the last bit.
     whole = 2 * height
-    place = ((2 * torch.arange(height) + 1) * rows - height).clamp(min=0)  # on the CPU, as a GPU has no fast division
+    place = ((2 * torch.arange(height, device="cpu") + 1) * rows - height).clamp(
+        min=0
+    )  # a GPU's kernels for this take long to load
     above = place // whole
     positions = above, (above + 1).clamp(max=rows - 1), (place % whole) / whole
     above, below, share = (values.to(scores.device, non_blocking=True) for values in positions)

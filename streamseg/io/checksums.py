@@ -30,7 +30,7 @@ def write_checksum(path: Path, *others: Path) -> None:
 def check_checksum(path: Path, *others: Path) -> None:
     """Raise a ValueError if a file does not match its checksum; older files have none."""
     ahead = None if others else CHECKED_AHEAD.pop(path, None)
-    if ahead:
+    if ahead and ahead.state == file_state(path):
         ahead.result()
     else:
         check_bytes(path, path.read_bytes(), others)
@@ -46,18 +46,27 @@ def check_ahead(path: Path) -> None:
     CHECKED_AHEAD[path].start()
 
 
+def file_state(path: Path) -> tuple[int, int] | None:
+    """Return the size of a file and the time of its last change; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
 class CheckThread(threading.Thread):
     """Checks a file."""
 
     def __init__(self, path: Path):
         super().__init__(name="check weights", daemon=True)
-        self.path = path
-        self.error: OSError | ValueError | None = None
+        self.path, self.state = path, file_state(path)
+        self.error: Exception | None = None
 
     def run(self) -> None:
         try:
             check_bytes(self.path, self.path.read_bytes())
-        except (OSError, ValueError) as error:
+        except Exception as error:  # result raises it
             self.error = error
 
     def result(self) -> None:

@@ -147,13 +147,23 @@ class Idle:
         """Return a process that works on a job; its names of files are relative to the current folder."""
         message = {kind: in_this_folder(job)}
         with self.lock:
-            for entry in self.begun:
-                if entry[0] == message:
-                    self.begun.remove(entry)
-                    return entry[1]
+            found = next((entry for entry in self.begun if entry[0] == message), None)
+            if found:
+                self.begun.remove(found)
+        if found and found[1].alive:
+            return found[1]
+        if found:
+            found[1].end()
         process = self.take()
         process.send(message)
         return process
+
+    def drop_begun(self) -> None:
+        """End the jobs that no one has asked for. They only read, and would first finish what they have begun."""
+        with self.lock:
+            begun, self.begun = self.begun, []
+        for _, process in begun:
+            process.kill()
 
     def take(self) -> CodecProcess:
         """Return a process that waits, or a new one."""
@@ -179,10 +189,10 @@ class Idle:
             self.give_back(CodecProcess())
 
     def end(self) -> None:
-        """End all that wait."""
+        """End all that wait, or have begun."""
+        self.drop_begun()
         with self.lock:
-            processes = self.processes + [process for _, process in self.begun]
-            self.processes, self.begun = [], []
+            processes, self.processes = self.processes, []
         for process in processes:
             process.process.stdin.close()  # type: ignore[union-attr]  # all at once, then wait for each
         for process in processes:

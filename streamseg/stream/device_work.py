@@ -23,9 +23,6 @@ from streamseg.stream.transfers import start_download, upload
 
 STAGES = ("upload", "network", "draw", "download")
 """The stages of a batch on the device, in order."""
-MEASURED = 4
-"""On a GPU the stages of one batch in so many are measured. That takes a quarter of all calls to the GPU, and after
-each call the thread may have to wait for Python's lock."""
 
 
 class StageMarks:
@@ -35,35 +32,27 @@ class StageMarks:
         is_cuda = device.type == "cuda"
         self.events = [torch.cuda.Event(enable_timing=True) for _ in range(len(STAGES) + 1)] if is_cuda else []
         self.times = [0.0] * (len(STAGES) + 1)
-        self.batches = self.count = 0
-        self.measures = True
-        """Whether this batch is measured."""
-        self.last: dict[str, float] = {}
-        """What each stage of the last measured batch took."""
+        self.count = 0
 
     def start(self) -> None:
         """Begin a batch."""
-        self.measures = not self.events or self.batches % MEASURED == 0
-        self.batches += 1
         self.count = 0
         self.end_stage()
 
     def end_stage(self) -> None:
         """Mark the end of a stage. Those after the last one are ignored, as of a network that runs several times."""
-        if self.measures and self.count < len(self.times):
+        if self.count < len(self.times):
             if self.events:
                 self.events[self.count].record()
             self.times[self.count] = time.perf_counter()
             self.count += 1
 
     def seconds(self) -> dict[str, float]:
-        """Return what each stage of the last measured batch took; the device has finished."""
-        if self.measures and self.events:
+        """Return what each stage took; the device has finished."""
+        if self.events:
             pairs = zip(self.events, self.events[1:], strict=False)
-            self.last = {name: a.elapsed_time(b) / 1000 for name, (a, b) in zip(STAGES, pairs, strict=True)}
-        elif self.measures:
-            self.last = {name: b - a for name, a, b in zip(STAGES, self.times, self.times[1:], strict=False)}
-        return self.last
+            return {name: a.elapsed_time(b) / 1000 for name, (a, b) in zip(STAGES, pairs, strict=True)}
+        return {name: b - a for name, a, b in zip(STAGES, self.times, self.times[1:], strict=False)}
 
 
 @dataclass
@@ -73,7 +62,7 @@ class DeviceTimes:
     batches: int = 0
     frames: int = 0
     device: float = 0.0
-    """Seconds from the first to the last mark of each batch, by the device's clock; see MEASURED."""
+    """Seconds from the first to the last mark of each batch, by the device's clock."""
     enqueue: float = 0.0
     """Seconds until all work of a batch was given to the device: Python, and its waits for Python's lock."""
     wait: float = 0.0
@@ -88,7 +77,7 @@ class DeviceWork:
         self.marks = StageMarks(shared.device)
         self.times = DeviceTimes()
         self.seconds: dict[str, float] = {}
-        """What each stage of the last measured batch took."""
+        """What each stage of the last finished batch took."""
         self.begin = 0.0
         self.host_counts: dict[int, Tensor] = {}
         """Where the counts of a number of frames are copied to."""

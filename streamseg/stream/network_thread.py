@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from functools import lru_cache, partial
+from functools import partial
 from itertools import count, islice
 
 import torch
@@ -23,7 +23,7 @@ from streamseg.stream.state import State
 from streamseg.stream.together import check_one_size, pixel_shares
 
 KEPT_BATCHES = 64
-"""Of how many kinds of batches one without images is kept."""
+"""The most batches without images that are kept."""
 ABSENT_SECONDS = 0.5
 """A live camera that has sent nothing for this long is not waited for by those that it looks together with."""
 
@@ -45,7 +45,8 @@ class NetworkThread:
         """How many frames were labelled at each network input size."""
         self.passes: Counter[tuple[int, tuple[int, int]]] = Counter()
         """How often the engine ran with each batch size and input size."""
-        self.kept_batch = lru_cache(KEPT_BATCHES)(self.make_empty_batch)
+        self.empty_batches: dict[tuple[int, tuple[int, int], tuple[int, int], bool], FrameBatch] = {}
+        """Batches without images, by the number of frames, their sizes in the network and outside, and masks."""
 
     @property
     def calibrating(self) -> bool:
@@ -199,7 +200,12 @@ class NetworkThread:
         """Return a batch as predict makes it for a network input size, without images; kept for the next frames."""
         height, width = jobs[0].shape[1:]
         masked = any(job.stream.mask for job in jobs)
-        return self.kept_batch(len(jobs), size, (height, width), masked)
+        key = len(jobs), size, (height, width), masked
+        if key not in self.empty_batches:
+            if len(self.empty_batches) == KEPT_BATCHES:
+                self.empty_batches.clear()
+            self.empty_batches[key] = self.make_empty_batch(*key)
+        return self.empty_batches[key]
 
     def make_empty_batch(
         self, count: int, size: tuple[int, int], frame_size: tuple[int, int], masked: bool

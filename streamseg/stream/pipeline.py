@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from streamseg.engine.engine import to_engine
+from streamseg.io.codec_pool import IDLE
 from streamseg.io.display import DisplayWindow
 from streamseg.io.grid import GridView
 from streamseg.io.outputs import Output, share_plan
@@ -178,9 +179,8 @@ class Pipeline:
     def start_codecs(self) -> None:
         """Start the processes of codecs ahead: a decoder for each video, and an encoder for each that is written."""
         if not self.shared.codec_processes:
+            IDLE.drop_begun()  # a GPU was expected that torch cannot use
             return
-        from streamseg.io.codec_pool import IDLE
-
         videos = [stream for stream in self.streams if isinstance(stream.source, VideoFile)][:MAX_FILES]
         written = sum(len(stream.results.paths) for stream in videos if stream.results.are_videos)
         try:

@@ -77,12 +77,14 @@ def test_decoders_that_cannot_start_are_left_to_the_pipeline(started, monkeypatc
     assert started == []
 
 
+@pytest.mark.skipif(not codec_pool.are_possible(), reason="needs Linux")
 def test_decoders_start_without_torch():
     program = (
         "import sys\nfrom streamseg.cli import starting\nfrom streamseg.io.sources import VideoFile\n"
-        "starting.start_decoders([VideoFile('a', 'a.mp4')], '', '')\nassert 'torch' not in sys.modules"
+        "starting.start_decoders([VideoFile('a', 'a.mp4')], '', '')\nassert 'torch' not in sys.modules\n"
+        "from streamseg.io.codec_pool import IDLE\nassert len(IDLE.begun) == 1"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    subprocess.run([sys.executable, "-c", program], env=os.environ | {"STREAMSEG_CODECS": "processes"}, check=True)
 
 
 @pytest.fixture
@@ -118,11 +120,16 @@ def threads(monkeypatch):
 
 @pytest.mark.usefixtures("started")
 def test_kernels_are_loaded_for_the_gpu_that_will_be_used(threads, monkeypatch):
-    monkeypatch.setattr(early, "find_libraries", lambda: [Path("cpu"), Path("gpu")])
+    loaded = [Path(name) for name in early.LIBRARIES]
+    monkeypatch.setattr(early, "LOADED", loaded)
+    monkeypatch.setattr(starting, "are_deferred", lambda: True)
     for device in ("cuda:1", "cpu", "mps"):
         starting.start_kernels(device)
-    assert threads == [(load_kernels, (Path("gpu"), 1), False)]
-    monkeypatch.setattr(early, "find_libraries", list)
+    assert threads == [(load_kernels, (loaded[-1], 1), False)]
+    monkeypatch.setattr(starting, "are_deferred", lambda: False)
+    starting.start_kernels("cuda:1")
+    monkeypatch.setattr(starting, "are_deferred", lambda: True)
+    loaded.pop()  # torch for the CPU, or no driver
     starting.start_kernels("cuda:1")
     assert len(threads) == 1
 

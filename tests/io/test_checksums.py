@@ -83,6 +83,24 @@ def test_a_check_that_was_started_ahead_counts_once(saved, monkeypatch):
     assert sorted(read) == [(), (), (saved,)]  # one of them by the thread
 
 
+def test_a_file_that_has_changed_since_is_checked_again(saved):
+    checksums.check_ahead(saved)
+    checksums.CHECKED_AHEAD[saved].join()
+    saved.write_bytes(saved.read_bytes()[:-1] + b"xx")
+    with pytest.raises(ValueError, match=DAMAGED):
+        check_checksum(saved)
+
+
+def test_any_error_of_the_thread_is_raised(saved, monkeypatch):
+    def fail(*given):
+        raise MemoryError
+
+    monkeypatch.setattr(checksums, "check_bytes", fail)
+    checksums.check_ahead(saved)
+    with pytest.raises(MemoryError):
+        check_checksum(saved)
+
+
 def test_damage_that_is_found_ahead_is_told_where_the_file_is_opened(saved, tmp_path):
     spoil(saved, flip_one_bit)
     for path, error in ((saved, DAMAGED), (tmp_path / "missing", "No such file")):

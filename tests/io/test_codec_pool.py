@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from clips import make_clip
+from waiting import PATIENCE
 
 from streamseg.io import codec_pool
 from streamseg.io.codec_pool import IDLE, CodecProcess, read_job
@@ -85,11 +86,25 @@ def test_an_error_waits_for_the_one_who_asks_for_the_job(tmp_path):
     process.end()
 
 
-def test_a_job_that_nobody_asks_for_ends_with_the_program(tmp_path):
+@pytest.mark.parametrize("end", [IDLE.end, IDLE.drop_begun])
+def test_a_job_that_nobody_asks_for_ends_at_once(tmp_path, end, monkeypatch):
+    monkeypatch.setattr(codec_pool, "END_SECONDS", PATIENCE)
     IDLE.begin("read", read_job(str(make_clip(tmp_path / "a.mp4", 30)), "a", "", True))
     ((_, process),) = IDLE.begun
-    IDLE.end()
-    assert not process.alive
+    end()
+    assert process.process.returncode == -signal.SIGKILL  # it did not first finish its frames
+    assert IDLE.begun == []
+
+
+def test_a_process_that_died_ahead_is_replaced(tmp_path):
+    job = read_job(str(make_clip(tmp_path / "a.mp4", 2)), "a", "", True)
+    IDLE.begin("read", job)
+    ((_, begun),) = IDLE.begun
+    begun.process.kill()
+    begun.process.wait()
+    process = IDLE.start_job("read", job)
+    assert len(answers(process)) == 3
+    process.end()
 
 
 def test_processes_start_without_torch():

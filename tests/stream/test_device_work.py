@@ -12,7 +12,7 @@ from streamseg.io.outputs import OutputFiles
 from streamseg.io.sources import VideoFile
 from streamseg.io.video_reading import read_label_video
 from streamseg.stream import source_threads
-from streamseg.stream.device_work import MEASURED, STAGES, StageMarks
+from streamseg.stream.device_work import StageMarks
 from streamseg.stream.latency import Meter
 from streamseg.stream.settings import DrawStyle
 from streamseg.stream.source_threads import SourceStream
@@ -128,32 +128,6 @@ def test_labels_of_a_batch_are_counted_frame_by_frame(device):
     assert count_labels(frames[1], 11).tolist() == expected[1][:11]
     smaller = torch.bincount(frames[1][:5].cpu().flatten(), minlength=256).tolist()
     assert count_batch([frames[0], frames[1][:5]]).tolist() == expected[0] + smaller
-
-
-def test_the_stages_of_some_batches_are_measured_on_a_gpu():
-    marks = StageMarks(torch.device("cpu"))
-    made = []
-
-    class Event:
-        """Of a clock that a stage takes 1, 2, 3 … ms on."""
-
-        def record(self):
-            made.append(self)
-            self.time = len(made) * (len(made) + 1) / 2
-
-        def elapsed_time(self, other):
-            return other.time - self.time
-
-    marks.events = [Event() for _ in range(len(STAGES) + 1)]
-    found = []
-    for _ in range(2 * MEASURED):
-        marks.start()
-        for _ in range(len(STAGES) + 2):  # a network may run several times
-            marks.end_stage()
-        found.append(list(marks.seconds().values()))
-    assert len(made) == 2 * (len(STAGES) + 1)
-    assert found[:MEASURED] == [[0.002, 0.003, 0.004, 0.005]] * MEASURED
-    assert found[MEASURED:] == [[0.007, 0.008, 0.009, 0.01]] * MEASURED
 
 
 def test_counting_on_a_gpu_numbers_the_labels_of_each_frame_anew():
