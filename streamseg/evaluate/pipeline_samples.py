@@ -11,8 +11,8 @@ from streamseg.evaluate.lock_probe import time_lock
 from streamseg.stream.latency import Meter
 from streamseg.stream.pipeline import Pipeline
 
-SAMPLING_SECONDS = 0.005
-"""Time between two looks at a pipeline."""
+SAMPLING_SECONDS = 0.02
+"""Time between two looks at a pipeline. Each takes Python's lock from its threads."""
 WAITING, IDLE = 2 / 3, 1 / 3
 """A queue that is fuller on average makes the stage before it wait; one that is emptier, the stage behind it."""
 
