@@ -97,10 +97,9 @@ def bands(scores: Tensor, size: tuple[int, int]) -> Iterator[Band]:
     step = max(1, numbers // (classes * width))
     # First the few rows of the map that a band needs are resized to full width, then pairs of them are interpolated.
     # Positions of rows on the map are integers, in units of 1 / (2 height), so that bands agree to the last bit.
+    # They are computed on the CPU: a GPU's kernels for these operators take long to load.
     whole = 2 * height
-    place = ((2 * torch.arange(height, device="cpu") + 1) * rows - height).clamp(
-        min=0
-    )  # a GPU's kernels for this take long to load
+    place = ((2 * torch.arange(height, device="cpu") + 1) * rows - height).clamp(min=0)
     above = place // whole
     positions = above, (above + 1).clamp(max=rows - 1), (place % whole) / whole
     above, below, share = (values.to(scores.device, non_blocking=True) for values in positions)
