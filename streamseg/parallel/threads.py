@@ -105,9 +105,16 @@ class BoundedQueue(Generic[Item]):
             return replaced
 
     def take(self) -> Item:
-        """Return the first item; the caller holds the lock and knows that there is one."""
-        self.notify(watched=self.full)
-        return self.waiting.popleft()
+        """Return the first item; the caller holds the lock and knows that there is one.
+
+        A thread that waits for room is woken when half the queue is free: it then adds several items in one turn.
+        """
+        was_full, item = self.full, self.waiting.popleft()
+        if len(self.waiting) <= self.capacity // 2:
+            self.change.notify_all()
+        if self.watcher and was_full:
+            self.watcher.notify_all()
+        return item
 
     def close(self) -> None:
         with self.group.lock:

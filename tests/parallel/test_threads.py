@@ -66,6 +66,18 @@ def test_the_newest_takes_the_place_of_all_that_waits(group):
     assert list(line) == [2]
 
 
+def test_a_writer_that_waits_is_woken_when_half_the_line_is_free(group):
+    line, woken = BoundedQueue(group, 4), []
+    notify = line.change.notify_all
+    line.change.notify_all = lambda: woken.append(len(line.waiting)) or notify()
+    for item in range(4):
+        line.put(item)
+    woken.clear()
+    with group.lock:
+        assert [line.take() for _ in range(4)] == [0, 1, 2, 3]
+    assert woken == [2, 1, 0]
+
+
 def test_a_queue_wakes_its_own_threads_and_the_watcher_only(group):
     asked, lines = [0, 0, 0], [BoundedQueue(group, 1, group.change if i == 0 else None) for i in range(3)]
 
