@@ -216,7 +216,7 @@ def shrink_to_luma(images: Tensor, size: tuple[int, int]) -> Tensor:
 def likeness(difference: Tensor, tolerance: float) -> Tensor:
     """Return how alike (B, 1, h, w) two pictures are around each pixel: 1 for equal, 0.37 at the tolerance."""
     unlike = blur(difference.abs(), 3).div_(max(tolerance, MIN_TOLERANCE))
-    return (unlike * unlike).mul_(-1).exp_()
+    return (unlike * unlike).mul_(-1).exp_()  # a product, as in correct_motion
 
 
 def keep_labels(labels: Tensor, previous: Tensor, scores: Tensor, margin: Tensor) -> tuple[Tensor, Tensor]:

@@ -143,13 +143,13 @@ class FrameJob:
     capture: Capture
     started: float
     """When its latency begins: at the capture of a live source, at the network for a file, which has no clock."""
-    frame: Tensor = field(default=NOTHING)
+    frame: Tensor = NOTHING
     """(3, H, W), on the network's device; empty before it is copied to a GPU, and after it was drawn there."""
     scale: float = 1.0
     """The scale of the network input that the deadline chose."""
     size: tuple[int, int] = (0, 0)
     """Height and width of the network input."""
-    labels: Tensor = field(default=NOTHING)
+    labels: Tensor = NOTHING
     """(H, W), on the network's device until DeviceWork or the drawer has fetched them."""
     device_labels: Tensor | None = None
     """The labels on the network's device, if the drawer needs them there."""
