@@ -127,7 +127,7 @@ class ProcessWriter(ClosedInTheEnd):
             raise
 
     def write(self, frame: Tensor | Yuv420, seconds: float) -> None:
-        """Add a frame (3, H, W), as RGB or as the planes of to_yuv, or labels (H, W); times must increase."""
+        """Add a frame (3, H, W) on the CPU, as RGB or the planes of to_yuv, or labels (H, W); times must increase."""
         if tuple(frame.shape[-2:]) != self.size:
             height, width = self.size
             raise ValueError(f"A frame of {tuple(frame.shape)} does not fit a video of {height} x {width} pixels.")
@@ -135,7 +135,7 @@ class ProcessWriter(ClosedInTheEnd):
             self.free.append(self.answer()["free"])
         slot = self.free.pop()
         is_planes = isinstance(frame, Yuv420)
-        pixels: numpy.ndarray = (frame.pixels if isinstance(frame, Yuv420) else frame.cpu()).numpy()
+        pixels: numpy.ndarray = (frame.pixels if isinstance(frame, Yuv420) else frame).numpy()
         self.slots.array(slot, pixels.size)[:] = pixels.reshape(-1)
         shape = frame.size if isinstance(frame, Yuv420) else frame.shape
         kind = PLANES if is_planes else LABELS if pixels.ndim == 2 else RGB

@@ -19,7 +19,9 @@ import json
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
     from av import VideoFrame
 
 Message = dict[str, Any]
+
+ENCODED_AHEAD = 2
+"""Frames that an encoder works on or has waiting."""
 
 
 def slot_size(size: tuple[int, int]) -> int:
@@ -132,20 +137,28 @@ def copy_frame(video: Video, stored: "VideoFrame", slots: Slots, slot: int, plan
 
 
 def write_video(job: Message, file: int, lines: BinaryIO, answer: Callable[[Message], object]) -> None:
-    """Encode the frames that come in slots."""
+    """Encode the frames that come in slots. A thread encodes, while the next frame is copied from its slot."""
     path, (height, width), rate = Path(job["path"]), job["size"], Fraction(*job["rate"])
     if job["labels"]:
         writer = open_label_writer(path, (height, width), rate)
     else:
         writer = open_video_writer(path, (height, width), rate, audio_from=job["audio_from"])
-    with writer:
+    with writer, ThreadPoolExecutor(1) as thread:
         # an odd size grows by a row and a column
         slots = Slots(file, slot_size((height + 1, width + 1)))
         answer({"opened": slots.slot_bytes})
-        for message in frames_to_write(lines):
-            picture = to_picture(writer, message, slots)
-            answer({"free": message["frame"]})  # the encoder has a copy
-            writer.encode(picture, message["seconds"])
+        waiting: deque[Future[None]] = deque()
+        try:
+            for message in frames_to_write(lines):
+                picture = to_picture(writer, message, slots)
+                answer({"free": message["frame"]})  # the encoder has a copy
+                if len(waiting) == ENCODED_AHEAD:
+                    waiting.popleft().result()
+                waiting.append(thread.submit(writer.encode, picture, message["seconds"]))
+            for encoded in waiting:
+                encoded.result()
+        finally:
+            thread.shutdown(cancel_futures=True)
 
 
 def frames_to_write(lines: BinaryIO) -> Iterator[Message]:

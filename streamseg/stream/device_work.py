@@ -25,34 +25,52 @@ STAGES = ("upload", "network", "draw", "download")
 """The stages of a batch on the device, in order."""
 
 
+DETAILED_INTERVAL = 16
+"""All stages are measured in so many first batches, and then in one of as many."""
+
+
 class StageMarks:
-    """Marks between the stages of a batch, by the clock of its device; events are reused from batch to batch."""
+    """Marks between the stages of a batch, by the clock of its device; events are reused from batch to batch.
+
+    A GPU marks the begin and the end of each batch, and the stages between them in some: each mark is a call, after
+    which the thread may have to wait for Python's lock. The time of another batch is divided as that of the last one
+    whose stages were marked.
+    """
 
     def __init__(self, device: torch.device):
         is_cuda = device.type == "cuda"
         self.events = [torch.cuda.Event(enable_timing=True) for _ in range(len(STAGES) + 1)] if is_cuda else []
         self.times = [0.0] * (len(STAGES) + 1)
-        self.count = 0
+        self.count = self.batches = 0
+        self.detailed = True
+        """Whether all stages of this batch are marked."""
+        self.shares = [0.0] * len(STAGES)
+        """The share of each stage in the last batch whose stages were marked."""
 
     def start(self) -> None:
         """Begin a batch."""
+        self.detailed = self.batches < DETAILED_INTERVAL or self.batches % DETAILED_INTERVAL == 0
         self.count = 0
+        self.batches += 1
         self.end_stage()
 
     def end_stage(self) -> None:
         """Mark the end of a stage. Those after the last one are ignored, as of a network that runs several times."""
         if self.count < len(self.times):
-            if self.events:
+            if self.events and (self.detailed or self.count in (0, len(STAGES))):
                 self.events[self.count].record()
             self.times[self.count] = time.perf_counter()
             self.count += 1
 
     def seconds(self) -> dict[str, float]:
         """Return what each stage took; the device has finished."""
-        if self.events:
-            pairs = zip(self.events, self.events[1:], strict=False)
-            return {name: a.elapsed_time(b) / 1000 for name, (a, b) in zip(STAGES, pairs, strict=True)}
-        return {name: b - a for name, a, b in zip(STAGES, self.times, self.times[1:], strict=False)}
+        if not self.events:
+            return {name: b - a for name, a, b in zip(STAGES, self.times, self.times[1:], strict=False)}
+        whole = self.events[0].elapsed_time(self.events[-1]) / 1000
+        if self.detailed:
+            parts = [a.elapsed_time(b) for a, b in zip(self.events, self.events[1:], strict=False)]
+            self.shares = [part / (sum(parts) or 1.0) for part in parts]
+        return {name: share * whole for name, share in zip(STAGES, self.shares, strict=True)}
 
 
 @dataclass

@@ -23,10 +23,11 @@ def upload(pixels: Tensor | Yuv420, device: torch.device) -> Tensor:
 
 
 def pin(pixels: Tensor | Yuv420) -> Tensor | Yuv420:
-    """Return pixels in pinned memory, from which a GPU copies while the host goes on."""
-    if isinstance(pixels, Yuv420):
-        return pixels if pixels.pixels.is_pinned() else pixels.with_pixels(pixels.pixels.pin_memory())
-    return pixels if pixels.is_pinned() else pixels.pin_memory()
+    """Return pixels in pinned memory, from which a GPU copies while the host goes on.
+
+    Planes are decoded into pinned memory (Decoding.pinned). To ask CUDA would make the network's thread wait.
+    """
+    return pixels if isinstance(pixels, Yuv420) or pixels.is_pinned() else pixels.pin_memory()
 
 
 def start_download(x: Tensor) -> Tensor:

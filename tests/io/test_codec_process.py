@@ -7,8 +7,9 @@ import pytest
 from clips import make_clip
 
 from streamseg.io import codec_pool
-from streamseg.io.codec_process import serve, slot_size
-from streamseg.io.codec_slots import RGB, SLOTS
+from streamseg.io.codec_process import ENCODED_AHEAD, serve, slot_size
+from streamseg.io.codec_slots import LABELS, RGB, SLOTS
+from streamseg.io.video_writing import VideoWriter
 
 pytestmark = pytest.mark.skipif(not codec_pool.are_possible(), reason="needs Linux")
 
@@ -38,6 +39,25 @@ def test_it_ends_when_the_other_process_has_gone(shared_memory, tmp_path):
     job = {"path": str(tmp_path / "a.mkv"), "size": [8, 8], "rate": [1, 1], "labels": True, "audio_from": None}
     with pytest.raises(SystemExit):
         serve(shared_memory, io.BytesIO(json.dumps({"write": job}).encode() + b"\n"), [].append)
+
+
+def test_the_first_frame_that_cannot_be_encoded_ends_the_job_with_its_error(shared_memory, tmp_path, monkeypatch):
+    encoded = []
+
+    def encode(self, picture, seconds):
+        encoded.append(seconds)
+        if seconds == 1:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(VideoWriter, "encode", encode)
+    job = {"path": str(tmp_path / "a.mkv"), "size": [8, 8], "rate": [1, 1], "labels": True, "audio_from": None}
+    frames = [{"frame": i % SLOTS, "kind": LABELS, "seconds": i, "shape": [8, 8]} for i in range(9)]
+    answers, lines = [], [{"write": job}, *frames, {"close": True}]
+    serve(shared_memory, io.BytesIO(b"".join(json.dumps(line).encode() + b"\n" for line in lines)), answers.append)
+    assert answers[-1]["errno"] == 28
+    assert [answer for answer in answers if "error" in answer] == answers[-1:]
+    assert encoded[:2] == [0, 1]
+    assert len(encoded) <= 2 + ENCODED_AHEAD
 
 
 def test_a_frame_that_waits_for_a_slot_takes_the_one_that_is_given_back(shared_memory, tmp_path):

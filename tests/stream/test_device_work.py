@@ -12,7 +12,7 @@ from streamseg.io.outputs import OutputFiles
 from streamseg.io.sources import VideoFile
 from streamseg.io.video_reading import read_label_video
 from streamseg.stream import source_threads
-from streamseg.stream.device_work import StageMarks
+from streamseg.stream.device_work import DETAILED_INTERVAL, StageMarks
 from streamseg.stream.latency import Meter
 from streamseg.stream.settings import DrawStyle
 from streamseg.stream.source_threads import SourceStream
@@ -145,3 +145,43 @@ def test_marks_beyond_the_last_stage_are_ignored():
         marks.end_stage()
     assert list(marks.seconds()) == ["upload", "network", "draw", "download"]
     assert min(marks.seconds().values()) >= 0
+
+
+class TickingEvent:
+    """An event of a GPU whose clock advances by a number of milliseconds at each mark."""
+
+    now, steps, recorded = 0.0, (), 0
+
+    def record(self):
+        TickingEvent.now += TickingEvent.steps[TickingEvent.recorded]
+        TickingEvent.recorded += 1
+        self.time = TickingEvent.now
+
+    def elapsed_time(self, later):
+        return later.time - self.time
+
+
+def mark_batch(marks, *steps):
+    """Mark a batch whose marks are some milliseconds apart; return milliseconds of the stages, and the marks made."""
+    TickingEvent.steps, TickingEvent.recorded = (0.0, *steps), 0
+    marks.start()
+    for _ in range(4):
+        marks.end_stage()
+    return [1000 * seconds for seconds in marks.seconds().values()], TickingEvent.recorded
+
+
+def test_a_gpu_marks_all_stages_of_some_batches_and_the_whole_of_each():
+    marks = StageMarks(torch.device("cpu"))
+    marks.events = [TickingEvent() for _ in range(5)]
+    for _ in range(DETAILED_INTERVAL):
+        assert mark_batch(marks, 1.0, 6.0, 2.0, 1.0) == (pytest.approx([1.0, 6.0, 2.0, 1.0]), 5)
+    assert mark_batch(marks, 2.0, 2.0, 2.0, 2.0) == (pytest.approx([2.0] * 4), 5)
+    for whole in (4.0, 8.0, 12.0) * (DETAILED_INTERVAL // 3):  # divided as the last batch that was marked
+        assert mark_batch(marks, whole) == (pytest.approx([whole / 4] * 4), 2)
+    assert mark_batch(marks, 1.0, 6.0, 2.0, 1.0) == (pytest.approx([1.0, 6.0, 2.0, 1.0]), 5)
+
+
+def test_a_batch_without_time_has_stages_without_time():
+    marks = StageMarks(torch.device("cpu"))
+    marks.events = [TickingEvent() for _ in range(5)]
+    assert mark_batch(marks, 0.0, 0.0, 0.0, 0.0) == ([0.0] * 4, 5)

@@ -3,7 +3,7 @@ import torch
 
 from streamseg.engine import kernels
 from streamseg.io.yuv import BT709, to_rgb, to_yuv
-from streamseg.stream.transfers import download, upload
+from streamseg.stream.transfers import download, pin, upload
 
 CPU = torch.device("cpu")
 
@@ -25,6 +25,12 @@ def test_on_the_cpu_nothing_is_copied():
 def test_planes_arrive_as_rgb():
     planes = to_yuv(noise(3, 16, 24), BT709)
     assert upload(planes, CPU).equal(to_rgb(planes))
+
+
+def test_planes_are_in_pinned_memory_already_and_no_one_asks_cuda(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: pytest.fail("asked"))
+    planes = to_yuv(noise(3, 16, 24), BT709)
+    assert pin(planes) is planes
 
 
 @pytest.mark.gpu
