@@ -6,13 +6,14 @@
 This is an emulation, not a measurement of any GPU: its ratios show how threads disturb each other, its frames a second
 mean nothing. Codecs are waits without Python's lock, with the few short calls of PyAV around them, so that two cores
 are enough for many streams; other programs on these cores spoil the figures. The GPU is a wait of 0.5 ms for a batch.
-A call to it is a small operator of torch, which gives up the lock and takes it back, and 5 µs of Python. The threads,
-the queues and the meter are those of `segment`.
+A call to it is a small operator of torch, which gives up the lock and takes it back, and 5 µs of Python. It works from
+the last call of a batch on. The threads, the queues and the meter are those of `segment`.
 
 bare          the codecs alone, a thread for each decoder and each encoder
 many threads  calls to the GPU from readers, network and drawers, as `segment` made them before
 one thread    calls to the GPU from the network thread alone, a batch at a time, as it makes them now
 processes     as one thread, with the codecs in processes of their own, which take a few calls to talk to
+alone         as processes; the network thread also reads and writes, as it does now for a single video
 
 For each: frames a second, the ratio to bare in the same round, milliseconds a frame of each stage, and how long a
 further thread waits for Python's lock. For cameras, which are neither decoded nor written: frames that were labelled,
@@ -55,8 +56,9 @@ CODEC_CALLS, PROCESS_CALLS = 12, 4
 NETWORK_CALLS, UPLOAD_CALLS, DOWNLOAD_CALLS, DRAW_CALLS = 40, 12, 8, 25
 PYTHON_SECONDS = 5e-6
 """What a call takes in Python, with the lock."""
-MANY_THREADS, ONE_THREAD, PROCESSES = "many threads", "one thread", "processes"
+MANY_THREADS, ONE_THREAD, PROCESSES, ALONE = "many threads", "one thread", "processes", "alone"
 FRAME = torch.zeros(3, 8, 8, dtype=torch.uint8)
+WAIT = device_work.DeviceWork.wait
 
 
 def call(count: int) -> None:
@@ -184,6 +186,18 @@ def after(function: Callable, calls: int, seconds: float = 0.0) -> Callable:
     return both
 
 
+def wait_for_gpu(work: device_work.DeviceWork, frames: int, meanwhile: Callable[[], None]) -> None:
+    """Wait as DeviceWork.wait does, for a GPU that works from now on."""
+    call(1)
+    end = time.perf_counter() + GPU_SECONDS + 2 * COPY_SECONDS
+
+    def both() -> None:
+        meanwhile()
+        time.sleep(max(0.0, end - time.perf_counter()))
+
+    WAIT(work, frames, both)
+
+
 @contextmanager
 def gpu_calls(one_thread: bool) -> Iterator[None]:
     """Add the calls to the GPU, where segment makes them now, or where it made them before."""
@@ -195,7 +209,7 @@ def gpu_calls(one_thread: bool) -> Iterator[None]:
             patch.object(device_work, "count_batch", after(device_work.count_batch, 3)),
             patch.object(device_work, "start_download", after(device_work.start_download, 3)),
             patch.object(stream, "paint", after(stream.paint, DRAW_CALLS // 2)),
-            patch.object(work, "wait", after(work.wait, 1, GPU_SECONDS + 2 * COPY_SECONDS)),
+            patch.object(work, "wait", wait_for_gpu),
         ]
     else:
         changes = [
@@ -236,9 +250,10 @@ def run_segment(sources: Sequence, overlay: bool, encode_seconds: float, way: st
     """Run the pipeline of segment."""
     settings, meter = LabelSettings(EmulatedEngine(), streamseg.CAMVID, LastFrames(1), size=(32, 32)), Meter()
     pairs = [(source, OutputFiles(Path(f"{source.name}.mp4") if overlay else None)) for source in sources]
-    writer = emulated_writer(encode_seconds, way == PROCESSES)
+    writer = emulated_writer(encode_seconds, way in (PROCESSES, ALONE))
     codec = patch.object(source_writer, "open_writer", writer) if overlay else nullcontext()
-    with codec, gpu_calls(way != MANY_THREADS), LockProbe() as probe:
+    alone = patch.object(SourceStream, "needs_threads", way != ALONE)
+    with codec, alone, gpu_calls(way != MANY_THREADS), LockProbe() as probe:
         result = Pipeline(pairs, settings, DrawStyle(), meter).run()
     if result.signal:
         raise KeyboardInterrupt
@@ -252,15 +267,15 @@ def run_segment(sources: Sequence, overlay: bool, encode_seconds: float, way: st
 
 
 def measure_files(streams: int, options: argparse.Namespace) -> dict:
-    """Run the three ways in turn."""
+    """Run the ways in turn."""
     seconds = options.decode / 1000, options.encode / 1000
 
     def segment(way: str) -> dict:
-        count, apart = options.frames // streams, way == PROCESSES
+        count, apart = options.frames // streams, way in (PROCESSES, ALONE)
         videos = [EmulatedVideo(f"video {i}", count, seconds[0], apart) for i in range(streams)]
         return run_segment(videos, True, seconds[1], way)
 
-    ways = (MANY_THREADS, ONE_THREAD, PROCESSES)
+    ways = [MANY_THREADS, ONE_THREAD, PROCESSES, *([ALONE] if streams == 1 else [])]
     runs: dict[str, list[dict]] = {"bare": [], **{way: [] for way in ways}}
     for _ in range(options.rounds):
         runs["bare"].append(run_bare(streams, options.frames, *seconds))

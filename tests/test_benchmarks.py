@@ -188,12 +188,14 @@ def test_a_benchmark_says_how_it_is_run(script):
     assert f"python benchmarks/{Path(script.__file__).name}" in script.__doc__
 
 
-def test_the_emulation_runs_the_real_pipeline_both_ways(monkeypatch, tmp_path, capsys):
-    options = ["--streams", "2", "--frames", "6", "--rounds", "1"]
+def test_the_emulation_runs_the_real_pipeline_in_all_ways(monkeypatch, tmp_path, capsys):
+    options = ["--streams", "2", "1", "--frames", "6", "--rounds", "1"]
     monkeypatch.setattr(sys, "argv", ["lock_emulation.py", *options, "--json", str(tmp_path / "a.json")])
     lock_emulation.main()
-    (figures,) = json.loads((tmp_path / "a.json").read_text())
+    figures, single = json.loads((tmp_path / "a.json").read_text())
     assert set(figures["of_bare"]) == {"bare", "many threads", "one thread", "processes"}
+    assert set(single["of_bare"]) == {*figures["of_bare"], "alone"}
+    assert {"decode", "network", "encode"} <= set(single["runs"]["alone"][0]["stages_ms"])
     assert all(ratio > 0 for ratio in figures["of_bare"].values())
     assert {"upload", "download"} <= set(figures["runs"]["one thread"][0]["stages_ms"])
     assert "2 streams" in capsys.readouterr().out

@@ -10,7 +10,7 @@ Shapes: B frames of a batch, K classes.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -112,8 +112,12 @@ class DeviceWork:
                 job.frame = upload(job.capture.pixels, self.shared.device)
         self.marks.end_stage()
 
-    def finish(self, jobs: Sequence[FrameJob]) -> None:
-        """Count and draw labelled frames, copy all that was asked for to the host, and wait for it."""
+    def finish(self, jobs: Sequence[FrameJob], meanwhile: Callable[[], None]) -> None:
+        """Count and draw labelled frames, copy all that was asked for to the host, and wait for it.
+
+        Args:
+            meanwhile: What the thread does while the device works.
+        """
         self.marks.end_stage()
         counts = count_batch([job.labels for job in jobs])
         pictures = [self.draw(job) for job in jobs]
@@ -131,7 +135,7 @@ class DeviceWork:
                 job.confidence = start_download(job.confidence)
             job.picture, job.colours = fetch(picture), fetch(colours)
         self.marks.end_stage()
-        self.wait(len(jobs))
+        self.wait(len(jobs), meanwhile)
         numbers, classes = host_counts.tolist(), len(self.shared.class_pixels)
         for i, job in enumerate(jobs):
             job.counts = numbers[256 * i : 256 * i + classes]
@@ -146,16 +150,19 @@ class DeviceWork:
         picture = stream.to_output(stream.paint(job)) if stream.draws_picture else None
         return picture, stream.to_output(stream.paint_colours(job)) if stream.results.colours else None
 
-    def wait(self, frames: int) -> None:
+    def wait(self, frames: int, meanwhile: Callable[[], None]) -> None:
         """Wait for the device, once for all frames of a batch, and add up the times."""
         times, enqueued = self.times, time.perf_counter()
+        meanwhile()
+        waiting = time.perf_counter()
         if self.shared.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         done = time.perf_counter()
         times.batches += 1
         times.frames += frames
         times.enqueue += enqueued - self.begin
-        times.wait += done - enqueued
+        times.wait += done - waiting
+        self.begin += waiting - enqueued  # what it did meanwhile is no part of the batch
         self.seconds = self.marks.seconds()
         times.device += sum(self.seconds.values())
 

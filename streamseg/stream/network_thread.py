@@ -1,10 +1,13 @@
-"""The network thread: takes frames of all sources in turn, labels them in batches and hands them to the drawers."""
+"""The network thread: takes frames of all sources in turn, labels them in batches and hands them to the drawers.
+
+The only source of a run may have no other threads; it then reads, labels and writes.
+"""
 
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, nullcontext
 from functools import partial
 from itertools import count, islice
 
@@ -35,6 +38,8 @@ class NetworkThread:
         self.engine, self.streams, self.shared = engine, streams, shared
         self.cuda = shared.device.type == "cuda"
         self.device_work = DeviceWork(shared) if shared.on_device else None
+        self.frames: Generator[FrameJob, None, None] | None = None
+        """The frames of the only source, if this thread reads them."""
         self.started = self.prepared = self.warned = False
         self.together = shared.settings.together
         deadline = shared.deadline.seconds
@@ -55,6 +60,30 @@ class NetworkThread:
 
     def work(self) -> None:
         """Label frames until all sources have ended."""
+        with closing(self.labelled()) as batches:
+            for jobs in batches:
+                for job in jobs:
+                    job.stream.output.put(job)
+
+    def work_alone(self) -> None:
+        """Read, label and write the frames of the only source; processes decode and encode them meanwhile."""
+        (stream,) = self.streams
+        self.frames = stream.frames()
+        with closing(self.frames), closing(self.labelled()) as batches:
+            stream.writer.write(job for jobs in batches for job in jobs)
+
+    def read_ahead(self) -> None:
+        """Take the next frame from its decoder, if no other thread does."""
+        if self.frames is None:
+            return
+        (stream,) = self.streams
+        if not (stream.inbox.waiting or stream.inbox.closed):
+            job = next(self.frames, None)
+            if job is None or not stream.enqueue(job):
+                stream.inbox.close()
+
+    def labelled(self) -> Generator[list[FrameJob], None, None]:
+        """Yield batches of labelled frames until all sources have ended."""
         shared = self.shared
         # events and streams belong to the thread's current device, by default the first GPU
         with torch.cuda.device(shared.device) if self.cuda else nullcontext(), torch.inference_mode():
@@ -76,8 +105,7 @@ class NetworkThread:
                 self.sizes[self.last_size] += len(jobs)
                 if scale < POOR_SCALE and not self.warned:
                     self.warn(jobs[0])
-                for job in jobs:
-                    job.stream.output.put(job)
+                yield jobs
                 if isinstance(self.engine, VideoEngine):
                     self.finish(jobs)
 
@@ -88,6 +116,7 @@ class NetworkThread:
         """
         group = self.shared.group
         for number in count():
+            self.read_ahead()
             with group.change:
                 group.wait_until(self.can_continue)
                 if not (streams := self.waiting()):
@@ -278,7 +307,7 @@ class NetworkThread:
         """End a batch and its measurement. On a GPU that is when all of it is on the host."""
         shared = self.shared
         if self.device_work:
-            self.device_work.finish(jobs)
+            self.device_work.finish(jobs, self.read_ahead)
         seconds = time.perf_counter() - begin
         for job in jobs:
             job.latency, job.network_seconds = time.monotonic() - job.started, seconds

@@ -4,6 +4,7 @@
 
 Each source has a reader, a drawer and a writer (source_threads.py). One network thread labels the frames of all
 sources in batches (network_thread.py). This module starts the threads, waits for them and ends the run in good order.
+Beside a GPU, processes decode and encode a video; of a single one, the network thread also reads and writes.
 """
 
 import math
@@ -133,10 +134,13 @@ class Pipeline:
         threads = torch.get_num_threads()
         self.start_codecs()
         with StopSignals() as stop, short_turns(self.shared.on_device):
-            network = self.group.start("network", self.network.work, threads=threads)
+            alone = len(self.streams) == 1 and not self.streams[0].needs_threads
+            work = self.network.work_alone if alone else self.network.work
+            network = self.group.start("network", work, threads=threads)
             try:
                 while alive := [thread for thread in self.awaited(network) if thread.is_alive()]:
-                    self.start_streams()
+                    if not alone:
+                        self.start_streams()
                     self.supervise(stop.signal)
                     alive[0].join(0.02 if self.display else 0.1)
                 self.next_grid = 0.0

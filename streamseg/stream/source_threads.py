@@ -15,6 +15,7 @@ import time
 from collections.abc import Generator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import BinaryIO
 
 import torch
@@ -25,7 +26,7 @@ from streamseg.checks import CutShort
 from streamseg.engine import kernels
 from streamseg.engine.labels import count_labels
 from streamseg.io import codec_pool
-from streamseg.io.outputs import LiveOutput, Output
+from streamseg.io.outputs import LiveOutput, Output, OutputFiles
 from streamseg.io.sources import Capture, Decoding, LiveSource, PlayedVideo, Source, VideoFile
 from streamseg.io.yuv import Yuv420, default_matrix
 from streamseg.parallel.threads import BoundedQueue, ThreadGroup
@@ -221,6 +222,21 @@ class SourceStream:
     def running(self) -> bool:
         return any(thread.is_alive() for thread in self.threads)
 
+    @property
+    def needs_threads(self) -> bool:
+        """Whether reader, drawer and writer are threads of their own, even if there is no other source.
+
+        Those of a video whose codecs are processes are not: the network thread then takes frames from the one process
+        and gives labels to the other. As threads they would do little but make it wait for Python's lock.
+        """
+        shared, source = self.shared, self.source
+        if shared.raw or shared.shows or not (shared.decoding.process and self.drawn_early):
+            return True
+        if not (isinstance(self.results, OutputFiles) and self.results.are_videos):
+            return True
+        # of a web server or a pipe a reader may have to wait
+        return not (isinstance(source, VideoFile) and Path(source.address).is_file())
+
     def start(self, slot: int) -> None:
         """Start the three threads. Their names tell the meter which threads work one after the other."""
         self.slot, self.last_capture = slot, time.monotonic()
@@ -231,7 +247,15 @@ class SourceStream:
         ]
 
     def read(self) -> None:
-        """Decode the source's frames, copy them to the device and put them into the inbox."""
+        """Put the source's frames into the inbox."""
+        with closing(self.frames()) as jobs:
+            for job in jobs:
+                if not self.enqueue(job):
+                    break
+        self.inbox.close()
+
+    def frames(self) -> Generator[FrameJob, None, None]:
+        """Decode the source's frames, from where a GPU can copy them. An error ends them, and is reported."""
         shared, source = self.shared, self.source
         try:
             with closing(self.captures()) as captures:
@@ -250,12 +274,9 @@ class SourceStream:
                     self.note_arrival(capture)
                     self.total = capture.total
                     self.check_size(capture)
-                    if not self.enqueue(self.new_job(capture)):
-                        break
-                    shared.meter.read(source.name)
+                    yield self.new_job(capture)
         except (ValueError, OSError) as problem:  # the other sources go on, and the frames so far are good
             self.report(problem)
-        self.inbox.close()
 
     def report(self, problem: Exception) -> None:
         """Note that this source failed; of several live ones the user is told now, as the others may go on for days."""
@@ -330,12 +351,15 @@ class SourceStream:
 
     def enqueue(self, job: FrameJob) -> bool:
         """Put a frame into the inbox; return False if the inbox is closed."""
-        if not self.source.live:
-            return self.inbox.put(job)
-        replaced = self.inbox.replace(job)
-        if replaced is None:
+        meter, name = self.shared.meter, self.source.name
+        if self.source.live:
+            replaced = self.inbox.replace(job)
+            if replaced is None:
+                return False
+            meter.dropped(replaced, name)
+        elif not self.inbox.put(job):
             return False
-        self.shared.meter.dropped(replaced, self.source.name)
+        meter.read(name)
         return True
 
     def follow_size(self, shape: torch.Size) -> None:

@@ -32,9 +32,12 @@ class SourceWriter:
         """The newest picture, for the window."""
 
     def work(self) -> None:
-        """Write each drawn frame, and report it."""
+        """Write the drawn frames; the thread."""
+        self.write(iter(self.stream.drawn))
+
+    def write(self, jobs: "Iterator[FrameJob]") -> None:
+        """Write each frame, and report it."""
         try:
-            jobs = iter(self.stream.drawn)
             job = next(jobs, None)
             while job:
                 job = self.write_part(job, jobs)
