@@ -44,7 +44,7 @@ from streamseg.io.codec_process import SLOTS
 from streamseg.io.outputs import OutputFiles
 from streamseg.io.sources import Capture
 from streamseg.parallel.threads import BoundedQueue, ThreadGroup
-from streamseg.stream import device_work, source_threads, source_writer
+from streamseg.stream import device_work, pipeline, source_threads, source_writer
 from streamseg.stream.latency import Meter
 from streamseg.stream.pipeline import Pipeline
 from streamseg.stream.settings import DrawStyle, LabelSettings
@@ -190,12 +190,8 @@ def wait_for_gpu(work: device_work.DeviceWork, frames: int, meanwhile: Callable[
     """Wait as DeviceWork.wait does, for a GPU that works from now on."""
     call(1)
     end = time.perf_counter() + GPU_SECONDS + 2 * COPY_SECONDS
-
-    def both() -> None:
-        meanwhile()
-        time.sleep(max(0.0, end - time.perf_counter()))
-
-    WAIT(work, frames, both)
+    WAIT(work, frames, meanwhile)
+    time.sleep(max(0.0, end - time.perf_counter()))
 
 
 @contextmanager
@@ -252,7 +248,7 @@ def run_segment(sources: Sequence, overlay: bool, encode_seconds: float, way: st
     pairs = [(source, OutputFiles(Path(f"{source.name}.mp4") if overlay else None)) for source in sources]
     writer = emulated_writer(encode_seconds, way in (PROCESSES, ALONE))
     codec = patch.object(source_writer, "open_writer", writer) if overlay else nullcontext()
-    alone = patch.object(SourceStream, "needs_threads", way != ALONE)
+    alone = patch.object(pipeline, "needs_threads", lambda stream: way != ALONE)
     with codec, alone, gpu_calls(way != MANY_THREADS), LockProbe() as probe:
         result = Pipeline(pairs, settings, DrawStyle(), meter).run()
     if result.signal:

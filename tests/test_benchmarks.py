@@ -196,6 +196,8 @@ def test_the_emulation_runs_the_real_pipeline_in_all_ways(monkeypatch, tmp_path,
     assert set(figures["of_bare"]) == {"bare", "many threads", "one thread", "processes"}
     assert set(single["of_bare"]) == {*figures["of_bare"], "alone"}
     assert {"decode", "network", "encode"} <= set(single["runs"]["alone"][0]["stages_ms"])
+    gpu = 1000 * (lock_emulation.GPU_SECONDS + 2 * lock_emulation.COPY_SECONDS)
+    assert all(single["runs"][way][0]["stages_ms"]["network"] >= gpu for way in ("one thread", "processes", "alone"))
     assert all(ratio > 0 for ratio in figures["of_bare"].values())
     assert {"upload", "download"} <= set(figures["runs"]["one thread"][0]["stages_ms"])
     assert "2 streams" in capsys.readouterr().out

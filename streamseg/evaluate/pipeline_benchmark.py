@@ -55,6 +55,7 @@ PREPARATION_SECONDS = 120.0
 
 DECODE, TRANSCODE, LABEL_ENCODE = "decode", "decode, encode", "decode, encode labels"
 NETWORK, LABELS, OVERLAY = "network", "labels", "overlay"
+IN_ONE_THREAD = "one thread does all stages, one after the other, beside the processes of the codecs"
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class Run:
     """What was seen of the pipeline while it ran."""
     device: DeviceTimes | None = None
     """What the network thread did on a GPU; None for a bare case, and on the CPU."""
+    alone: bool = False
+    """Whether that thread did all stages."""
 
     @property
     def queues(self) -> dict[str, float]:
@@ -129,7 +132,7 @@ class StageTimes:
     queues: dict[str, float]
     """How full the queues between the stages are, from 0 to 1."""
     waits: tuple[str, ...]
-    """Which stage waits for which."""
+    """Which stage waits for which, or that one thread does all of them."""
     ms_per_frame: float
     """Milliseconds a frame of the whole run."""
     slowest: str
@@ -380,7 +383,8 @@ def run_segment(videos: Sequence[Path], kind: str, settings: LabelSettings, styl
     if result.problems:
         raise ValueError(result.problems[0])
     work = pipeline.network.device_work
-    return Run(result.frames, summary=summary, samples=samples, device=work.times if work else None)
+    times = work.times if work else None
+    return Run(result.frames, summary=summary, samples=samples, device=times, alone=pipeline.alone)
 
 
 def summarise_speed(case: Case, runs: dict[str, list[Run]]) -> Speed:
@@ -416,7 +420,7 @@ def summarise_stages(case: str, runs: Sequence[Run]) -> StageTimes:
         {name: 1000 * fmean(summary.stages[name].mean for summary in summaries) for name in names},
         busy,
         queues,
-        tuple(describe_queue(name, fill) for name, fill in queues.items()),
+        (IN_ONE_THREAD,) if runs[0].alone else tuple(describe_queue(name, fill) for name, fill in queues.items()),
         1000 * fmean(run.seconds / run.frames for run in runs),
         slowest,
         busy[slowest],

@@ -75,7 +75,7 @@ def describe_host(stages: StageTimes) -> str:
     """Return what a way of segment waits for besides other stages: Python's lock and the GPU."""
     parts = []
     if lock := stages.lock_ms:
-        parts.append(f"A thread waits {lock['mean']:.2f} ms for Python's lock, p95 {lock['p95']:.2f}.")
+        parts.append(f"A further thread waits {lock['mean']:.2f} ms for Python's lock, p95 {lock['p95']:.2f}.")
     if host := stages.host_ms:
         parts.append(
             f"A batch of {host['frames']:.1f} frames: {host['device']:.2f} ms on the GPU, {host['enqueue']:.2f} in "

@@ -50,6 +50,10 @@ class ProcessVideo:
             yield pixels, message["seconds"]
         self.end(IDLE.give_back)
 
+    def is_ready(self, seconds: float) -> bool:
+        """Return whether the next picture, or what there is instead, has come; wait for some seconds at most."""
+        return self.process.has_answered(seconds)
+
     def answer(self) -> dict[str, Any]:
         """Wait for an answer; an error ends the job."""
         try:

@@ -8,6 +8,7 @@ import atexit
 import builtins
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -25,6 +26,8 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 
 END_SECONDS = 2.0
 """How long a process has to end by itself."""
+MAX_READ = 2**16
+"""Bytes of answers that are read at once."""
 
 
 class ProcessDied(OSError):  # noqa: N818 (told as any OSError)
@@ -62,9 +65,19 @@ class CodecProcess:
             os.close(self.file)
             raise
 
+        assert self.process.stdout
+        self.listener = select.poll()
+        self.listener.register(self.process.stdout, select.POLLIN)
+        self.received = b""
+        """What has come of the next answers."""
+
     @property
     def alive(self) -> bool:
         return self.process.poll() is None
+
+    def has_answered(self, seconds: float) -> bool:
+        """Return whether there is an answer, or the process has ended; wait for some seconds at most."""
+        return b"\n" in self.received or bool(self.listener.poll(1000 * seconds))
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a line; what became of a process that has gone is told by its answer."""
@@ -80,8 +93,10 @@ class CodecProcess:
             name: The video, for the message if the process has died.
         """
         assert self.process.stdout
-        line = self.process.stdout.readline()
-        if not line.endswith(b"\n"):
+        while b"\n" not in self.received and (more := os.read(self.process.stdout.fileno(), MAX_READ)):
+            self.received += more
+        line, end, self.received = self.received.partition(b"\n")
+        if not end:
             status = self.process.wait()
             hint = (
                 ": is there enough memory?" if status == -signal.SIGKILL else "; STREAMSEG_CODECS=threads does without."

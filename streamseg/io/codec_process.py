@@ -143,7 +143,7 @@ def write_video(job: Message, file: int, lines: BinaryIO, answer: Callable[[Mess
         writer = open_label_writer(path, (height, width), rate)
     else:
         writer = open_video_writer(path, (height, width), rate, audio_from=job["audio_from"])
-    with writer, ThreadPoolExecutor(1) as thread:
+    with writer, ThreadPoolExecutor(1) as encoder:
         # an odd size grows by a row and a column
         slots = Slots(file, slot_size((height + 1, width + 1)))
         answer({"opened": slots.slot_bytes})
@@ -154,11 +154,11 @@ def write_video(job: Message, file: int, lines: BinaryIO, answer: Callable[[Mess
                 answer({"free": message["frame"]})  # the encoder has a copy
                 if len(waiting) == ENCODED_AHEAD:
                     waiting.popleft().result()
-                waiting.append(thread.submit(writer.encode, picture, message["seconds"]))
+                waiting.append(encoder.submit(writer.encode, picture, message["seconds"]))
             for encoded in waiting:
                 encoded.result()
         finally:
-            thread.shutdown(cancel_futures=True)
+            encoder.shutdown(cancel_futures=True)  # after an error no further frame
 
 
 def frames_to_write(lines: BinaryIO) -> Iterator[Message]:

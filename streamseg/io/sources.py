@@ -216,10 +216,18 @@ class VideoFile:
         job = read_job(self.location, redact(self.address), decoding.hardware, decoding.planes)
         IDLE.begin("read", job)
 
-    def captures(self, decoding: Decoding = TO_RGB) -> Generator[Capture, None, None]:
-        """Yield each frame; CutShort follows the last of a damaged file."""
+    def captures(
+        self, decoding: Decoding = TO_RGB, opened: "Callable[[Video | ProcessVideo], None] | None" = None
+    ) -> Generator[Capture, None, None]:
+        """Yield each frame; CutShort follows the last of a damaged file.
+
+        Args:
+            opened: Receives the video once it is open.
+        """
         name = redact(self.address)
         with readable_errors(self.address), self.open(name, decoding) as video:
+            if opened:
+                opened(video)
             self.__dict__["rate"] = video.rate  # so that it is not opened again for it
             copied = f"{name} was downloaded first: its index comes last, and its server sends no parts."
             first_note = " ".join(note for note in (copied if self.copy else "", video.note) if note)

@@ -21,6 +21,23 @@ class GroupStopped(Exception):  # noqa: N818 (no error: another thread has the e
     """Another thread has failed: clean up and end."""
 
 
+class GroupThread(threading.Thread):
+    """A thread of a group.
+
+    Wait for `ended`, not by join(): if a signal interrupts that, Python 3.11 takes a thread for ended that still runs.
+    """
+
+    def __init__(self, name: str, work: Callable[..., None], given: tuple[object, ...]):
+        super().__init__(target=work, args=given, name=name, daemon=True)
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            self.ended.set()
+
+
 class ThreadGroup:
     """Threads that share a lock, and the error of the first that fails."""
 
@@ -31,9 +48,9 @@ class ThreadGroup:
         self.conditions = [self.change]
         self.failure: BaseException | None = None
 
-    def start(self, name: str, work: Callable[..., None], *given: object, threads: int = 1) -> threading.Thread:
+    def start(self, name: str, work: Callable[..., None], *given: object, threads: int = 1) -> GroupThread:
         """Start a daemon thread, in which torch computes with a number of threads."""
-        thread = threading.Thread(target=self.guard, args=(work, given, threads), name=name, daemon=True)
+        thread = GroupThread(name, self.guard, (work, given, threads))
         thread.start()
         return thread
 

@@ -26,15 +26,15 @@ STAGES = ("upload", "network", "draw", "download")
 
 
 DETAILED_INTERVAL = 16
-"""All stages are measured in so many first batches, and then in one of as many."""
+"""All stages are marked in as many batches at first, then in every 16th."""
 
 
 class StageMarks:
     """Marks between the stages of a batch, by the clock of its device; events are reused from batch to batch.
 
     A GPU marks the begin and the end of each batch, and the stages between them in some: each mark is a call, after
-    which the thread may have to wait for Python's lock. The time of another batch is divided as that of the last one
-    whose stages were marked.
+    which the thread may have to wait for Python's lock. In another batch all stages but the network are taken to last
+    as long as they did then, for each frame; the network, which may skip work in some frames, has the rest.
     """
 
     def __init__(self, device: torch.device):
@@ -44,8 +44,8 @@ class StageMarks:
         self.count = self.batches = 0
         self.detailed = True
         """Whether all stages of this batch are marked."""
-        self.shares = [0.0] * len(STAGES)
-        """The share of each stage in the last batch whose stages were marked."""
+        self.frame_seconds = dict.fromkeys(STAGES, 0.0)
+        """What each stage took for a frame of the last batch whose stages were marked."""
 
     def start(self) -> None:
         """Begin a batch."""
@@ -62,15 +62,22 @@ class StageMarks:
             self.times[self.count] = time.perf_counter()
             self.count += 1
 
-    def seconds(self) -> dict[str, float]:
-        """Return what each stage took; the device has finished."""
+    def seconds(self, frames: int) -> dict[str, float]:
+        """Return what each stage took for the frames of the batch; the device has finished."""
         if not self.events:
             return {name: b - a for name, a, b in zip(STAGES, self.times, self.times[1:], strict=False)}
-        whole = self.events[0].elapsed_time(self.events[-1]) / 1000
         if self.detailed:
-            parts = [a.elapsed_time(b) for a, b in zip(self.events, self.events[1:], strict=False)]
-            self.shares = [part / (sum(parts) or 1.0) for part in parts]
-        return {name: share * whole for name, share in zip(STAGES, self.shares, strict=True)}
+            pairs = zip(self.events, self.events[1:], strict=False)
+            found = {name: a.elapsed_time(b) / 1000 for name, (a, b) in zip(STAGES, pairs, strict=True)}
+            self.frame_seconds = {name: seconds / frames for name, seconds in found.items()}
+            return found
+        rest = self.events[0].elapsed_time(self.events[-1]) / 1000
+        found = {}
+        for name in STAGES:
+            if name != "network":
+                found[name] = min(rest, self.frame_seconds[name] * frames)
+                rest -= found[name]
+        return found | {"network": rest}
 
 
 @dataclass
@@ -163,7 +170,7 @@ class DeviceWork:
         times.enqueue += enqueued - self.begin
         times.wait += done - waiting
         self.begin += waiting - enqueued  # what it did meanwhile is no part of the batch
-        self.seconds = self.marks.seconds()
+        self.seconds = self.marks.seconds(frames)
         times.device += sum(self.seconds.values())
 
     def record(self, jobs: Sequence[FrameJob]) -> None:

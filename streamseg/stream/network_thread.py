@@ -1,6 +1,6 @@
 """The network thread: takes frames of all sources in turn, labels them in batches and hands them to the drawers.
 
-The only source of a run may have no other threads; it then reads, labels and writes.
+A video that is the only source of a run may have no other thread; this one then reads, labels and writes it.
 """
 
 import math
@@ -16,6 +16,7 @@ import torch
 from streamseg.engine.engine import EagerEngine, Engine, FrameBatch, VideoEngine, resize_frames
 from streamseg.engine.prepare import PreparingEngine
 from streamseg.engine.tiles import label_tiled
+from streamseg.io.codec_client import ProcessVideo
 from streamseg.io.masks import paint_over
 from streamseg.stream.batch_limit import BATCH_SECONDS, BatchLimit, floor_power_of_two
 from streamseg.stream.deadline import MIN_SCALE, POOR_SCALE, WARM_UP_PASSES, scale_size
@@ -30,16 +31,27 @@ KEPT_BATCHES = 64
 ABSENT_SECONDS = 0.5
 """A live camera that has sent nothing for this long is not waited for by those that it looks together with."""
 
+LISTEN_SECONDS = 0.1
+"""How long this thread waits for a decoder before it looks whether the run was stopped."""
+
+
+class LabellingError(Exception):
+    """An error of the network on its way through a writer, which would take it for its own."""
+
+    def __init__(self, error: OSError):
+        super().__init__(str(error))
+        self.error = error
+
 
 class NetworkThread:
-    """Labels the frames of all sources; `work` is the thread."""
+    """Labels the frames of all sources; `work` is the thread, or `work_alone`."""
 
     def __init__(self, engine: Engine, streams: Sequence[SourceStream], shared: SharedRun):
         self.engine, self.streams, self.shared = engine, streams, shared
         self.cuda = shared.device.type == "cuda"
         self.device_work = DeviceWork(shared) if shared.on_device else None
-        self.frames: Generator[FrameJob, None, None] | None = None
-        """The frames of the only source, if this thread reads them."""
+        self.reading: Generator[FrameJob, None, None] | None = None
+        """Reads the frames of the only source, if this thread does so."""
         self.started = self.prepared = self.warned = False
         self.together = shared.settings.together
         deadline = shared.deadline.seconds
@@ -60,7 +72,7 @@ class NetworkThread:
 
     def work(self) -> None:
         """Label frames until all sources have ended."""
-        with closing(self.labelled()) as batches:
+        with closing(self.label_batches()) as batches:
             for jobs in batches:
                 for job in jobs:
                     job.stream.output.put(job)
@@ -68,21 +80,27 @@ class NetworkThread:
     def work_alone(self) -> None:
         """Read, label and write the frames of the only source; processes decode and encode them meanwhile."""
         (stream,) = self.streams
-        self.frames = stream.frames()
-        with closing(self.frames), closing(self.labelled()) as batches:
-            stream.writer.write(job for jobs in batches for job in jobs)
+        self.reading = stream.frames()
+        with closing(self.reading), closing(self.label_batches()) as batches:
+            try:
+                stream.writer.write(one_by_one(batches))
+            except LabellingError as failure:
+                raise failure.error from None
 
-    def read_ahead(self) -> None:
-        """Take the next frame from its decoder, if no other thread does."""
-        if self.frames is None:
+    def read_frame(self, seconds: float = 0.0) -> None:
+        """Take the next frame from its decoder, if no other thread does and it comes within some seconds."""
+        if self.reading is None:
             return
         (stream,) = self.streams
-        if not (stream.inbox.waiting or stream.inbox.closed):
-            job = next(self.frames, None)
-            if job is None or not stream.enqueue(job):
-                stream.inbox.close()
+        if stream.inbox.waiting or stream.inbox.closed:
+            return
+        if isinstance(stream.video, ProcessVideo) and not stream.video.is_ready(seconds):
+            return
+        job = next(self.reading, None)
+        if job is None or not stream.enqueue(job):
+            stream.inbox.close()
 
-    def labelled(self) -> Generator[list[FrameJob], None, None]:
+    def label_batches(self) -> Generator[list[FrameJob], None, None]:
         """Yield batches of labelled frames until all sources have ended."""
         shared = self.shared
         # events and streams belong to the thread's current device, by default the first GPU
@@ -116,7 +134,8 @@ class NetworkThread:
         """
         group = self.shared.group
         for number in count():
-            self.read_ahead()
+            while self.reading and not (self.can_continue() or group.failure):
+                self.read_frame(LISTEN_SECONDS)
             with group.change:
                 group.wait_until(self.can_continue)
                 if not (streams := self.waiting()):
@@ -307,7 +326,7 @@ class NetworkThread:
         """End a batch and its measurement. On a GPU that is when all of it is on the host."""
         shared = self.shared
         if self.device_work:
-            self.device_work.finish(jobs, self.read_ahead)
+            self.device_work.finish(jobs, self.read_frame)
         seconds = time.perf_counter() - begin
         for job in jobs:
             job.latency, job.network_seconds = time.monotonic() - job.started, seconds
@@ -354,3 +373,12 @@ class NetworkThread:
             f"To meet the deadline, the network input is now {height} x {width}, where labels are poor; the smallest "
             f"is {least[0]} x {least[1]}."
         )
+
+
+def one_by_one(batches: Iterator[list[FrameJob]]) -> Iterator[FrameJob]:
+    """Yield the frames of batches to a writer."""
+    try:
+        for jobs in batches:
+            yield from jobs
+    except OSError as error:
+        raise LabellingError(error) from error

@@ -8,7 +8,6 @@ Beside a GPU, processes decode and encode a video; of a single one, the network 
 """
 
 import math
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,10 +21,11 @@ from streamseg.engine.engine import to_engine
 from streamseg.io.codec_pool import IDLE
 from streamseg.io.display import DisplayWindow
 from streamseg.io.grid import GridView
-from streamseg.io.outputs import Output, share_plan
+from streamseg.io.outputs import Output, OutputFiles, share_plan
 from streamseg.io.sources import Source, VideoFile
+from streamseg.io.web import is_address
 from streamseg.parallel.signals import StopSignals
-from streamseg.parallel.threads import short_turns
+from streamseg.parallel.threads import GroupThread, short_turns
 from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
 from streamseg.stream.network_thread import NetworkThread
@@ -122,7 +122,8 @@ class Pipeline:
             for (source, _), output in zip(sources, outputs, strict=True)
         ]
         self.network = NetworkThread(engine, self.streams, self.shared)
-        self.stopped = False
+        self.stopped = self.alone = False
+        """Whether it was stopped, and whether the network thread is the only one."""
         self.shown: Tensor | None = None
         names = [stream.source.name for stream in self.streams]
         self.grid = GridView(names, display.room) if display and len(names) > 1 else None
@@ -134,21 +135,21 @@ class Pipeline:
         threads = torch.get_num_threads()
         self.start_codecs()
         with StopSignals() as stop, short_turns(self.shared.on_device):
-            alone = len(self.streams) == 1 and not self.streams[0].needs_threads
-            work = self.network.work_alone if alone else self.network.work
+            self.alone = len(self.streams) == 1 and not needs_threads(self.streams[0])
+            work = self.network.work_alone if self.alone else self.network.work
             network = self.group.start("network", work, threads=threads)
             try:
-                while alive := [thread for thread in self.awaited(network) if thread.is_alive()]:
-                    if not alone:
+                while alive := [thread for thread in self.awaited(network) if not thread.ended.is_set()]:
+                    if not self.alone:
                         self.start_streams()
                     self.supervise(stop.signal)
-                    alive[0].join(0.02 if self.display else 0.1)
+                    alive[0].ended.wait(0.02 if self.display else 0.1)
                 self.next_grid = 0.0
                 self.refresh_display()
             except BaseException as error:  # a second Ctrl-C
                 self.group.fail(error)
                 for thread in self.awaited(network):  # they remove unfinished files; one may hang in a pipe
-                    thread.join(STOP_TIMEOUT)
+                    thread.ended.wait(STOP_TIMEOUT)
                 raise
             finally:
                 torch.set_num_threads(threads)
@@ -176,7 +177,7 @@ class Pipeline:
         totals = [stream.total for stream in self.streams]
         return None if None in totals else sum(filter(None, totals))
 
-    def awaited(self, network: threading.Thread) -> list[threading.Thread]:
+    def awaited(self, network: GroupThread) -> list[GroupThread]:
         """Return the started threads that the end of a run waits for."""
         return [network, *(thread for stream in self.streams for thread in stream.threads)]
 
@@ -239,3 +240,18 @@ class Pipeline:
         )
         self.next_grid = time.monotonic() + GRID_SECONDS
         return self.grid.canvas if changed else None
+
+
+def needs_threads(stream: SourceStream) -> bool:
+    """Return whether reader, drawer and writer of a run's only source are threads of their own.
+
+    Those of a video whose codecs are processes are not: the network thread then takes frames from the one process and
+    gives labels to the other. As threads they would do little but make it wait for Python's lock.
+    """
+    shared, source, results = stream.shared, stream.source, stream.results
+    if not (isinstance(source, VideoFile) and isinstance(results, OutputFiles) and results.are_videos):
+        return True
+    if not (shared.decoding.process and stream.drawn_early):
+        return True
+    # standard output, a window or a web server may let one wait
+    return bool(shared.raw) or shared.shows or is_address(source.address)

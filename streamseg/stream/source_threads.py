@@ -1,4 +1,4 @@
-"""The threads of one source: a reader before the network, a drawer and a writer behind it.
+"""What one source needs besides the network, mostly as threads: a reader before it, a drawer and a writer behind it.
 
     read ──▶ inbox ──▶ network thread ──▶ labelled ──▶ draw ──▶ drawn ──▶ write
 
@@ -15,8 +15,8 @@ import time
 from collections.abc import Generator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import BinaryIO
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO
 
 import torch
 from torch import Tensor
@@ -26,10 +26,10 @@ from streamseg.checks import CutShort
 from streamseg.engine import kernels
 from streamseg.engine.labels import count_labels
 from streamseg.io import codec_pool
-from streamseg.io.outputs import LiveOutput, Output, OutputFiles
+from streamseg.io.outputs import LiveOutput, Output
 from streamseg.io.sources import Capture, Decoding, LiveSource, PlayedVideo, Source, VideoFile
 from streamseg.io.yuv import Yuv420, default_matrix
-from streamseg.parallel.threads import BoundedQueue, ThreadGroup
+from streamseg.parallel.threads import BoundedQueue, GroupThread, ThreadGroup
 from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
 from streamseg.stream.legend import LegendCache
@@ -39,6 +39,10 @@ from streamseg.stream.settings import DrawStyle, LabelSettings, SourceSettings
 from streamseg.stream.source_writer import SourceWriter
 from streamseg.stream.state import State
 from streamseg.stream.transfers import download, pin
+
+if TYPE_CHECKING:
+    from streamseg.io.codec_client import ProcessVideo
+    from streamseg.io.video_reading import Video
 
 QUEUE_SIZE = 3
 """Frames that may wait in each queue of a file; a live source has room for one."""
@@ -208,34 +212,21 @@ class SourceStream:
         """The number of the last batch with a frame of this source."""
         self.slot = -1
         """Which of the sources that are read at once this is; a file takes over the slot of a finished one."""
-        self.threads: list[threading.Thread] = []
+        self.threads: list[GroupThread] = []
         """Drawer and writer, once started. The reader, which may hang in a device, is not waited for."""
         self.writer = SourceWriter(self)
         self.last_capture = math.inf
         """The time.monotonic() of the last frame, or of the start."""
         self.stalled = self.begun = False
+        self.video: Video | ProcessVideo | None = None
+        """The video file that is being read, once it is open."""
         self.read_shape: torch.Size | None = None
         """The shape of the last frame that was read."""
         self.size_changes = 0
 
     @property
     def running(self) -> bool:
-        return any(thread.is_alive() for thread in self.threads)
-
-    @property
-    def needs_threads(self) -> bool:
-        """Whether reader, drawer and writer are threads of their own, even if there is no other source.
-
-        Those of a video whose codecs are processes are not: the network thread then takes frames from the one process
-        and gives labels to the other. As threads they would do little but make it wait for Python's lock.
-        """
-        shared, source = self.shared, self.source
-        if shared.raw or shared.shows or not (shared.decoding.process and self.drawn_early):
-            return True
-        if not (isinstance(self.results, OutputFiles) and self.results.are_videos):
-            return True
-        # of a web server or a pipe a reader may have to wait
-        return not (isinstance(source, VideoFile) and Path(source.address).is_file())
+        return any(not thread.ended.is_set() for thread in self.threads)
 
     def start(self, slot: int) -> None:
         """Start the three threads. Their names tell the meter which threads work one after the other."""
@@ -336,7 +327,9 @@ class SourceStream:
 
     def captures(self) -> Generator[Capture, None, None]:
         """Yield the source's frames, for a GPU as the planes that a video stores."""
-        if isinstance(self.source, VideoFile | LiveSource | PlayedVideo):
+        if isinstance(self.source, VideoFile):
+            return self.source.captures(self.shared.decoding, partial(setattr, self, "video"))
+        if isinstance(self.source, LiveSource | PlayedVideo):
             return self.source.captures(self.shared.decoding)
         return self.source.captures()
 

@@ -1,4 +1,4 @@
-"""The writer thread of a source: to files, to an address, and as lines of JSON."""
+"""The writer of a source: to files, to an address, and as lines of JSON."""
 
 import json
 import time
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SourceWriter:
-    """Writes the drawn frames of a source; `work` is the thread."""
+    """Writes the drawn frames of a source; `work` is its thread, if it has one."""
 
     def __init__(self, stream: "SourceStream"):
         self.stream, self.source, self.shared = stream, stream.source, stream.shared

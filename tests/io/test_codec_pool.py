@@ -10,7 +10,7 @@ from clips import make_clip
 from waiting import PATIENCE
 
 from streamseg.io import codec_pool
-from streamseg.io.codec_pool import IDLE, CodecProcess, read_job
+from streamseg.io.codec_pool import IDLE, CodecProcess, ProcessDied, read_job
 
 pytestmark = pytest.mark.skipif(not codec_pool.are_possible(), reason="needs Linux")
 
@@ -110,3 +110,35 @@ def test_a_process_that_died_ahead_is_replaced(tmp_path):
 def test_processes_start_without_torch():
     program = "import sys\nfrom streamseg.io.codec_pool import IDLE\nIDLE.start(1)\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_one_may_ask_whether_a_process_has_answered(tmp_path):
+    process = CodecProcess()
+    try:
+        assert not process.has_answered(0.0)
+        process.send({"read": read_job(str(tmp_path / "none.mp4"), "a", "", False)})
+        assert process.has_answered(PATIENCE)
+        assert process.has_answered(0.0)
+        with pytest.raises(FileNotFoundError):
+            process.answer("a")
+        assert not process.has_answered(0.0)
+        process.process.kill()
+        assert process.has_answered(PATIENCE)  # that it has ended
+        with pytest.raises(ProcessDied):
+            process.answer("a")
+    finally:
+        process.end()
+
+
+def test_answers_that_come_together_are_told_one_by_one(monkeypatch):
+    process = CodecProcess()
+    try:
+        parts = [b'{"a": 1}\n{"b"', b': 2}\n{"c": 3}\n']
+        monkeypatch.setattr(os, "read", lambda file, size: parts.pop(0))
+        assert [process.answer("a"), process.answer("a")] == [{"a": 1}, {"b": 2}]
+        assert process.has_answered(0.0)
+        assert process.answer("a") == {"c": 3}
+        assert not process.has_answered(0.0)
+    finally:
+        monkeypatch.undo()
+        process.end()

@@ -2,9 +2,11 @@
 
 import io
 import json
+import threading
 
 import pytest
 from clips import make_clip
+from waiting import PATIENCE
 
 from streamseg.io import codec_pool
 from streamseg.io.codec_process import ENCODED_AHEAD, serve, slot_size
@@ -58,6 +60,26 @@ def test_the_first_frame_that_cannot_be_encoded_ends_the_job_with_its_error(shar
     assert [answer for answer in answers if "error" in answer] == answers[-1:]
     assert encoded[:2] == [0, 1]
     assert len(encoded) <= 2 + ENCODED_AHEAD
+
+
+def test_the_next_frames_are_copied_while_one_is_encoded(shared_memory, tmp_path, monkeypatch):
+    answers, copied = [], threading.Event()
+
+    def encode(self, picture, seconds):
+        if seconds == 0:
+            assert copied.wait(PATIENCE)
+
+    def answer(message):
+        answers.append(message)
+        if sum("free" in known for known in answers) == 1 + ENCODED_AHEAD:
+            copied.set()
+
+    monkeypatch.setattr(VideoWriter, "encode", encode)
+    job = {"path": str(tmp_path / "a.mkv"), "size": [8, 8], "rate": [1, 1], "labels": True, "audio_from": None}
+    frames = [{"frame": i % SLOTS, "kind": LABELS, "seconds": i, "shape": [8, 8]} for i in range(5)]
+    lines = [{"write": job}, *frames, {"close": True}]
+    serve(shared_memory, io.BytesIO(b"".join(json.dumps(line).encode() + b"\n" for line in lines)), answer)
+    assert answers[-1] == {"end": True}
 
 
 def test_a_frame_that_waits_for_a_slot_takes_the_one_that_is_given_back(shared_memory, tmp_path):

@@ -12,7 +12,7 @@ from streamseg.io.outputs import OutputFiles
 from streamseg.io.sources import VideoFile
 from streamseg.io.video_reading import read_label_video
 from streamseg.stream import source_threads
-from streamseg.stream.device_work import DETAILED_INTERVAL, StageMarks
+from streamseg.stream.device_work import DETAILED_INTERVAL, STAGES, StageMarks
 from streamseg.stream.latency import Meter
 from streamseg.stream.settings import DrawStyle
 from streamseg.stream.source_threads import SourceStream
@@ -143,8 +143,8 @@ def test_marks_beyond_the_last_stage_are_ignored():
     marks.start()
     for _ in range(7):
         marks.end_stage()
-    assert list(marks.seconds()) == ["upload", "network", "draw", "download"]
-    assert min(marks.seconds().values()) >= 0
+    assert list(marks.seconds(1)) == ["upload", "network", "draw", "download"]
+    assert min(marks.seconds(1).values()) >= 0
 
 
 class TickingEvent:
@@ -161,27 +161,35 @@ class TickingEvent:
         return later.time - self.time
 
 
-def mark_batch(marks, *steps):
+def mark_batch(marks, *steps, frames=1):
     """Mark a batch whose marks are some milliseconds apart; return milliseconds of the stages, and the marks made."""
     TickingEvent.steps, TickingEvent.recorded = (0.0, *steps), 0
     marks.start()
     for _ in range(4):
         marks.end_stage()
-    return [1000 * seconds for seconds in marks.seconds().values()], TickingEvent.recorded
+    found = marks.seconds(frames)
+    return [1000 * found[name] for name in STAGES], TickingEvent.recorded
 
 
-def test_a_gpu_marks_all_stages_of_some_batches_and_the_whole_of_each():
-    marks = StageMarks(torch.device("cpu"))
-    marks.events = [TickingEvent() for _ in range(5)]
+@pytest.fixture
+def marks():
+    """Marks of a GPU whose clock a test sets."""
+    found = StageMarks(torch.device("cpu"))
+    found.events = [TickingEvent() for _ in range(5)]
+    return found
+
+
+def test_a_gpu_marks_all_stages_of_some_batches_and_the_whole_of_each(marks):
     for _ in range(DETAILED_INTERVAL):
         assert mark_batch(marks, 1.0, 6.0, 2.0, 1.0) == (pytest.approx([1.0, 6.0, 2.0, 1.0]), 5)
-    assert mark_batch(marks, 2.0, 2.0, 2.0, 2.0) == (pytest.approx([2.0] * 4), 5)
-    for whole in (4.0, 8.0, 12.0) * (DETAILED_INTERVAL // 3):  # divided as the last batch that was marked
-        assert mark_batch(marks, whole) == (pytest.approx([whole / 4] * 4), 2)
+    assert mark_batch(marks, 3.0, 2.0, 2.0, 2.0) == (pytest.approx([3.0, 2.0, 2.0, 2.0]), 5)
+    for i in range(DETAILED_INTERVAL - 1):  # what the other stages take is known; the network has the rest
+        assert mark_batch(marks, 8.0 + i) == (pytest.approx([3.0, 1.0 + i, 2.0, 2.0]), 2)
     assert mark_batch(marks, 1.0, 6.0, 2.0, 1.0) == (pytest.approx([1.0, 6.0, 2.0, 1.0]), 5)
 
 
-def test_a_batch_without_time_has_stages_without_time():
-    marks = StageMarks(torch.device("cpu"))
-    marks.events = [TickingEvent() for _ in range(5)]
-    assert mark_batch(marks, 0.0, 0.0, 0.0, 0.0) == ([0.0] * 4, 5)
+def test_stages_between_marks_count_for_each_frame_and_are_no_more_than_the_whole(marks):
+    for _ in range(DETAILED_INTERVAL + 1):
+        mark_batch(marks, 2.0, 6.0, 4.0, 2.0, frames=2)
+    assert mark_batch(marks, 30.0, frames=4) == (pytest.approx([4.0, 14.0, 8.0, 4.0]), 2)
+    assert mark_batch(marks, 2.5, frames=1) == (pytest.approx([1.0, 0.0, 1.5, 0.0]), 2)

@@ -1,21 +1,25 @@
 """A single video whose codecs are processes, which the network thread reads and writes itself."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-from clips import make_clip
+from clips import cut, make_clip
 from pipelines import Callbacks, run
+from waiting import PATIENCE
 
-from streamseg.evaluate.bare_video import copy_start
 from streamseg.io import codec_pool
 from streamseg.io.codec_client import ProcessVideo, ProcessWriter
 from streamseg.io.codec_pool import IDLE
 from streamseg.io.outputs import LiveOutput, OutputFiles
 from streamseg.io.sources import Decoding, PlayedVideo, VideoFile
 from streamseg.io.video_reading import read_label_video
-from streamseg.stream import network_thread, source_threads
+from streamseg.stream import network_thread, pipeline, source_threads
 from streamseg.stream.latency import Meter
 from streamseg.stream.source_threads import SourceStream
 
@@ -44,6 +48,19 @@ def started(monkeypatch):
     return names
 
 
+@pytest.fixture
+def streams(monkeypatch):
+    """The streams of the runs; their inboxes are closed as the main thread does after Ctrl-C."""
+    found, init = [], SourceStream.__init__
+
+    def note(stream, *given):
+        found.append(stream)
+        init(stream, *given)
+
+    monkeypatch.setattr(SourceStream, "__init__", note)
+    return found
+
+
 def outputs(folder):
     return OutputFiles(folder / "overlay.mp4", folder / "labels.mkv", folder / "confidence.mkv", folder / "colours.mp4")
 
@@ -54,7 +71,7 @@ def test_one_thread_writes_the_same_files_and_lines_as_several(model, tmp_path, 
         (tmp_path / way).mkdir()
         with monkeypatch.context() as patch:
             if way == "several":
-                patch.setattr(SourceStream, "needs_threads", True)
+                patch.setattr(pipeline, "needs_threads", lambda stream: True)
             done = run(model, video, results=[outputs(tmp_path / way)], frames=2, confident=True)
         assert done.outcome.frames == len(done.records) == 17
         files = {path.name: path.read_bytes() for path in (tmp_path / way).iterdir()}
@@ -78,7 +95,8 @@ def test_no_other_thread_is_started_and_all_is_measured(model, tmp_path, started
 def test_the_next_frame_is_read_while_the_device_works_and_is_no_part_of_the_network(model, tmp_path, monkeypatch):
     now, order = [0.0], []
     monkeypatch.setattr(network_thread.time, "perf_counter", lambda: now[0])
-    answer, predict = ProcessVideo.answer, network_thread.step_batch
+    monkeypatch.setattr(ProcessVideo, "is_ready", lambda video, seconds: True)
+    answer, predict, write = ProcessVideo.answer, network_thread.step_batch, ProcessWriter.write
 
     def slowly(video):
         order.append("read")
@@ -92,27 +110,108 @@ def test_the_next_frame_is_read_while_the_device_works_and_is_no_part_of_the_net
 
     monkeypatch.setattr(ProcessVideo, "answer", slowly)
     monkeypatch.setattr(network_thread, "step_batch", label)
-    write = ProcessWriter.write
     monkeypatch.setattr(ProcessWriter, "write", lambda *given: (order.append("write"), write(*given)))
-    done = run(
-        model,
-        VideoFile("clip", str(make_clip(tmp_path / "in.mp4", 3))),
-        results=[OutputFiles(labels=tmp_path / "a.mkv")],
-    )
+    video = VideoFile("clip", str(make_clip(tmp_path / "in.mp4", 3)))
+    done = run(model, video, results=[OutputFiles(labels=tmp_path / "a.mkv")])
     opened, each = ["read"], ["label", "read", "write"]
     assert order == [*opened, "read", *each, *each, *each]
     assert done.summary.stages["network"].mean == pytest.approx(1.0)
     assert done.summary.stages["decode"].mean == pytest.approx(5.0 * 4 / 3)  # opening is part of it
 
 
-def test_a_damaged_video_is_written_up_to_there(model, tmp_path):
-    path = make_clip(tmp_path / "in.mp4", 40)
-    damaged = tmp_path / "damaged.mkv"
-    copy_start(path, damaged, 40)
-    damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
+def test_labels_do_not_wait_for_the_decoder_of_the_next_frame(model, tmp_path, monkeypatch):
+    order, answer, write = [], ProcessVideo.answer, ProcessWriter.write
+
+    def is_ready(video, seconds):  # never at once
+        order.append(f"wait {seconds:g}")
+        return seconds > 0
+
+    monkeypatch.setattr(ProcessVideo, "is_ready", is_ready)
+    monkeypatch.setattr(ProcessVideo, "answer", lambda video: (order.append("read"), answer(video))[1])
+    monkeypatch.setattr(ProcessWriter, "write", lambda *given: (order.append("write"), write(*given)))
+    video = VideoFile("clip", str(make_clip(tmp_path / "in.mp4", 3)))
+    run(model, video, results=[OutputFiles(labels=tmp_path / "a.mkv")])
+    opened, each = ["read"], ["wait 0", "write", "wait 0.1", "read"]
+    assert order == [*opened, "read", *each, *each, *each]
+
+
+def test_a_decoder_that_hangs_is_not_waited_for_once_the_run_is_stopped(model, tmp_path, monkeypatch, streams):
+    answer, written, hung = ProcessVideo.answer, [], []
+
+    def hang(video):
+        message = answer(video)
+        if message.get("frame") is not None and message["seconds"] > 0.3 and not hung:
+            os.kill(video.process.process.pid, signal.SIGSTOP)
+            hung.append(video)
+        return message
+
+    def stop(capture, *_):
+        written.append(capture.index)
+        if hung:
+            streams[0].inbox.close()
+
+    monkeypatch.setattr(ProcessVideo, "answer", hang)
+    video = VideoFile("clip", str(make_clip(tmp_path / "in.mp4", 90)))
+    results, observer = [OutputFiles(labels=tmp_path / "a.mkv")], Callbacks(frame_written=stop)
+    done = run(model, video, results=results, observer=observer)
+    assert len(written) == done.outcome.frames == len([*read_label_video(tmp_path / "a.mkv")]) < 90
+    assert not done.outcome.problems
+
+
+TWICE = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from streamseg.stream import network_thread, source_threads
+from clips import make_clip
+from pipelines import Callbacks, fake_predictions, run
+from streamseg.io.outputs import OutputFiles
+from streamseg.io.sources import VideoFile
+from streamseg.models.fanet import fanet18
+
+folder, written = Path(sys.argv[1]), []
+
+def slowly(model, images, states, window, **options):
+    time.sleep(0.5)
+    return fake_predictions(images, **options)
+
+def interrupt(*_):
+    written.append(1)
+    if len(written) == 2:
+        for delay in (0.0, 0.3):
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+network_thread.step_batch = slowly
+source_threads.works_on_device = lambda device: True
+video = VideoFile("clip", str(make_clip(folder / "in.mp4", 40)))
+try:
+    observer = Callbacks(frame_written=interrupt)
+    run(fanet18(11).eval(), video, results=[OutputFiles(labels=folder / "out" / "a.mkv")], observer=observer)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_after_a_second_ctrl_c_no_unfinished_file_is_left(tmp_path):
+    (tmp_path / "out").mkdir()
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": path},
+        timeout=PATIENCE,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 130, done.stderr
+    assert [*(tmp_path / "out").iterdir()] == []
+
+
+def test_a_damaged_video_is_written_up_to_there_and_reported(model, tmp_path):
+    damaged = cut(make_clip(tmp_path / "in.mkv", 40), 0.7)
     done = run(model, VideoFile("clip", str(damaged)), results=[OutputFiles(labels=tmp_path / "a.mkv")])
     assert 0 < done.outcome.frames < 40
     assert len([*read_label_video(tmp_path / "a.mkv")]) == done.outcome.frames == done.summary.read
+    (sentence,) = done.outcome.problems
+    assert f"is cut short: only {done.outcome.frames} frames could be read" in sentence
 
 
 def test_a_decoder_that_dies_is_a_problem_and_its_frames_are_written(model, tmp_path, monkeypatch):
@@ -148,38 +247,35 @@ def test_a_failure_to_write_leaves_no_file_and_no_process(model, tmp_path, monke
     with pytest.raises(OSError, match="No space left"):
         run(model, video, results=[OutputFiles(labels=tmp_path / "out" / "a.mkv")])
     assert [*(tmp_path / "out").iterdir()] == []
-    decoder, _ = processes
+    decoder, encoder = processes
     assert not decoder.alive
+    assert encoder in IDLE.processes  # for the next video
 
 
-def test_a_network_that_fails_ends_the_run_without_files(model, tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeError("no memory"), OSError(28, "No space left on device")])
+def test_a_network_that_fails_ends_the_run_with_its_error_and_without_files(model, tmp_path, monkeypatch, error):
     calls, step = [], network_thread.step_batch
 
     def fail(*given, **options):
         calls.append(1)
         if len(calls) == 3:
-            raise RuntimeError("no memory")
+            raise error
         return step(*given, **options)
 
     monkeypatch.setattr(network_thread, "step_batch", fail)
     video = VideoFile("clip", str(make_clip(tmp_path / "in.mp4", 9)))
     (tmp_path / "out").mkdir()
-    with pytest.raises(RuntimeError, match="no memory"):
+    with pytest.raises(type(error)) as raised:
         run(model, video, results=[OutputFiles(labels=tmp_path / "out" / "a.mkv")])
+    assert raised.value is error  # not a failure to write the output
     assert [*(tmp_path / "out").iterdir()] == []
 
 
-def test_a_run_that_is_stopped_writes_what_it_has_read(model, tmp_path, monkeypatch):
-    streams, init = [], SourceStream.__init__
-
-    def note(stream, *given):
-        streams.append(stream)
-        init(stream, *given)
-
+def test_a_run_that_is_stopped_writes_what_it_has_read(model, tmp_path, monkeypatch, streams):
     def stop(*_):
-        streams[0].inbox.close()  # as the main thread does after Ctrl-C
+        streams[0].inbox.close()
 
-    monkeypatch.setattr(SourceStream, "__init__", note)
+    monkeypatch.setattr(ProcessVideo, "is_ready", lambda video, seconds: True)
     video = VideoFile("clip", str(make_clip(tmp_path / "in.mp4", 60)))
     results = [OutputFiles(labels=tmp_path / "a.mkv")]
     done = run(model, video, results=results, observer=Callbacks(frame_written=stop))
@@ -194,15 +290,13 @@ def test_several_videos_have_threads(model, tmp_path, started):
     assert {"read 0", "write 0", "read 1", "write 1"} < {*started}
 
 
-def stream_of(tmp_path, source=None, results=None, early=True, **shared):
+def stream_of(tmp_path, source="in.mp4", results="a.mkv", early=True, **shared):
     """What tells whether a stream needs threads."""
-    path = tmp_path / "in.mp4"
-    path.touch()
     defaults = {"raw": None, "shows": False, "decoding": Decoding(process=True)}
     return SimpleNamespace(
         shared=SimpleNamespace(**(defaults | shared)),
-        source=source or VideoFile("clip", str(path)),
-        results=results or OutputFiles(labels=tmp_path / "a.mkv"),
+        source=VideoFile("clip", source) if isinstance(source, str) else source,
+        results=OutputFiles(labels=tmp_path / results) if isinstance(results, str) else results,
         drawn_early=early,
     )
 
@@ -210,26 +304,23 @@ def stream_of(tmp_path, source=None, results=None, early=True, **shared):
 @pytest.mark.parametrize(
     "change",
     [
-        {"source": VideoFile("clip", "http://127.0.0.1:9/in.mp4")},
         {"raw": object()},
         {"shows": True},
         {"decoding": Decoding()},
         {"early": False},
         {"results": LiveOutput()},
-        {"results": OutputFiles(labels="%05d.png")},
-        {"source": VideoFile("clip", "none.mp4")},
-        {"source": PlayedVideo("clip", VideoFile("clip", "none.mp4"))},
+        {"results": "%05d.png"},
+        {"source": "http://127.0.0.1:9/in.mp4"},
+        {"source": "https://example.org/in.mp4?token=" + 5000 * "x"},
+        {"source": PlayedVideo("clip", VideoFile("clip", "in.mp4"))},
     ],
 )
 def test_what_may_wait_for_something_else_needs_threads(tmp_path, change):
-    if isinstance(change.get("results"), OutputFiles):
-        change = {"results": OutputFiles(labels=tmp_path / "%05d.png")}
-    assert not SourceStream.needs_threads.fget(stream_of(tmp_path))
-    assert SourceStream.needs_threads.fget(stream_of(tmp_path, **change))
+    assert pipeline.needs_threads(stream_of(tmp_path)) is False
+    assert pipeline.needs_threads(stream_of(tmp_path, **change)) is True
 
 
 def test_a_run_leaves_no_thread(model, tmp_path):
-    before = threading.active_count()
+    before = {*threading.enumerate()}
     run(model, VideoFile("clip", str(make_clip(tmp_path / "in.mp4", 4))), results=[outputs(tmp_path)], confident=True)
-    assert threading.active_count() == before
-    assert torch.is_inference_mode_enabled() is False
+    assert {*threading.enumerate()} <= before
