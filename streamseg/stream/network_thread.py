@@ -30,9 +30,8 @@ KEPT_BATCHES = 64
 """The most batches without images that are kept."""
 ABSENT_SECONDS = 0.5
 """A live camera that has sent nothing for this long is not waited for by those that it looks together with."""
-
 LISTEN_SECONDS = 0.1
-"""How long this thread waits for a decoder before it looks whether the run was stopped."""
+"""How long a thread that reads a video itself waits for its decoder before it looks whether the run was stopped."""
 
 
 class LabellingError(Exception):
@@ -94,8 +93,13 @@ class NetworkThread:
         (stream,) = self.streams
         if stream.inbox.waiting or stream.inbox.closed:
             return
-        if isinstance(stream.video, ProcessVideo) and not stream.video.is_ready(seconds):
-            return
+        if isinstance(stream.video, ProcessVideo):
+            begin = time.perf_counter()
+            is_ready = stream.video.is_ready(seconds)
+            if seconds:
+                self.shared.meter.stage("decode", time.perf_counter() - begin, 0)
+            if not is_ready:
+                return
         job = next(self.reading, None)
         if job is None or not stream.enqueue(job):
             stream.inbox.close()

@@ -120,19 +120,22 @@ def test_the_next_frame_is_read_while_the_device_works_and_is_no_part_of_the_net
 
 
 def test_labels_do_not_wait_for_the_decoder_of_the_next_frame(model, tmp_path, monkeypatch):
-    order, answer, write = [], ProcessVideo.answer, ProcessWriter.write
+    now, order, answer, write = [0.0], [], ProcessVideo.answer, ProcessWriter.write
+    monkeypatch.setattr(network_thread.time, "perf_counter", lambda: now[0])
 
     def is_ready(video, seconds):  # never at once
         order.append(f"wait {seconds:g}")
+        now[0] += 50 * seconds
         return seconds > 0
 
     monkeypatch.setattr(ProcessVideo, "is_ready", is_ready)
     monkeypatch.setattr(ProcessVideo, "answer", lambda video: (order.append("read"), answer(video))[1])
     monkeypatch.setattr(ProcessWriter, "write", lambda *given: (order.append("write"), write(*given)))
     video = VideoFile("clip", str(make_clip(tmp_path / "in.mp4", 3)))
-    run(model, video, results=[OutputFiles(labels=tmp_path / "a.mkv")])
+    done = run(model, video, results=[OutputFiles(labels=tmp_path / "a.mkv")])
     opened, each = ["read"], ["wait 0", "write", "wait 0.1", "read"]
     assert order == [*opened, "read", *each, *each, *each]
+    assert done.summary.stages["decode"].mean == pytest.approx(5.0)  # what it waited for is decoding
 
 
 def test_a_decoder_that_hangs_is_not_waited_for_once_the_run_is_stopped(model, tmp_path, monkeypatch, streams):
