@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterable
@@ -10,7 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import torch
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 
 import streamseg
 from streamseg.engine.engine import Prediction
@@ -160,3 +162,14 @@ def changing_camera(*lengths, name="camera"):
 def one_by_one(camera, **functions):
     """An observer with which each frame of a camera comes when the one before is written."""
     return Callbacks(frame_written=lambda capture, *_: camera.release(1), **functions)
+
+
+def interrupt(number=signal.SIGINT):
+    os.kill(os.getpid(), number)
+
+
+def interrupt_twice(handler):
+    """Send a signal, wait until it is heard, which gives it back the handler that it had before, and send another."""
+    interrupt()
+    until(lambda: signal.getsignal(signal.SIGINT) == handler)
+    interrupt()

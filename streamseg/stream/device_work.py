@@ -23,17 +23,15 @@ from streamseg.stream.transfers import start_download, upload
 
 STAGES = ("upload", "network", "draw", "download")
 """The stages of a batch on the device, in order."""
-
-
 DETAILED_INTERVAL = 16
-"""All stages are marked in as many batches at first, then in every 16th."""
+"""All stages of the first 16 batches are marked, and then those of every 16th."""
 
 
 class StageMarks:
     """Marks between the stages of a batch, by the clock of its device; events are reused from batch to batch.
 
-    A GPU marks the begin and the end of each batch, and the stages between them in some: each mark is a call, after
-    which the thread may have to wait for Python's lock. In another batch all stages but the network are taken to last
+    A GPU marks where each batch begins and ends, and the stages between in some: each mark is a call, after which
+    the thread may have to wait for Python's lock. In another batch all stages but the network are taken to last
     as long as they did then, for each frame; the network, which may skip work in some frames, has the rest.
     """
 

@@ -4,7 +4,7 @@
 
 Each source has a reader, a drawer and a writer (source_threads.py). One network thread labels the frames of all
 sources in batches (network_thread.py). This module starts the threads, waits for them and ends the run in good order.
-Beside a GPU, processes decode and encode a video; of a single one, the network thread also reads and writes.
+Beside a GPU, processes decode and encode videos; if there is only one, the network thread also reads and writes it.
 """
 
 import math
@@ -122,8 +122,9 @@ class Pipeline:
             for (source, _), output in zip(sources, outputs, strict=True)
         ]
         self.network = NetworkThread(engine, self.streams, self.shared)
-        self.stopped = self.alone = False
-        """Whether it was stopped, and whether the network thread is the only one."""
+        self.stopped = False
+        self.alone = False
+        """Whether the network thread is the only one."""
         self.shown: Tensor | None = None
         names = [stream.source.name for stream in self.streams]
         self.grid = GridView(names, display.room) if display and len(names) > 1 else None

@@ -1,6 +1,5 @@
 import copy
 import io
-import os
 import signal
 import threading
 import time
@@ -10,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from pipelines import Callbacks, Clip, Screen, fake_predictions, noise, run, shade
+from pipelines import Callbacks, Clip, Screen, fake_predictions, interrupt, interrupt_twice, noise, run, shade
 from waiting import PATIENCE, until
 
 import streamseg
@@ -177,17 +176,6 @@ def test_the_total_is_known_once_all_sources_have_a_length(model, quick):
     several = [Told([shade(0)] * 3, f"clip{i}") for i in range(3)]
     assert totals(*several) == (None, 9)
     assert totals(*several, Clip([shade(0)] * 3)) == (None, None)
-
-
-def interrupt(number=signal.SIGINT):
-    os.kill(os.getpid(), number)
-
-
-def interrupt_twice(handler):
-    """Send a signal, wait until it is heard, which gives it back the handler that it had before, and send another."""
-    interrupt()
-    until(lambda: signal.getsignal(signal.SIGINT) == handler)
-    interrupt()
 
 
 @pytest.mark.parametrize("live", [False, True])
