@@ -97,7 +97,8 @@ def print_error(sentence: str) -> None:
     """Print an error or a warning as one line, whatever characters it holds."""
     line = "".join(letter if letter.isprintable() else " " for letter in sentence)
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""
-    print(f"{clear}streamseg: {' '.join(line.split())}", file=sys.stderr)
+    # with its end in one piece: threads that print at once do not share a line
+    print(f"{clear}streamseg: {' '.join(line.split())}\n", end="", file=sys.stderr)
 
 
 class ErrorHandler(logging.Handler):

@@ -5,6 +5,7 @@ A frame is RGB, uint8, (3, H, W); a size is (height, width); times are in second
 
 import errno
 import itertools
+import math
 import re
 import struct
 import sys
@@ -54,6 +55,10 @@ MAX_FRAME_GAP = 3600.0
 LIVE_THREADS = 2
 """Threads of the decoder of a live stream: frames have few slices, and hundreds of cameras may be open."""
 
+UNDECODABLE_SECONDS = 60.0
+"""After this time in which no packet of a live stream could be decoded it counts as lost: a stream is joined at any
+moment, and cameras may take half a minute from key frame to key frame."""
+
 # FFmpeg's number for a cover picture
 ATTACHED_PICTURE = 0x400
 
@@ -66,8 +71,19 @@ class Video:
     damaged file CutShort is raised.
     """
 
-    def __init__(self, container: "InputContainer", stream: "VideoStream", name: str, hardware: str = "") -> None:
-        self.container, self.stream, self.name = container, stream, name
+    def __init__(
+        self,
+        container: "InputContainer",
+        stream: "VideoStream",
+        name: str,
+        hardware: str = "",
+        patience: float = math.inf,
+    ) -> None:
+        """
+        Args:
+            patience: Seconds of packets that cannot be decoded after which the video ends; a file has no limit.
+        """
+        self.container, self.stream, self.name, self.patience = container, stream, name, patience
         self.rate = frame_rate(stream)
         """Frames a second, on average."""
         self.has_audio = bool(container.streams.audio)
@@ -141,7 +157,7 @@ class Video:
     def decode(self) -> Iterator["VideoFrame"]:
         """Yield the stored frames; packets that cannot be decoded are counted and skipped."""
         codec = self.stream.codec_context
-        started = False
+        started, latest = False, time.monotonic()
         try:
             for packet in self.container.demux(self.stream, *self.container.streams.audio):
                 if packet.dts is None and not packet.size:  # the end
@@ -160,6 +176,13 @@ class Video:
                 started = started or packet.is_keyframe
                 self.unreadable += damaged and started
                 yield from frames
+                now = time.monotonic()
+                if frames:
+                    latest = now
+                elif now - latest >= self.patience:
+                    reason = f"no frame could be decoded for {self.patience:.0f} s"
+                    self.fault = av.error.InvalidDataError(errno.EINVAL, reason)
+                    break
         except av.error.FFmpegError as error:
             self.fault = error
         # each thread of the decoder may still hold a frame or an error
@@ -388,10 +411,11 @@ def open_video_stream(container: "InputContainer", name: str, threads: str, hard
         if stream.codec_context is None:
             raise ValueError(f"{name} has a video codec that cannot be decoded: convert it to MP4 first.")
         stream.codec_context.thread_type = threads
-        if threads == "SLICE":
+        live = threads == "SLICE"
+        if live:
             stream.codec_context.thread_count = LIVE_THREADS
         stream.codec_context.options = {"max_pixels": str(MAX_PIXELS_PER_FRAME)}
-        return Video(container, stream, name, hardware)
+        return Video(container, stream, name, hardware, UNDECODABLE_SECONDS if live else math.inf)
 
 
 def reading_error(error: "av.error.FFmpegError", name: str) -> Exception:
