@@ -1,22 +1,28 @@
-"""Where the verbs write text about frames: files that appear when they are complete, standard output, addresses."""
+"""Where the verbs write text about frames: files, standard output, addresses."""
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from streamseg.cli.messages import STANDARD_OUTPUT
-from streamseg.io.files import written_whole
+from streamseg.io.files import check_writable, written_whole
 from streamseg.io.web import is_address
 
 if TYPE_CHECKING:
     from streamseg.io.live_lines import LineSender
 
 
+TextOpener: TypeAlias = Callable[[Path], AbstractContextManager[TextIO]]
+"""Opens a file for text, or standard output for -."""
+
+
 @contextmanager
-def open_records(place: str, notify: Callable[[str], None]) -> Iterator["TextIO | LineSender | None"]:
+def open_records(
+    place: str, notify: Callable[[str], None], open_file: TextOpener
+) -> Iterator["TextIO | LineSender | None"]:
     """Open a file for lines of JSON, an address, or standard output for -; None for an empty name."""
     if not place:
         yield None
@@ -30,7 +36,7 @@ def open_records(place: str, notify: Callable[[str], None]) -> Iterator["TextIO 
         finally:
             lines.sender.abort()
     else:
-        with open_text(Path(place)) as file:
+        with open_file(Path(place)) as file:
             yield file
 
 
@@ -44,3 +50,59 @@ def open_text(path: Path) -> Iterator[TextIO]:
     else:
         with written_whole(path) as temporary, temporary.open("w", encoding="utf-8") as file:
             yield file
+
+
+@contextmanager
+def open_live_text(path: Path) -> Iterator[TextIO]:
+    """Open a file for text that others read while it is written; or standard output.
+
+    What the file held before stays until the first line is written. After an error the lines so far stay. A file that
+    got no line and was not there before is removed.
+    """
+    if path == STANDARD_OUTPUT:
+        with open_text(path) as file:
+            yield file
+        return
+    target = check_writable(path)
+    existed = target.exists()
+    with write_errors(path):
+        file = LiveTextFile(target, path)
+    try:
+        with file:
+            yield file
+    finally:
+        if not existed and target.exists() and not target.stat().st_size:
+            target.unlink()
+
+
+class LiveTextFile(TextIOWrapper):
+    """A text file that writes each line at once. The first one replaces what the file held.
+
+    Args:
+        path: The file that is opened.
+        shown: Its name in errors, which is that of a link to it.
+    """
+
+    def __init__(self, path: Path, shown: Path):
+        super().__init__(path.open("ab"), encoding="utf-8", line_buffering=True)
+        self.shown, self.begun = shown, False
+
+    def write(self, text: str) -> int:
+        with write_errors(self.shown):
+            if not self.begun:
+                self.truncate(0)
+                self.begun = True
+            return super().write(text)
+
+    def close(self) -> None:
+        with write_errors(self.shown):
+            super().close()
+
+
+@contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the system, such as a full disk, into a sentence that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise type(error)(f"Could not write {path}: {error.strerror}.") from error

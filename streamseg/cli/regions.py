@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from streamseg.checks import check_count
 from streamseg.cli.messages import STANDARD_OUTPUT
 from streamseg.cli.options import option
-from streamseg.cli.records import open_text
+from streamseg.cli.records import TextOpener, open_text
 from streamseg.io.files import check_writable
 from streamseg.regions.defaults import MIN_AREA, SUFFIXES
 
@@ -96,12 +96,13 @@ def check_region_options(options: RegionOptions, used: Sequence[Path]) -> None:
 
 @contextmanager
 def open_region_outputs(
-    options: RegionOptions, classes: "Classes", problems: list[str]
+    options: RegionOptions, classes: "Classes", problems: list[str], open_file: TextOpener
 ) -> Iterator["RegionSettings | None"]:
     """Open what the regions and events of a run are written to; None without these options.
 
     Args:
         problems: Receives a sentence if events could not be sent.
+        open_file: Opens a file for JSON lines. Other formats are of no use before their end.
     """
     if not (options.regions or options.zones):
         yield None
@@ -121,7 +122,7 @@ def open_region_outputs(
         sinks = tuple(stack.enter_context(open_sink(target, sys.stdout, problems.append)) for target in options.targets)
         write = None
         if options.regions:
-            file = stack.enter_context(open_text(options.regions))
             form = pick_format(options.regions, options.regions_format)
+            file = stack.enter_context((open_file if form == "lines" else open_text)(options.regions))
             write = stack.enter_context(region_writer(file, form, classes))
         yield RegionSettings(classes, write, options.min_area, only, areas, sinks)

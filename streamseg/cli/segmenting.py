@@ -30,10 +30,10 @@ from streamseg.cli.options import (
     set_key_interval,
     steady_by_default,
 )
-from streamseg.cli.records import open_records
+from streamseg.cli.records import open_live_text, open_records, open_text
 from streamseg.cli.regions import NO_REGIONS, RegionOptions, check_region_options, open_region_outputs
 from streamseg.cli.reports import count_sent, list_results
-from streamseg.io.sources import HARDWARE_DECODERS
+from streamseg.io.sources import HARDWARE_DECODERS, LiveSource
 from streamseg.io.web import is_address
 from streamseg.models.bundled import DEFAULT, find_weights
 
@@ -337,9 +337,11 @@ def run_plan(
     meter = latency.Meter()
     observer = TerminalObserver(meter, settings.classes.names, messages, options.quiet)
     screen = DisplayWindow("streamseg") if options.show else None
+    # a camera never ends, so that its lines are read meanwhile
+    open_file = open_live_text if any(isinstance(source, LiveSource) for source in plan.sources) else open_text
     with (
-        open_records(options.json, observer.message) as records,
-        open_region_outputs(region_options, settings.classes, unsent) as regions,
+        open_records(options.json, observer.message, open_file) as records,
+        open_region_outputs(region_options, settings.classes, unsent, open_file) as regions,
     ):
         pipeline = Pipeline(
             list(zip(plan.sources, plan.outputs, strict=True)),
