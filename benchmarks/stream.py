@@ -9,7 +9,7 @@ windows  time of a frame, multiply-accumulates and size of a stream's state, by 
 """
 
 import sys
-from itertools import pairwise, product
+from itertools import groupby, pairwise, product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -46,17 +46,23 @@ def tiles() -> None:
 def cuts(data: str) -> None:
     model, _ = streamseg.load()
 
-    def context(pair: Pair) -> Context:
+    def find_contexts(pair: Pair) -> tuple[Context, Context]:
+        """Return the contexts of a frame and of the mirrored frame, as steady labels have them by turns."""
+        frame = resize_frames(streamseg.read_image(pair.image)[None], (360, 480))
         with torch.inference_mode():
-            return model.features(resize_frames(streamseg.read_image(pair.image)[None], (360, 480)))[1]
+            return model.features(frame)[1], model.features(frame.flip(3))[1]
 
     recordings: dict[str, list] = {}
     for split in ("train", "val"):
-        for pair in streamseg.camvid(data, split).pairs:
-            recordings.setdefault(f"{split} {pair.image.name[:6]}", []).append(context(pair))
-    for name, contexts in recordings.items():
-        distances = torch.cat([context_distance(a, b) for a, b in pairwise(contexts)])
-        print(f"{name}: neighbours, {len(distances)} pairs: median {distances.median():.3f}, max {distances.max():.3f}")
+        by_recording = groupby(streamseg.camvid(data, split).pairs, lambda pair: pair.image.name[:6])
+        for recording, pairs in by_recording:
+            both = [find_contexts(pair) for pair in pairs]
+            recordings[f"{split} {recording}"] = contexts = [context for context, _ in both]
+            neighbours = torch.cat([context_distance(a, b) for a, b in pairwise(contexts)])
+            mirrored = torch.cat([context_distance(a, b) for (a, _), (_, b) in pairwise(both)])
+            for name, distances in (("neighbours", neighbours), ("one of them mirrored", mirrored)):
+                figures = f"{len(distances)} pairs: median {distances.median():.3f}, max {distances.max():.3f}"
+                print(f"{split} {recording}: {name}, {figures}", flush=True)
     drives = [(name, contexts[:: max(1, len(contexts) // 20)]) for name, contexts in recordings.items()]
     for (one, some), (other, more) in product(drives, drives):
         if one[-6:] < other[-6:]:

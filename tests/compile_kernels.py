@@ -1,8 +1,11 @@
 """Compile every Triton kernel for two GPU generations, without a GPU, and print its shared memory."""
 
+import itertools
+
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile as compile_kernel
 
+from streamseg.engine import steadying
 from streamseg.engine.kernels import (
     attention,
     averaging,
@@ -24,9 +27,18 @@ HALVES, FLOATS, BYTES, SHORTS, NUMBERS, FLOAT = "*fp16", "*fp32", "*u8", "*i16",
 SHARED = {86: 99, 90: 227}
 """Limit of shared memory per program, in KiB, by compute capability."""
 
+RARE = {"RARE_NEW": steadying.RARE_NEW, "RARE_OLD": steadying.RARE_OLD}
+
 KERNELS = [
-    (stem.unfold_kernel, {"BLOCK": 128, "RESIZE": False}, {"frame": BYTES, "mean": FLOATS, "out": HALVES}, {}),
-    (stem.unfold_kernel, {"BLOCK": 128, "RESIZE": True}, {"frame": BYTES, "mean": FLOATS, "out": HALVES}, {}),
+    *(
+        (
+            stem.unfold_kernel,
+            {"BLOCK": 128, "RESIZE": resize, "MIRROR": mirror},
+            {"frame": BYTES, "mean": FLOATS, "out": HALVES, "mirrored": FLOATS},
+            {},
+        )
+        for resize, mirror in itertools.product((False, True), repeat=2)
+    ),
     (
         stem.stem_kernel,
         {"C": 64, "BLOCK": 128, "STRIP": 6},
@@ -99,13 +111,13 @@ KERNELS = [
     (resize.resize_kernel, {"C": 64, "BLOCK": 32, "ADD": True}, dict.fromkeys(("small", "out", "add"), HALVES), {}),
     (
         labels.label_kernel,
-        {"CLASSES": 19, "ROWS": 8, "BLOCK": 64, "CONFIDENCE": True, "STEADY": False},
+        {"CLASSES": 19, "ROWS": 8, "BLOCK": 64, "CONFIDENCE": True, "STEADY": False} | RARE,
         {"scores": HALVES, "labels": BYTES, "confidence": BYTES, "previous": BYTES, "margin": HALVES, "shares": HALVES},
         {"num_warps": 2},
     ),
     (
         labels.label_kernel,
-        {"CLASSES": 13, "ROWS": 8, "BLOCK": 64, "CONFIDENCE": True, "STEADY": True},
+        {"CLASSES": 13, "ROWS": 8, "BLOCK": 64, "CONFIDENCE": True, "STEADY": True} | RARE,
         {"scores": FLOATS, "labels": BYTES, "confidence": BYTES, "previous": BYTES, "margin": FLOATS, "shares": FLOATS},
         {"num_warps": 2},
     ),
@@ -147,7 +159,7 @@ KERNELS = [
         | dict.fromkeys(("tolerance", "stillness"), FLOAT),
         {},
     ),
-    (labels.share_kernel, {"RARE": 0.02, "BLOCKS": 5, "BLOCK": 1024}, {"previous": BYTES, "out": FLOATS}, {}),
+    (labels.share_kernel, {"BLOCKS": 5, "BLOCK": 1024}, {"labels": BYTES, "out": FLOATS}, {}),
     (
         averaging.move_kernel,
         {"CUT": 0.6, "SAME_SCENE": 0.75, "PARTS": 256, "CHUNK": 5, "BLOCK": 128},
@@ -155,11 +167,14 @@ KERNELS = [
         | dict.fromkeys(("max_share", "max_margin"), FLOAT),
         {},
     ),
-    (
-        averaging.average_kernel,
-        {"CHUNK": 5, "BLOCK": 128},
-        {"scores": HALVES, "share": FLOATS, "moved": FLOATS},
-        {},
+    *(
+        (
+            averaging.average_kernel,
+            {"CHUNK": 5, "BLOCK": 128, "MIRROR": mirror},
+            {"scores": HALVES} | dict.fromkeys(("share", "moved", "out", "mirrored", "next_mirrored"), FLOATS),
+            {},
+        )
+        for mirror in (False, True)
     ),
     (
         colour_kernels.rgb_kernel,

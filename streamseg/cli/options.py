@@ -228,7 +228,7 @@ def check_exported(
         raise ValueError(f"The precision of {path} was fixed when it was exported: leave out --precision.")
     if confidence and not file.manifest.confidence:
         raise ValueError(f"{path} gives no confidence: leave out --confidence, or export it with --confidence.")
-    if steady and steady != file.manifest.steady:
+    if steady and not file.manifest.keeps_as_steady_as(steady):
         if file.manifest.steady:
             raise ValueError(f"{path} keeps labels steady in another way: leave out --steady, or export it again.")
         raise ValueError(f"{path} gives labels without scores: leave out --steady, or give a checkpoint.")

@@ -91,8 +91,9 @@ class SegmentOptions:
     cut: Annotated[float | None, option("DISTANCE", "off")] = None
     """Drop the past at a change of scene: where contexts differ by more than this."""
     steady: Annotated[str, option("HOW", "low for videos")] = ""
-    """Against flicker: low or high average the scores of a video along the motion of the picture; a number lets a pixel
-    change its class only if the new one scores higher by it; off labels each frame by itself."""
+    """Against flicker: low or high average the scores of a video along the motion of the picture, and the network sees
+    every second frame mirrored; a number lets a pixel change its class only if the new one scores higher by it; off
+    labels each frame by itself."""
     mask: Annotated[str, option("FILE", "none")] = ""
     """A picture whose black pixels are ignored, such as the own car, letterboxes or burnt-in text; or bonnet, for the
     own car as the network finds it in the first frames. Ignored pixels have no class, and count neither in the

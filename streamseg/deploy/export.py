@@ -103,7 +103,8 @@ def export_model(
         confidence: Whether the file also outputs the probability of each label.
         video: Whether the file takes and returns the state of a stream.
         int8: Whether most of it computes in int8, calibrated with the pictures.
-        steady: How steady it keeps the labels of a stream, such as STEADY_LOW; this needs video and a size.
+        steady: How steady it keeps the labels of a stream, such as STEADY_LOW; this needs video and a size. It
+            mirrors no frames.
         pictures: A folder, a video, … to compare on, and for int8 to calibrate with; by default the samples.
         window: The number of frames that the network was trained with.
         source: Where the weights came from, in words.
@@ -141,7 +142,7 @@ def export_model(
         device=model.mean.device.type if kind == "aotinductor" else "",
         min_side=model.min_free_side,
         masked=mask is not None,
-        steady=steady,
+        steady=steady and replace(steady, mirror=False),
         score_size=None if steady is None or size is None else score_size(model, size),
     )
     with quiet_exporters(), TemporaryDirectory() as folder:

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from streamseg.classes import IGNORE
-from streamseg.engine.steadying import Steadiness, average, luma_size, margin_shares, shrink_to_luma
+from streamseg.engine.steadying import (
+    Steadiness,
+    average,
+    class_shares,
+    luma_size,
+    margin_share,
+    shrink_to_luma,
+)
 from streamseg.io.masks import GREY, Mask
 from streamseg.models.fanet import FANet
 from streamseg.models.layers import resize
@@ -98,16 +105,16 @@ class ExportModule(nn.Module):
         """Return labels, logits, by how much the labels lose; and, for the next frame, brightness and scores."""
         assert self.steady is not None
         luma = shrink_to_luma(image, luma_size(scores.shape[2:], image.shape[2:]))
-        fused, luma, margin = average(scores, luma, earlier, before, share, self.steady)
-        logits = resize(fused, image)
+        fused = average(scores, luma, earlier, before, share, self.steady)
+        logits = resize(fused.scores, image)
         # as keep_labels, for all pixels
         classes = logits.shape[1]
         known, best = previous.to(torch.int64).clamp(max=classes - 1), logits.argmax(dim=1)
         lead = logits.amax(dim=1) - logits.gather(1, known[:, None])[:, 0]
-        shares = margin_shares(previous, classes)[0]
-        keep = lead < resize(margin, image)[:, 0] * shares[best]
+        shares = class_shares(previous, classes)[0]
+        keep = lead < resize(fused.margin, image)[:, 0] * margin_share(shares[best], shares[known])
         labels = torch.where(keep, known.float(), best.float())
-        return labels, logits, torch.where(keep, lead, 0.0), luma, fused
+        return labels, logits, torch.where(keep, lead, 0.0), fused.luma, fused.carried
 
     def hide(self, values: Tensor, value: int) -> Tensor:
         """Return values (1, H, W) with another one where the mask hides the frame."""

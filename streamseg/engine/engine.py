@@ -8,6 +8,7 @@ Shapes: B streams in a batch, K classes, H height, W width, h x w the map of Res
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -18,7 +19,8 @@ from torch.nn import functional as F
 from streamseg.engine.evidence import AnyEvidence, Evidence
 from streamseg.engine.inputs import check_model, to_checked_frame
 from streamseg.engine.labels import labels_and_confidence_from_scores, labels_from_scores
-from streamseg.engine.steadying import Steadiness, fuse_scores, keep_labels
+from streamseg.engine.mirroring import mirror
+from streamseg.engine.steadying import Steadiness, fuse_scores, is_mirrored, keep_labels
 from streamseg.io.images import Picture
 from streamseg.models.baselines import Baseline
 from streamseg.models.checkpoint import Network
@@ -130,9 +132,10 @@ class EagerEngine(Engine):
         # cast once, instead of at each stage
         parts = None if past is None else past.to(model.mean.dtype).split(self.widths, dim=2)
         weights = model.mean.new_tensor(batch.weights).view(-1, 1, 1)
-        maps, contexts = model.features(batch.images.to(self.device), parts, weights, batch.mask, batch.shares)
+        seen, mirrored = mirror_batch(batch, self.device)
+        maps, contexts = model.features(seen.images, parts, weights, seen.mask, batch.shares)
         # fp32, because sums over many frames drift in half precision
-        return predict_from_scores(model.score(maps), batch), torch.cat(contexts, dim=2).float()
+        return predict_from_scores(model.score(maps), batch, mirrored), torch.cat(contexts, dim=2).float()
 
 
 class ImageEngine(Engine):
@@ -156,8 +159,9 @@ class ImageEngine(Engine):
 
     def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
         check_model(self.model)  # it may have been set to training mode since
-        images = batch.images.to(self.device)
-        return predict_from_scores(self.score(images), batch), images.new_zeros(len(images), 0, 0, dtype=torch.float32)
+        seen, mirrored = mirror_batch(batch, self.device)
+        no_contexts = seen.images.new_zeros(len(batch.images), 0, 0, dtype=torch.float32)
+        return predict_from_scores(self.score(seen.images), batch, mirrored), no_contexts
 
 
 class VideoEngine(Engine):
@@ -181,6 +185,8 @@ class VideoEngine(Engine):
         states = batch.method_states or [None] * len(images)
         # copies: a state may keep the image, which the caller may overwrite
         steps = [self.model.step(image[None].clone(), state) for image, state in zip(images, states, strict=True)]
+        if isinstance(batch.steady, Steadiness):  # its features of earlier frames would not fit mirrored ones
+            batch = batch._replace(steady=replace(batch.steady, mirror=False))
         predictions = predict_from_scores(torch.cat([logits for logits, _ in steps]), batch)
         after = [
             prediction._replace(method_state=state) for prediction, (_, state) in zip(predictions, steps, strict=True)
@@ -193,11 +199,35 @@ class VideoEngine(Engine):
         return self.model.finish(state)
 
 
-def predict_from_scores(scores: Tensor, batch: FrameBatch) -> list[Prediction]:
-    """Return the predictions of frames from their scores (B, K, h, w)."""
+def mirror_batch(batch: FrameBatch, device: torch.device) -> tuple[FrameBatch, Tensor | None]:
+    """Return a batch as the network sees it, on a device; and which of its frames are mirrored, see find_mirrored."""
+    mirrored = find_mirrored(batch, device)
+    mask = None if batch.mask is None else mirror(batch.mask, mirrored)
+    return batch._replace(images=mirror(batch.images.to(device), mirrored), mask=mask), mirrored
+
+
+def find_mirrored(batch: FrameBatch, device: torch.device) -> Tensor | None:
+    """Return which frames of a batch are labelled mirrored, 1 or else 0, (B,); None if no frame is.
+
+    Only on the CPU the host looks at values.
+    """
+    if not (isinstance(batch.steady, Steadiness) and batch.steady.mirror and any(batch.evidence)):
+        return None
+    gaps = batch.gaps or [0.0] * len(batch.evidence)
+    flags = [is_mirrored(entry, gap) for entry, gap in zip(batch.evidence, gaps, strict=True)]
+    mirrored = torch.stack([flag.to(device) for flag in flags])
+    return None if device.type == "cpu" and not mirrored.any() else mirrored
+
+
+def predict_from_scores(scores: Tensor, batch: FrameBatch, mirrored: Tensor | None = None) -> list[Prediction]:
+    """Return the predictions of frames from their scores (B, K, h, w).
+
+    Args:
+        mirrored: 1 for frames whose scores are mirrored, or else 0, (B,); None if none are.
+    """
     if isinstance(batch.steady, Steadiness):
         label = labels_and_confidence_from_scores if batch.with_confidence else labels_without_confidence
-        return predict_steadily(scores, batch, batch.steady, label)
+        return predict_steadily(scores, batch, batch.steady, label, mirrored)
     scores, low_res = apply_hysteresis(scores, batch)
     predictions = []
     for x, size, small in zip(scores, batch.sizes, low_res, strict=True):
@@ -226,13 +256,18 @@ def predict_steadily(
     batch: FrameBatch,
     steadiness: Steadiness,
     label: Callable[[Tensor, tuple[int, int]], tuple[Tensor, Tensor | None]],
+    mirrored: Tensor | None = None,
 ) -> list[Prediction]:
     """Return predictions from the scores (B, K, h, w) of frames and the evidence of earlier ones.
 
     Args:
         label: Returns the labels of scores (K, h, w) in a height and width, and their confidence if it is wanted.
+        mirrored: 1 for frames whose scores are mirrored, or else 0, (B,); None if none are.
     """
-    count = len(scores)
+    count, scores = len(scores), mirror(scores, mirrored)
+    mirror_next = scores.new_full((count,), float(steadiness.mirror), dtype=torch.float32)
+    if mirrored is not None:
+        mirror_next -= mirrored
     evidence = list(batch.evidence) or [None] * count
     fused = fuse_scores(scores, batch.images, evidence, batch.gaps or [0.0] * count, steadiness)
     predictions = []
@@ -243,7 +278,8 @@ def predict_steadily(
             if confidence is not None:  # that of the label that was kept
                 confidence = (confidence * torch.exp(-behind)).round().to(torch.uint8)
         # copies: the caller may change the labels, and no other stream of the batch stays in memory
-        after = Evidence(fused.luma[i, 0].clone(), fused.scores[i].clone(), labels.clone())
+        parts = fused.luma[i, 0], fused.carried[i], labels, mirror_next[i]
+        after = Evidence(*(part.clone() for part in parts))
         predictions.append(Prediction(labels, confidence, evidence=after))
     return predictions
 

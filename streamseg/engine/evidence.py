@@ -19,6 +19,8 @@ from streamseg.classes import IGNORE
 
 ALIGNMENT = 32
 """Each part of packed evidence begins at a multiple of this many numbers of four bytes."""
+NOT_MIRRORED = torch.zeros((), dtype=torch.float32, device="cpu")
+"""A frame is not mirrored."""
 
 
 class Evidence(NamedTuple):
@@ -27,13 +29,15 @@ class Evidence(NamedTuple):
     luma: Tensor
     """Brightness at twice the size of the scores, (l, m), fp32, 0 to 255; see luma_size."""
     scores: Tensor
-    """Averaged scores, (K, h, w), fp32."""
+    """Averaged scores, as they are carried to the next frame, (K, h, w), fp32."""
     labels: Tensor
     """(H, W), uint8."""
+    mirror_next: Tensor = NOT_MIRRORED
+    """1 if the next frame is labelled mirrored, or else 0: (), fp32."""
 
 
 class Layout:
-    """Where the parts of a stream's evidence lie in one piece of memory (n,), fp32: brightness, scores, labels.
+    """Where the parts of a stream's evidence lie in one piece of memory (n,), fp32, in their order.
 
     Args:
         luma: Height and width of the brightness.
@@ -47,11 +51,12 @@ class Layout:
         # in numbers of four bytes
         self.scores_start = align(math.prod(luma))
         self.labels_start = self.scores_start + align(math.prod(scores))
-        self.length = self.labels_start + align((math.prod(labels) + 3) // 4)
+        self.mirror_next_start = self.labels_start + align((math.prod(labels) + 3) // 4)
+        self.length = self.mirror_next_start + align(1)
         self.strides = [strides_of(shape) for shape in self.sizes]
 
     def split(self, packed: Tensor) -> Evidence:
-        """Return views of packed evidence (…, n), a whole tensor: (…, l, m), (…, K, h, w) and (…, H, W)."""
+        """Return views of packed evidence (…, n), a whole tensor: (…, l, m), (…, K, h, w), (…, H, W) and (…)."""
         lead, apart = packed.shape[:-1], packed.stride()[:-1]
         luma, scores, labels = self.strides
         return Evidence(
@@ -60,6 +65,7 @@ class Layout:
             packed.view(torch.uint8).as_strided(
                 (*lead, *self.labels), (*(4 * stride for stride in apart), *labels), 4 * self.labels_start
             ),
+            packed.as_strided(lead, apart, self.mirror_next_start),
         )
 
 
@@ -91,6 +97,10 @@ class PackedEvidence:
     @property
     def labels(self) -> Tensor:
         return self.parts.labels
+
+    @property
+    def mirror_next(self) -> Tensor:
+        return self.parts.mirror_next
 
 
 AnyEvidence = Evidence | PackedEvidence

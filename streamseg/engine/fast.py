@@ -26,7 +26,9 @@ from streamseg.engine.engine import (
     ImageEngine,
     Prediction,
     apply_hysteresis,
+    find_mirrored,
     make_frame_batch,
+    mirror_batch,
     predict_from_scores,
     predict_steadily,
     to_engine,
@@ -36,6 +38,7 @@ from streamseg.engine.engine import (
 from streamseg.engine.folded import Folded, View, fold_network, to_int8
 from streamseg.engine.graphs import CAPTURE_LOCK, capture_graph, new_stream, record_graph, warm_up
 from streamseg.engine.inputs import check_model, to_checked_frame
+from streamseg.engine.mirroring import mirror
 from streamseg.engine.scratch import DeviceLock
 from streamseg.engine.sizes import SizeCounter
 from streamseg.engine.steady_graph import SteadyBuffers, label_on_gpu
@@ -139,11 +142,12 @@ class FastEngine(Engine):
         torch.get_num_threads()
         context = torch.empty(len(batch.images), *self.context_shape, device=self.device)
         past = torch.zeros_like(context) if batch.past is None else batch.past
-        scale, view = self.make_scale(batch.weights), View(batch.mask, batch.shares)
-        scores = self.folded.scores(batch.images, past, scale, context, view=view)
+        seen, mirrored = mirror_batch(batch, self.device)
+        scale, view = self.make_scale(batch.weights), View(seen.mask, batch.shares)
+        scores = self.folded.scores(seen.images, past, scale, context, view=view)
         if self.calibrating:
             self.calibrate(batch.images)
-        return predict_from_scores(scores, batch), context
+        return predict_from_scores(scores, batch, mirrored), context
 
     def calibrate(self, images: Tensor) -> None:
         """Collect frames for the calibration of int8, and switch to int8 when there are enough."""
@@ -241,7 +245,8 @@ class FastEngine(Engine):
             if buffers.graph is not None and buffers.steady is not None:
                 return buffers.steady.read()
             label = partial(label_on_gpu, with_confidence=batch.with_confidence)
-            return predict_steadily(buffers.scores, batch, batch.steady, label)
+            mirrored = find_mirrored(batch, self.device)
+            return predict_steadily(buffers.scores, batch, batch.steady, label, mirrored)
         scores, low_res = apply_hysteresis(buffers.scores, batch)
         predictions: list[Prediction] = []
         for i, size in enumerate(batch.sizes):
@@ -267,21 +272,26 @@ class FastEngine(Engine):
         is_kept = known is not None or self.sizes.admits(key, self.buffers)
         if is_kept and known is None:
             self.keep_buffers(key, buffers)
-        buffers.frame.copy_(batch.images, non_blocking=True)
-        self.set_past(buffers, batch.past, tuple(batch.weights))
-        if buffers.view.mask is not None and batch.mask is not None:
-            buffers.view.mask.copy_(batch.mask, non_blocking=True)
-        if buffers.view.shares is not None and batch.shares is not None:
-            buffers.view.shares.copy_(batch.shares, non_blocking=True)
         if buffers.graph is None and is_kept and (capture_first or known is not None):
             self.add_steady(buffers, buffers.scores)
             self.capture(buffers)
+        images = batch.images
+        if buffers.steady is not None:  # its graph mirrors frames itself
+            buffers.steady.set_evidence(batch)
+            mirrored = buffers.steady.mirrored
+        else:
+            mirrored = find_mirrored(batch, self.device)
+            images = images if mirrored is None else mirror(images.to(self.device), mirrored)
+        buffers.frame.copy_(images, non_blocking=True)
+        self.set_past(buffers, batch.past, tuple(batch.weights))
+        if buffers.view.mask is not None and batch.mask is not None:
+            buffers.view.mask.copy_(mirror(batch.mask.to(self.device), mirrored), non_blocking=True)
+        if buffers.view.shares is not None and batch.shares is not None:
+            buffers.view.shares.copy_(batch.shares, non_blocking=True)
         if buffers.graph is None:
             with CAPTURE_LOCK:  # a capture in another thread could record these kernels
                 self.run(buffers)
         else:
-            if buffers.steady is not None:
-                buffers.steady.set_evidence(batch)
             buffers.graph.replay()
         return buffers
 
@@ -356,7 +366,8 @@ class FastEngine(Engine):
         given = buffers.frame, buffers.past, buffers.scale, buffers.context, buffers.unfolded, buffers.view
         if buffers.steady is not None:
             buffers.steady.start()
-            buffers.scores = self.folded.scores(*given, beside=buffers.steady.compare)
+            beside, mirrored = buffers.steady.compare, buffers.steady.mirrored
+            buffers.scores = self.folded.scores(*given, beside=beside, mirrored=mirrored)
             buffers.steady.finish(buffers.scores)
             return
         buffers.scores = self.folded.scores(*given)

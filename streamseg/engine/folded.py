@@ -76,6 +76,7 @@ class Folded(ABC):
         unfolded: Tensor | None = None,
         view: View = WHOLE_VIEW,
         beside: Callable[[], None] | None = None,
+        mirrored: Tensor | None = None,
     ) -> Tensor:
         """Return the scores (B, K, h, w) of frames (B, 3, H, W), bytes.
 
@@ -87,8 +88,10 @@ class Folded(ABC):
             view: What the contexts are made of.
             beside: Starts other work in another CUDA stream; called when Res-2 is computed, because the small maps
                 after it leave a part of the GPU free.
+            mirrored: On a GPU, 1 for frames that are mirrored first, so that their scores are mirrored too, or else 0,
+                (B,).
         """
-        maps = self.encode(self.run_stem(frame, unfolded))
+        maps = self.encode(self.run_stem(frame, unfolded, mirrored))
         if beside is not None:
             maps = call_after_res2(maps, beside)
         return self.decode(self.attend(maps, past, scale, context, view))
@@ -97,12 +100,12 @@ class Folded(ABC):
         """Return the height and width of the image that the encoder gets of a frame."""
         return height, width
 
-    def run_stem(self, frame: Tensor, unfolded: Tensor | None) -> Map:
+    def run_stem(self, frame: Tensor, unfolded: Tensor | None, mirrored: Tensor | None = None) -> Map:
         """Apply Conv-0 and the pooling after it."""
         size = self.image_size(frame.shape[2], frame.shape[3])
         if unfolded is None:
             return self.stem.run(frame, size)
-        kernels.unfold_frame(frame, self.mean, unfolded, size)
+        kernels.unfold_frame(frame, self.mean, unfolded, size, mirrored)
         return kernels.stem_convolution(unfolded, self.square_stem.weight, self.square_stem.bias)
 
     def encode(self, x: Map) -> Iterator[Tensor]:

@@ -12,7 +12,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -70,7 +70,7 @@ class Manifest:
     masked: bool = False
     """Whether a mask is built in: what it hides has the label 255."""
     steady: Steadiness | None = None
-    """How steady it keeps the labels of a stream; None if it labels each frame by itself."""
+    """How steady it keeps the labels of a stream, of which it mirrors no frames; None if it labels each by itself."""
     score_size: tuple[int, int] | None = None
     """Height and width of its scores, if it keeps labels steady."""
 
@@ -92,6 +92,10 @@ class Manifest:
             raise ValueError(f"score_size is {self.score_size!r:.80}; expected that of a file for video of one size.")
         if not (isinstance(self.source, str) and self.source.isprintable()):
             raise ValueError(f"source is {self.source!r:.80}; expected printable text in one line.")
+
+    def keeps_as_steady_as(self, steady: float | Steadiness) -> bool:
+        """Return whether it keeps labels steady as it is asked to; which frames are mirrored does not count."""
+        return isinstance(steady, Steadiness) and replace(steady, mirror=False) == self.steady
 
     @property
     def inputs(self) -> dict[str, Shape]:
@@ -136,7 +140,8 @@ def read_manifest(path: Path, text: str | None) -> Manifest:
         size, state, classes = entry["size"], entry["state"], entry["classes"]
         entry |= {"size": size and tuple(size), "state": tuple(map(tuple, state)), "classes": Classes(**classes)}
         if entry.get("steady") is not None:
-            entry |= {"steady": Steadiness(**entry["steady"]), "score_size": tuple(entry["score_size"])}
+            steady = replace(Steadiness(**entry["steady"]), mirror=False)  # older files do not say so
+            entry |= {"steady": steady, "score_size": tuple(entry["score_size"])}
         return Manifest(**entry)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{path} has invalid metadata ({error!r:.200}): it cannot be used.") from None
@@ -172,7 +177,7 @@ class ExportedEngine(Engine):
             raise ValueError(f"{self.path} looks at all pixels: export it with --mask, or use a network.")
         if with_confidence and not self.manifest.confidence:
             raise ValueError(f"{self.path} gives no confidence: export it again with --confidence.")
-        if steady and steady != self.manifest.steady:
+        if steady and not self.manifest.keeps_as_steady_as(steady):
             if self.manifest.steady:
                 raise ValueError(
                     f"{self.path} keeps labels steady in another way: leave out steady, or export it again."

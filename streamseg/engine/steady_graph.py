@@ -11,6 +11,9 @@ What copies, compares and moves is a branch of the graph beside the network, of 
 is computed: the small maps after it leave a part of the GPU free. The evidence of a stream lies in one piece of memory,
 so that one copy takes it away. The next frame of the stream finds it still there; that of another stream is copied.
 
+Every second frame of a stream is mirrored where the network reads it, and its scores where they are averaged. Which
+one is a flag of the evidence, which the host never reads.
+
 Shapes: B streams in a batch, K classes, h x w the map of scores, H x W the labels, l x m the brightness.
 """
 
@@ -24,7 +27,7 @@ from streamseg.engine import kernels
 from streamseg.engine.engine import FrameBatch, Prediction
 from streamseg.engine.evidence import AnyEvidence, Layout, PackedEvidence
 from streamseg.engine.graphs import BESIDE_PRIORITY, SideStream
-from streamseg.engine.steadying import Steadiness, Trust, fit_evidence, luma_size, weigh_gap
+from streamseg.engine.steadying import MIRROR_GAP, Steadiness, Trust, fit_evidence, luma_size, weigh_gap
 
 
 class SteadyBuffers:
@@ -56,10 +59,16 @@ class SteadyBuffers:
         self.now = list(self.packed[0])
         self.held: list[ref[PackedEvidence] | None] = [None] * batch
         """Of which evidence that read() has returned `now` holds the numbers."""
-        self.pair, (self.fused, self.earlier), (self.labels, self.previous) = self.layout.split(self.packed)
+        parts = self.layout.split(self.packed)
+        self.pair, (self.carried, self.earlier), (self.labels, self.previous), self.flags = parts
+        """The last: whether the frames after those are mirrored, 1 or else 0, (2, B)."""
+        self.mirrored = self.flags[0] if steadiness.mirror else None
+        """1 for frames that are labelled mirrored, or else 0, (B,); finish() replaces it by that of the next frames."""
         self.own_labels = list(self.labels)
         self.confidence = torch.zeros(batch, *size, dtype=torch.uint8, device=device) if with_confidence else None
-        self.margin_shares = torch.empty(batch, scores[0], device=device)
+        self.class_shares = torch.empty(batch, scores[0], device=device)
+        self.scores = torch.empty(batch, *scores, device=device)
+        """Averaged scores, which decide the labels."""
         self.weight = torch.zeros(batch, device=device)
         self.weights = [0.0] * batch
         """What `weight` holds."""
@@ -74,7 +83,10 @@ class SteadyBuffers:
             held, self.held[i] = self.held[i], None
             is_there = held is not None and held() is entry
             if entry is not None and (is_there or self.copy_evidence(i, entry)):
-                weights.append(weigh_gap(batch.gaps[i] if batch.gaps else 0.0))
+                gap = batch.gaps[i] if batch.gaps else 0.0
+                weights.append(weigh_gap(gap))
+                if gap > MIRROR_GAP or (self.mirrored is None and not is_there):
+                    self.flags[0, i].zero_()
                 continue
             weights.append(0.0)
             row.zero_()  # nothing of another stream stays, not even a nan
@@ -87,12 +99,13 @@ class SteadyBuffers:
         if isinstance(evidence, PackedEvidence) and evidence.layout.sizes == self.layout.sizes:
             self.now[i].copy_(evidence.packed)
             return True
-        known = fit_evidence(evidence, self.fused[i], self.pair[0, i])
+        known = fit_evidence(evidence, self.carried[i], self.pair[0, i])
         if known is None or known.labels.shape != self.layout.labels:
             return False
         self.pair[0, i].copy_(known.luma)
-        self.fused[i].copy_(known.scores)
+        self.carried[i].copy_(known.scores)
         self.labels[i].copy_(known.labels)
+        self.flags[0, i].copy_(known.mirror_next)
         return True
 
     def start(self) -> None:
@@ -109,17 +122,21 @@ class SteadyBuffers:
         Returns:
             How far they count.
         """
-        kernels.write_margin_shares(self.previous, self.margin_shares)
+        kernels.write_class_shares(self.previous, self.class_shares)
         comparison = kernels.compare_frames(self.images, self.pair, self.layout.scores[1:], self.steadiness)
-        return kernels.move_scores(self.earlier, comparison, self.weight, self.steadiness, self.fused)
+        return kernels.move_scores(self.earlier, comparison, self.weight, self.steadiness, self.carried)
 
     def finish(self, scores: Tensor) -> None:
-        """Compute averaged scores, labels and confidence from the scores (B, K, h, w) and what compare() has found."""
+        """Compute averaged scores, labels and confidence from the scores (B, K, h, w) and what compare() has found.
+
+        The scores of mirrored frames are mirrored.
+        """
         assert self.trust is not None
         self.beside.join()
-        kernels.average_scores(scores, self.trust.share, self.fused)
-        steady = self.previous, self.trust.margin, self.margin_shares
-        kernels.label(self.fused, self.layout.labels, self.labels, self.confidence, steady)
+        flags = None if self.mirrored is None else self.flags
+        kernels.average_scores(scores, self.trust.share, self.carried, self.scores, flags)
+        steady = self.previous, self.trust.margin, self.class_shares
+        kernels.label(self.scores, self.layout.labels, self.labels, self.confidence, steady)
 
     def read(self) -> list[Prediction]:
         """Return the predictions in the buffers, copied."""

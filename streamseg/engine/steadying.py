@@ -3,8 +3,19 @@
 The motion of each pixel of the scores is estimated on the brightness at twice their size, by Lucas and Kanade's method
 from coarse to fine. The earlier scores are moved by it and averaged with the new ones where the moved picture
 looks like the new one: not where something was uncovered, and nowhere after a cut. At full size a pixel then changes
-its class only if the new one scores higher by a margin, which is smaller where the picture changes, and for classes
-that are rare in the frame before: poles, signs and distant people would otherwise come in late.
+its class only if the new one scores higher by a margin, which is smaller where the picture changes, and where one of
+both classes is rare in the frame before: poles, signs and distant people would otherwise come in late, and dashes of a
+lane marking, which move, would leave late.
+
+The network sees every second frame mirrored, so that two views of a scene are averaged: its errors in them differ more
+than those in two frames. Where the views disagree the scores alternate, and labels must not. So two averages are made
+of the scores s of a frame and the carried ones c of the frame before, moved along, which have a share p:
+
+    (1 - p) s + p c              decides the labels
+    2 (1 - p) s + (2 p - 1) c    is carried to the next frame; for p < 1/2, s
+
+In a scene that stands still s is a + b and a - b by turns. Then c becomes a + b (1 - p) / p after the first of them,
+and a - b (1 - p) / p after the second: in the first average b cancels out.
 
 All functions have fixed shapes and never wait for the device, except where they say so.
 
@@ -20,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from streamseg.engine.evidence import AnyEvidence, Evidence
+from streamseg.engine.evidence import NOT_MIRRORED, AnyEvidence, Evidence
 from streamseg.engine.motion import blur, enlarge_motion, estimate_motion, halve, move, stays_inside
 
 LUMA = (0.299, 0.587, 0.114)
@@ -32,12 +43,15 @@ and the second or more in one scene, where all of it counts. On CamVid's val 0.8
 more at 5, and 0.54 or less 3 seconds later."""
 MIN_TOLERANCE = 1e-3
 """A smaller tolerance counts as this one: no division by 0."""
-RARE = 0.02
-"""Share of the frame before, below which a class needs less than the margin, in proportion to its share."""
+RARE_NEW, RARE_OLD = 0.02, 0.06
+"""Shares of the frame before, below which a class comes in, or leaves, by less than the margin, in proportion."""
 COUNTED = 64
 """Classes are counted at so many rows and columns of pixels, or up to twice as many; at all of a smaller frame."""
 USUAL_GAP = 0.1
 """Seconds between frames up to which share and margin count in full; they fall as frames are further apart."""
+MIRROR_GAP = 0.15
+"""Seconds between frames up to which every second one is mirrored: the share of STEADY_LOW is then 1/2. Further apart
+too little is averaged, and labels would alternate with the views."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +59,22 @@ class Steadiness:
     """How much the frames of a video have to do with each other's labels."""
 
     share: float
-    """Share of the earlier frames in the averaged scores where the moved picture is the same as the new one."""
+    """Share of the earlier frames in the scores that decide the labels, where the moved picture is the same as the new
+    one."""
     tolerance: float
     """Difference of brightness, 0 to 255, at which that share has fallen to 0.37 of its value."""
     margin: float
-    """How much higher a new class, unless it is rare, must score to replace the class of a pixel, where the picture
+    """How much higher a new class must score to replace the class of a pixel, where neither is rare and the picture
     does not change."""
     still: float
     """Difference of brightness between two frames, at the same place, at which the margin has fallen to 0.37."""
+    mirror: bool = True
+    """Whether every second frame is labelled mirrored, if frames are close; not for a network whose classes depend on
+    left and right. Video methods, streams with cuts and exported files mirror none."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.mirror, bool):
+            raise ValueError(f"mirror is {self.mirror!r:.80}; expected True or False.")
         for name, limit in (("share", 1.0), ("tolerance", math.inf), ("margin", math.inf), ("still", math.inf)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < limit:
@@ -62,21 +82,23 @@ class Steadiness:
                 raise ValueError(f"{name} is {value!r:.80}; expected {expected}.")
 
 
-STEADY_LOW = Steadiness(share=0.5, tolerance=16.0, margin=0.6, still=40.0)
+STEADY_LOW = Steadiness(share=0.75, tolerance=16.0, margin=0.9, still=60.0)
 """The default of videos: more accurate than frame by frame, and steadier."""
-STEADY_HIGH = Steadiness(share=0.6, tolerance=16.0, margin=1.3, still=40.0)
-"""Steadier still, at about the accuracy of frame by frame: more with most networks, less where thin things move."""
+STEADY_HIGH = Steadiness(share=0.8, tolerance=24.0, margin=1.4, still=60.0)
+"""Steadier still, and about as accurate; less where thin things move."""
 
 
 class Fused(NamedTuple):
     """The averaged scores of a batch, and what else the labels and the next frames need."""
 
     scores: Tensor
-    """(B, K, h, w), fp32."""
+    """Those that decide the labels, (B, K, h, w), fp32."""
+    carried: Tensor
+    """Those for the next frames, (B, K, h, w), fp32."""
     luma: Tensor
     """(B, 1, l, m)."""
     margin: Tensor
-    """By how much a new class, unless it is rare, must win, (B, 1, h, w)."""
+    """By how much a new class must win where neither is rare, (B, 1, h, w)."""
 
 
 class Comparison(NamedTuple):
@@ -96,9 +118,9 @@ class Trust(NamedTuple):
     """How far the frames before count."""
 
     share: Tensor
-    """Their share in the averaged scores, (B, 1, h, w)."""
+    """Their share in the scores that decide the labels, (B, 1, h, w)."""
     margin: Tensor
-    """By how much a new class, unless it is rare, must win, (B, 1, h, w)."""
+    """By how much a new class must win where neither is rare, (B, 1, h, w)."""
 
 
 def fuse_scores(
@@ -118,11 +140,11 @@ def fuse_scores(
     scores, luma = scores.float().contiguous(), shrink_to_luma(images, luma_size(scores.shape[2:], images.shape[2:]))
     known = [fit_evidence(entry, scores[0], luma[0, 0]) for entry in evidence]
     if not any(known):
-        return Fused(scores, luma, torch.zeros_like(scores[:, :1]))
+        return Fused(scores, scores, luma, torch.zeros_like(scores[:, :1]))
     before = torch.stack([now if entry is None else entry.luma[None] for entry, now in zip(known, luma, strict=True)])
     earlier = torch.stack([now if entry is None else entry.scores for entry, now in zip(known, scores, strict=True)])
     weights = [0.0 if entry is None else weigh_gap(gap) for entry, gap in zip(known, gaps, strict=True)]
-    return Fused(*average(scores, luma, earlier, before, scores.new_tensor(weights), steadiness))
+    return average(scores, luma, earlier, before, scores.new_tensor(weights), steadiness)
 
 
 def luma_size(scores: Sequence[int], images: Sequence[int]) -> tuple[int, int]:
@@ -136,19 +158,31 @@ def weigh_gap(gap: float) -> float:
     return min(1.0, USUAL_GAP / max(gap, 1e-6))
 
 
+def is_mirrored(evidence: AnyEvidence | None, gap: float) -> Tensor:
+    """Return whether a frame is labelled mirrored, 1 or else 0, (), some seconds after the one that left evidence."""
+    return NOT_MIRRORED if evidence is None or gap > MIRROR_GAP else evidence.mirror_next
+
+
 def average(
     scores: Tensor, luma: Tensor, earlier: Tensor, before: Tensor, weight: Tensor, steadiness: Steadiness
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the averaged scores (B, K, h, w), the brightness (B, 1, l, m), and the margin (B, 1, h, w) of new classes.
+) -> Fused:
+    """Return the averaged scores of frames, from their scores (B, K, h, w) and brightness (B, 1, l, m).
 
     Args:
-        earlier: Averaged scores of the frame before, (B, K, h, w).
+        earlier: Carried scores of the frame before, (B, K, h, w).
         before: Its brightness (B, 1, l, m).
         weight: For each stream, how far the frame before counts, 0 to 1, (B,): 0 if there is none.
     """
     comparison = compare(luma, before, (scores.shape[2], scores.shape[3]), steadiness)
     trust = weigh(comparison, weight, steadiness)
-    return torch.lerp(scores, move(earlier, comparison.motion, "bicubic"), trust.share), luma, trust.margin
+    moved = move(earlier, comparison.motion, "bicubic")
+    carried = torch.lerp(scores, moved, carried_share(trust.share))
+    return Fused(torch.lerp(scores, moved, trust.share), carried, luma, trust.margin)
+
+
+def carried_share(share: Tensor) -> Tensor:
+    """Return the share of earlier frames in carried scores, from that in the scores that decide the labels."""
+    return (2 * share - 1).clamp(min=0)
 
 
 def compare(luma: Tensor, before: Tensor, size: tuple[int, int], steadiness: Steadiness) -> Comparison:
@@ -191,9 +225,9 @@ def fit_evidence(evidence: AnyEvidence | None, scores: Tensor, brightness: Tenso
     """
     if evidence is None or len(evidence.scores) != len(scores):
         return None
-    luma, earlier, labels = (tensor.to(scores.device) for tensor in evidence)
+    luma, earlier, labels, mirror_next = (tensor.to(scores.device) for tensor in evidence)
     # the network input's size may have changed, such as under a deadline
-    return Evidence(resize_map(luma[None], brightness)[0], resize_map(earlier, scores), labels)
+    return Evidence(resize_map(luma[None], brightness)[0], resize_map(earlier, scores), labels, mirror_next)
 
 
 def resize_map(values: Tensor, like: Tensor) -> Tensor:
@@ -226,13 +260,13 @@ def keep_labels(labels: Tensor, previous: Tensor, scores: Tensor, margin: Tensor
         labels: The best classes of the scores, resized bilinearly, uint8.
         previous: Labels of the frame before, of the same size.
         scores: (K, h, w).
-        margin: That of classes that are not rare, (1, h, w).
+        margin: That between classes that are not rare, (1, h, w).
 
     Returns:
         The labels, and the highest score less that of the label, (H, W), which is 0 where the label is the best.
     """
     known, maps = previous.clamp(max=len(scores) - 1), torch.cat([scores, margin])
-    shares = margin_shares(previous[None], len(scores))[0]
+    shares = class_shares(previous[None], len(scores))[0]
     if labels.device.type != "cpu":
         kept, behind = choose_labels(labels, known, maps, shares, torch.arange(labels.numel(), device=labels.device))
         return kept.view_as(labels), behind.view(labels.shape)
@@ -245,16 +279,17 @@ def keep_labels(labels: Tensor, previous: Tensor, scores: Tensor, margin: Tensor
     return kept.view_as(labels), behind.view(labels.shape)
 
 
-def margin_shares(previous: Tensor, classes: int) -> Tensor:
-    """Return the share (B, K), 0 to 1, of the margin by which each class must win.
+def class_shares(labels: Tensor, classes: int) -> Tensor:
+    """Return the share (B, K) of each class in labels (B, H, W), from some of their pixels."""
+    down, across = counting_steps(labels)
+    counted = labels[:, None, ::down, ::across].float()  # ONNX Runtime compares no bytes
+    numbers = torch.arange(classes, dtype=torch.float32, device=labels.device).view(-1, 1, 1)
+    return (counted == numbers).float().mean(dim=(2, 3))
 
-    Args:
-        previous: Labels of the frames before, (B, H, W).
-    """
-    down, across = counting_steps(previous)
-    counted = previous[:, None, ::down, ::across].float()  # ONNX Runtime compares no bytes
-    numbers = torch.arange(classes, dtype=torch.float32, device=previous.device).view(-1, 1, 1)
-    return ((counted == numbers).float().mean(dim=(2, 3)) / RARE).clamp(max=1)
+
+def margin_share(new: Tensor, old: Tensor) -> Tensor:
+    """Return the share of the margin, 0 to 1, by which a new class must win over an old one, from those of both."""
+    return (new / RARE_NEW).clamp(max=1) * (old / RARE_OLD).clamp(max=1)
 
 
 def counting_steps(labels: Tensor) -> tuple[int, int]:
@@ -269,14 +304,15 @@ def choose_labels(
 
     Args:
         maps: Scores and margin (K + 1, h, w).
-        shares: Share of the margin by which each class must win, (K,).
+        shares: Share of each class in the frame before, (K,).
         pixels: Numbers of pixels of the labels (H, W), row by row.
     """
     new, old = (tensor.flatten().index_select(0, pixels) for tensor in (labels, previous))
     levels = torch.stack([new.int(), old.int(), torch.full_like(new, len(maps) - 1, dtype=torch.int32)])  # (3, n)
     best, rest, needed = interpolate_at(maps, levels, pixels, (labels.shape[0], labels.shape[1]))
     loss = best - rest
-    keep = loss < needed * shares.index_select(0, levels[0])
+    of_new, of_old = (shares.index_select(0, level) for level in levels[:2])
+    keep = loss < needed * margin_share(of_new, of_old)
     return torch.where(keep, old, new), torch.where(keep, loss.clamp(min=0), 0.0)
 
 

@@ -40,7 +40,7 @@ from streamseg.io.web import is_address, redact
 from streamseg.parallel.threads import ThreadGroup
 from streamseg.stream.batch_limit import BatchLimit
 from streamseg.stream.device_work import DeviceTimes
-from streamseg.stream.label_frames import label_frame, network_size
+from streamseg.stream.label_frames import label_frame, network_size, pick_steadiness
 from streamseg.stream.latency import Meter, Summary, bottleneck
 from streamseg.stream.pipeline import Pipeline
 from streamseg.stream.settings import DrawStyle, LabelSettings
@@ -285,7 +285,7 @@ def request_batch_sizes(settings: LabelSettings, size: tuple[int, int], streams:
     count, most = 1, min(streams, BatchLimit(math.inf).frames(wanted))
     while count <= most:
         images = torch.empty(count, 3, *wanted, dtype=torch.uint8, device="meta")
-        more = (settings.with_confidence, settings.policy.steady)
+        more = (settings.with_confidence, pick_steadiness(settings.policy, settings.cut))
         settings.model.request(FrameBatch(images, None, [0.0] * count, [size] * count, *more))
         count *= 2
 

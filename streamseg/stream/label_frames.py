@@ -20,6 +20,7 @@ from streamseg.classes import IGNORE
 from streamseg.engine.engine import Engine, FrameBatch, Prediction, VideoEngine, check_past, resize_frames, to_engine
 from streamseg.engine.evidence import hide_labels
 from streamseg.engine.inputs import to_checked_frame
+from streamseg.engine.steadying import Steadiness
 from streamseg.io.images import Picture, to_frame
 from streamseg.io.masks import Mask, paint_over, to_mask
 from streamseg.models import checkpoint
@@ -216,7 +217,7 @@ def step_batch(
             weights,
             sizes,
             with_confidence,
-            policy.steady,
+            pick_steadiness(policy, cut),
             previous,
             methods,
             mask=stack_masks(masks, images),
@@ -237,6 +238,15 @@ def step_batch(
         parts = contexts.split(1) if contexts.shape[0] > 1 else [contexts] * count
         each = zip(decayed, parts, now, predictions, strict=True)
         return predictions, [advance(state, part, seconds, policy, one) for state, part, seconds, one in each]
+
+
+def pick_steadiness(policy: Policy, cut: float | None) -> float | Steadiness:
+    """Return how steady labels are kept: where contexts are compared to find cuts, no frame is mirrored.
+
+    A mirrored frame has another context, about as far away as that of another scene may be.
+    """
+    steady = policy.steady
+    return replace(steady, mirror=False) if cut is not None and isinstance(steady, Steadiness) else steady
 
 
 def bring_contexts(state: State, device: torch.device) -> State:

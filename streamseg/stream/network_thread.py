@@ -21,7 +21,7 @@ from streamseg.io.masks import paint_over
 from streamseg.stream.batch_limit import BATCH_SECONDS, BatchLimit, floor_power_of_two
 from streamseg.stream.deadline import MIN_SCALE, POOR_SCALE, WARM_UP_PASSES, scale_size
 from streamseg.stream.device_work import DeviceWork
-from streamseg.stream.label_frames import MAX_PIXELS, finish_state, network_size, step_batch
+from streamseg.stream.label_frames import MAX_PIXELS, finish_state, network_size, pick_steadiness, step_batch
 from streamseg.stream.source_threads import FrameJob, SharedRun, SourceStream
 from streamseg.stream.state import State
 from streamseg.stream.together import check_one_size, pixel_shares
@@ -266,7 +266,8 @@ class NetworkThread:
         settings = self.shared.settings
         images = torch.empty(count, 3, *size, dtype=torch.uint8, device="meta")
         sizes = [frame_size] * count
-        batch = FrameBatch(images, None, [0.0] * count, sizes, settings.with_confidence, settings.policy.steady)
+        steady = pick_steadiness(settings.policy, settings.cut)
+        batch = FrameBatch(images, None, [0.0] * count, sizes, settings.with_confidence, steady)
         return batch._replace(
             mask=torch.empty(count, *size, device="meta") if masked else None,
             shares=torch.empty(count, device="meta") if settings.together else None,

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from streamseg.checks import check_count, check_positive
 from streamseg.engine.engine import Prediction
-from streamseg.engine.evidence import AnyEvidence, Evidence
+from streamseg.engine.evidence import NOT_MIRRORED, AnyEvidence, Evidence
 from streamseg.engine.steadying import Steadiness
 from streamseg.io.checksums import BLANK_CHECKSUM, pop_checksum
 from streamseg.io.tensors import load_tensors, open_tensors, write_tensors
@@ -259,7 +259,7 @@ def load_state(path: str | Path) -> State:
     labels_valid = labels is None or (labels.ndim == 2 and labels.dtype == torch.uint8)
     if tensors or contexts.ndim != 3 or len(contexts) != len(weights) or not labels_valid:
         raise ValueError(f"{path} holds other tensors than the contexts of a stream: it cannot be used.")
-    values = [contexts, *(evidence[:2] if evidence else ())]
+    values = [contexts, *((evidence.luma, evidence.scores, evidence.mirror_next) if evidence else ())]
     finite = all(value.dtype == torch.float32 and bool(value.isfinite().all()) for value in values)
     if not (finite and math.isfinite(seconds) and all(0 < weight < math.inf for weight in weights)):
         raise ValueError(f"{path} holds invalid numbers, such as nan: it cannot be used.")
@@ -273,11 +273,16 @@ def pop_evidence(tensors: dict[str, Tensor]) -> Evidence | None:
     """
     if not any(f"evidence.{name}" in tensors for name in Evidence._fields):
         return None
+    # states of versions that mirrored no frames have no such part
+    tensors.setdefault("evidence.mirror_next", NOT_MIRRORED)
     evidence = Evidence(*(tensors.pop(f"evidence.{name}") for name in Evidence._fields))
-    luma, scores, labels = evidence
+    luma, scores, labels, mirror_next = evidence
     sizes = [tuple(scale * side for side in scores.shape[1:]) for scale in (1, 2)]
-    if (luma.ndim, scores.ndim, labels.ndim) != (2, 3, 2) or luma.shape not in sizes or 0 in scores.shape:
+    ranks = [tensor.ndim for tensor in (luma, scores, labels, mirror_next)]
+    if ranks != [2, 3, 2, 0] or luma.shape not in sizes or 0 in scores.shape:
         raise ValueError(f"evidence of the shapes {[tuple(tensor.shape) for tensor in evidence]}")
     if labels.dtype != torch.uint8:
         raise ValueError(f"labels of the type {labels.dtype}")
+    if mirror_next.item() not in (0, 1):
+        raise ValueError(f"mirror_next is {mirror_next.item()}")
     return evidence

@@ -1,5 +1,7 @@
 """Exported files that keep the labels of a stream steady."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from commands import complaint
@@ -7,6 +9,7 @@ from exports import SIZE, moving, small, small_plus
 
 import streamseg
 from streamseg import STEADY_HIGH, STEADY_LOW, LastFrames, label_frames
+from streamseg.cli.options import check_exported, parse_steady
 from streamseg.deploy import export_module
 from streamseg.deploy.export import export_model
 from streamseg.deploy.export_module import ExportModule
@@ -24,6 +27,9 @@ def networks():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("steady")
+
+
+UNMIRRORED = replace(STEADY_HIGH, mirror=False)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +57,7 @@ def differing(one, other):
 
 @pytest.mark.parametrize("name", ["fanet.onnx", "fanet.pt2", "plus.onnx"])
 def test_a_file_keeps_labels_as_steady_as_the_network(networks, open_file, name):
-    policy = LastFrames(2, steady=STEADY_HIGH)
+    policy = LastFrames(2, steady=UNMIRRORED)
     ours, theirs, plain = (
         labels_of(model, window)
         for model, window in ((open_file(name), policy), (networks[name], policy), (networks[name], 2))
@@ -64,7 +70,7 @@ def test_a_file_gives_the_confidence_of_the_labels_that_it_kept(networks, open_f
     def predict(model):
         state, found = None, []
         for frame in moving(4):
-            policy = LastFrames(2, steady=STEADY_HIGH)
+            policy = LastFrames(2, steady=UNMIRRORED)
             (one,), (state,) = step_batch(model, frame[None], [state], policy, sizes=[SIZE], with_confidence=True)
             found.append(one.confidence.float())
         return torch.stack(found)
@@ -79,7 +85,7 @@ def test_a_file_labels_each_frame_by_itself_if_told_so(networks, open_file):
 
 
 def test_a_state_of_the_network_goes_on_in_the_file(networks, open_file):
-    policy, frames = LastFrames(2, steady=STEADY_HIGH), moving(6)
+    policy, frames = LastFrames(2, steady=UNMIRRORED), moving(6)
     state = None
     for frame in frames[:3]:
         _, state = streamseg.label_frame(networks["fanet.onnx"], frame, state, policy)
@@ -90,9 +96,40 @@ def test_a_state_of_the_network_goes_on_in_the_file(networks, open_file):
     assert differing(ours, theirs) < 0.001 * 3 * SIZE[0] * SIZE[1]
 
 
+def test_a_file_mirrors_no_frames_whatever_a_policy_says(open_file):
+    file = open_file("fanet.onnx")
+    mirrored, as_they_are = (labels_of(file, LastFrames(2, steady=steady)) for steady in (STEADY_HIGH, UNMIRRORED))
+    assert differing(mirrored, as_they_are) == 0
+    assert file.manifest.steady == UNMIRRORED
+    check_exported(file, None, steady=STEADY_HIGH)
+    with pytest.raises(ValueError, match="keeps labels steady in another way: leave out --steady, or export it again"):
+        check_exported(file, None, steady=parse_steady("low"))
+
+
 def test_the_steadiness_of_a_file_is_fixed(open_file):
     with pytest.raises(ValueError, match="keeps labels steady in another way: leave out steady, or export it again"):
         labels_of(open_file("fanet.onnx"), LastFrames(2, steady=STEADY_LOW))
+
+
+@pytest.mark.parametrize("network", [small, small_plus])
+@pytest.mark.parametrize("steady", [STEADY_LOW, STEADY_HIGH])
+def test_from_the_same_state_a_file_labels_a_frame_as_the_network_does(network, steady):
+    model, steady = network(), replace(steady, mirror=False)
+    module = ExportModule(model, False, size=SIZE, steady=steady).eval()
+    contexts = [torch.zeros(1, *attend.context_shape) for attend in model.attentions]
+    count = [torch.zeros(1)] if model.averages else []
+    state, kept = None, 0
+    for frame in moving(6):
+        before = state and state.evidence
+        expected, state = streamseg.label_frame(model, frame, state, LastFrames(1, steady=steady))
+        if before is None:
+            continue
+        evidence = [before.luma[None, None], before.scores[None], before.labels[None], torch.ones(1)]
+        with torch.no_grad():
+            labels, *_ = module(frame.permute(1, 2, 0)[None], *contexts, *count, *evidence)
+        assert (labels[0] != expected).float().mean() < 0.001
+        kept += (expected != model(frame[None])[0].argmax(dim=0)).sum().item()
+    assert kept > 0  # steadiness changes labels
 
 
 @pytest.mark.parametrize("network", [small, small_plus])
@@ -115,11 +152,12 @@ def test_rare_classes_come_into_a_file_as_soon_as_into_the_network(monkeypatch):
     module, parts = ExportModule(model, False, size=SIZE, steady=STEADY_HIGH), [part[None] for part in evidence]
 
     def differing_labels():
-        labels, *_ = module.label_steadily(frames[1:], second, parts[0][None], *parts[1:], torch.ones(1))
+        luma, scores, labels, _ = parts
+        labels, *_ = module.label_steadily(frames[1:], second, luma[None], scores, labels, torch.ones(1))
         return (labels[0] != expected.labels).float().mean()
 
     assert differing_labels() < 0.001
-    monkeypatch.setattr(export_module, "margin_shares", lambda previous, classes: torch.ones(1, classes))
+    monkeypatch.setattr(export_module, "margin_share", lambda new, old: torch.ones_like(new))
     assert differing_labels() > 0.1
 
 

@@ -18,11 +18,11 @@ def packed():
 
 
 def test_the_parts_have_their_shapes_and_share_the_memory(packed):
-    luma, scores, labels = LAYOUT.split(packed)
-    assert (luma.shape, scores.shape, labels.shape) == ((4, 6), (3, 2, 3), (7, 5))
-    assert (luma.dtype, scores.dtype, labels.dtype) == (torch.float32, torch.float32, torch.uint8)
+    parts = LAYOUT.split(packed)
+    assert [part.shape for part in parts] == [(4, 6), (3, 2, 3), (7, 5), ()]
+    assert [part.dtype for part in parts] == [torch.float32, torch.float32, torch.uint8, torch.float32]
     packed.zero_()
-    assert not any(part.any() for part in (luma, scores, labels))
+    assert not any(part.any() for part in parts)
 
 
 def test_the_parts_do_not_overlap_and_are_aligned(packed):
@@ -41,9 +41,9 @@ def test_the_evidence_of_a_batch_is_that_of_each_stream():
 
 def test_packed_evidence_has_the_names_and_the_order_of_its_parts(packed):
     evidence, parts = PackedEvidence(packed, LAYOUT), LAYOUT.split(packed)
-    for one, named, other in zip(evidence, (evidence.luma, evidence.scores, evidence.labels), parts, strict=True):
+    for one, name, other in zip(evidence, Evidence._fields, parts, strict=True):
         assert one.equal(other)
-        assert named.equal(other)
+        assert getattr(evidence, name).equal(other)
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda evidence: pickle.loads(pickle.dumps(evidence))])

@@ -10,10 +10,11 @@ import torch
 from torch.nn import functional as F
 
 import streamseg
-from streamseg.engine import fast
-from streamseg.engine.engine import FrameBatch, predict_steadily
+from streamseg.engine import fast, steadying
+from streamseg.engine.engine import FrameBatch, find_mirrored, predict_steadily
 from streamseg.engine.evidence import Evidence, PackedEvidence
 from streamseg.engine.graphs import capture_graph
+from streamseg.engine.mirroring import mirror
 from streamseg.engine.steady_graph import SteadyBuffers, label_on_gpu
 from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW
 from streamseg.stream.label_frames import label_frame, step_batch
@@ -47,7 +48,7 @@ def capture(run, device):
 
 
 class Steady:
-    """Buffers of steady labels with a graph of their own, for scores that a test writes."""
+    """Buffers of steady labels with a graph of their own, for scores that a test writes, none of them mirrored."""
 
     def __init__(self, images, scores, with_confidence=False):
         self.buffers = SteadyBuffers(images, tuple(scores.shape[1:]), SIZE, STEADY_HIGH, with_confidence)
@@ -57,7 +58,7 @@ class Steady:
     def run(self):
         self.buffers.start()
         self.buffers.compare()
-        self.buffers.finish(self.scores)
+        self.buffers.finish(mirror(self.scores, self.buffers.mirrored))  # as those of mirrored frames are
 
     def predict(self, batch):
         self.buffers.set_evidence(batch)
@@ -72,17 +73,18 @@ def test_the_graph_of_a_gpu_computes_what_the_other_engines_do(device, with_conf
     images = torch.cat([picture(0), picture(1)]).to(device)
     scores = torch.cat([random_scores(0), random_scores(1)]).to(device)
     graph = Steady(images, scores, with_confidence)
-    graph.buffers.margin_shares.fill_(torch.nan)
+    graph.buffers.class_shares.fill_(torch.nan)
     batch = FrameBatch(images, None, [0.0] * 2, [SIZE] * 2, with_confidence, STEADY_HIGH)
     evidence = [None, None]
     lower = torch.tensor([0.0, 0.0, 0.0, 4.0, 6.0], device=device).view(-1, 1, 1)  # two classes are rare
     for step in range(4):
         images.copy_(torch.cat([picture(0).roll(2 * step, 3), picture(1).roll(step, 2)]))  # as the network's graph does
         scores.copy_(torch.cat([random_scores(step), random_scores(step + 9)])).sub_(lower)
-        if step == 2:
+        if step == 1:
             evidence[1] = None  # another stream begins
-        now = batch._replace(evidence=evidence, gaps=[0.04, 0.2])
-        ours, theirs = graph.predict(now), predict_steadily(scores, now, STEADY_HIGH, label)
+        now = batch._replace(evidence=evidence, gaps=[0.04, 0.2])  # the second is too slow to be mirrored
+        ours, mirrored = graph.predict(now), find_mirrored(now, torch.device(device))
+        theirs = predict_steadily(mirror(scores, mirrored), now, STEADY_HIGH, label, mirrored)
         for a, b in zip(ours, theirs, strict=True):
             # the kernels add up in another order than the definitions: in Triton's interpreter scores differ by 2e-5
             torch.testing.assert_close(a.evidence.scores, b.evidence.scores, **TOLERANCE[device])
@@ -90,8 +92,10 @@ def test_the_graph_of_a_gpu_computes_what_the_other_engines_do(device, with_conf
             assert with_confidence is (a.confidence is not None)
             if with_confidence:
                 assert (a.confidence.int() - b.confidence.int()).abs().float().mean() < 0.1
-        assert (graph.buffers.margin_shares < 1).any()
+            assert a.evidence.mirror_next.item() == b.evidence.mirror_next.item()
+        assert (graph.buffers.class_shares < steadying.RARE_NEW).any()
         evidence = [prediction.evidence for prediction in theirs]
+        assert [entry.mirror_next.item() for entry in evidence] == [(step + 1) % 2, 1]
 
 
 def test_a_stream_without_a_past_gets_nothing_of_the_one_before_it():
@@ -140,7 +144,7 @@ def test_packed_evidence_of_another_size_is_resized_part_by_part():
     assert isinstance(first.evidence, PackedEvidence)
     other.set_evidence(batch._replace(evidence=[first.evidence]))
     mean = F.avg_pool2d(first.evidence.scores[None], 2)[0]
-    assert (other.fused[0] - mean).abs().mean() < 1  # with anti-aliasing
+    assert (other.carried[0] - mean).abs().mean() < 1  # with anti-aliasing
     assert other.labels[0].equal(first.evidence.labels)
     parts = Evidence(*first.evidence)
     graph.predict(batch._replace(evidence=[parts._replace(scores=parts.scores + 1)]))
@@ -248,8 +252,9 @@ def test_policies_that_take_turns_label_as_if_alone(device):
 def test_first_frames_and_frames_after_a_cut_are_labelled_by_themselves(device):
     engine, frames = fast_engine(device), [*drive(0, device, 3), *drive(7, device, 1)]
     found = label_all(engine, frames)
-    for t in (0, 3):
-        assert (found[t] != engine(frames[t]).cpu()).float().mean() < 0.001
+    mirrored = engine(frames[3].flip(2)).flip(1)  # each second frame is labelled so
+    for ours, theirs in ((found[0], engine(frames[0])), (found[3], mirrored)):
+        assert (ours != theirs.cpu()).float().mean() < 0.001
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -293,7 +298,7 @@ def test_the_fast_engine_of_a_gpu_keeps_labels_as_steady_as_that_of_the_cpu():
 
 # two streams by turns of their places in a batch, alone, after a cut, after a gap, and from the first frame again
 SCHEDULE = [(0, 1), (0, 1), (1, 0), (1, 0), (0,), (1,), (0, 1), (1, 0), (0, 1), (0,), (0,), (1, 0), (0, 1)]
-CUTS, GAPS, RESTARTS = {(0, 7), (1, 8)}, {(1, 3): 0.5, (0, 9): 0.25}, {(1, 11)}
+CUTS, GAPS, RESTARTS = {(0, 7), (1, 8)}, {(1, 3): 0.5, (0, 9): 0.25}, {(1, 12)}
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -301,6 +306,7 @@ CUTS, GAPS, RESTARTS = {(0, 7), (1, 8)}, {(1, 3): 0.5, (0, 9): 0.25}, {(1, 11)}
 def test_each_frame_of_streams_is_labelled_as_the_definition_does(device, steadiness, with_confidence):
     engine, policy = fast_engine(device), LastFrames(1, steady=steadiness)
     states, evidence, clocks, scenes, changed = [None, None], [None, None], [0.0, 0.0], [0, 1], 0
+    turns = []
     for t, order in enumerate(SCHEDULE):
         gaps = {one: GAPS.get((one, t), 1 / 15) for one in order}
         for one in order:
@@ -320,12 +326,15 @@ def test_each_frame_of_streams_is_labelled_as_the_definition_does(device, steadi
         )
         (buffers,) = (entry for key, entry in engine.buffers.items() if key[0][0] == len(order))
         assert (buffers.graph is None) is (t == 0 or t == 4)  # the first batch of a size runs without a graph
-        scores = buffers.scores.float().cpu()
         given = images if device == "cpu" else images.float()  # the CPU rounds the brightness of bytes
         batch = FrameBatch(given, None, [0.0] * len(order), [SIZE] * len(order), with_confidence, steadiness)
         batch = batch._replace(evidence=[evidence[one] for one in order], gaps=[gaps[one] for one in order])
         label = partial(label_on_gpu, with_confidence=with_confidence)
-        expected = predict_steadily(scores, batch, steadiness, label)
+        mirrored = find_mirrored(batch, torch.device("cpu"))
+        turns.append([0.0] * len(order) if mirrored is None else mirrored.tolist())
+        scores = buffers.scores.float().cpu()
+        expected = predict_steadily(scores, batch, steadiness, label, mirrored)
+        scores = mirror(scores, mirrored)
         for i, one in enumerate(order):
             ours, theirs = predictions[i], expected[i]
             assert (ours.labels.cpu() != theirs.labels).float().mean() < 0.005, (t, one)
@@ -335,7 +344,11 @@ def test_each_frame_of_streams_is_labelled_as_the_definition_does(device, steadi
             if with_confidence:
                 assert ((ours.confidence.cpu().int() - theirs.confidence.int()).abs() > 2).float().mean() < 0.02
             states[one], evidence[one] = after[i], theirs.evidence
-            is_first = t == 0 or (one, t) in CUTS | RESTARTS
-            assert ours.evidence.scores.cpu().equal(scores[i]) is is_first, (t, one)
+            # after a gap earlier frames decide labels, but too little of them is left to be carried on
+            carries_none = t == 0 or (one, t) in CUTS | RESTARTS | GAPS.keys()
+            assert ours.evidence.scores.cpu().equal(scores[i]) is carries_none, (t, one)
             changed += not ours.evidence.scores.cpu().equal(scores[i])
     assert changed > 10
+    assert turns[1] == [1.0, 1.0]
+    assert turns[3] == [0.0, 1.0]  # frames of one batch, one of them after a gap
+    assert turns[-1] == [1.0, 0.0]

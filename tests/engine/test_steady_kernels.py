@@ -12,8 +12,9 @@ import torch
 from torch.nn import functional as F
 
 from streamseg.engine import kernels, motion, steadying
-from streamseg.engine.engine import FrameBatch, predict_steadily
+from streamseg.engine.engine import FrameBatch, find_mirrored, predict_steadily
 from streamseg.engine.kernels import backend, brightness
+from streamseg.engine.mirroring import mirror
 from streamseg.engine.steady_graph import SteadyBuffers, label_on_gpu
 from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW, Steadiness
 
@@ -113,16 +114,25 @@ def test_triton_averages_scores(use_triton, classes, layout):
     )
     comparison.motion[0, :, 0, 0], comparison.motion[0, :, 0, 1] = 1e9, -1e9
     weight = torch.tensor([1.0, 0.25, 0.0], device=DEVICE)
-    out = torch.full((3, classes, h, w), torch.nan, device=DEVICE)
+    carried, out = torch.full((2, 3, classes, h, w), torch.nan, device=DEVICE)
     trust = steadying.weigh(comparison, weight, STEADY_HIGH)
-    expected = torch.lerp(scores.float(), motion.move(earlier, comparison.motion, "bicubic"), trust.share)
+    moved = motion.move(earlier, comparison.motion, "bicubic")
+    expected = [torch.lerp(scores.float(), moved, part) for part in (trust.share, steadying.carried_share(trust.share))]
     earlier[2] = torch.nan  # a stream without a past
     use_triton(True)
-    share, margin = kernels.move_scores(earlier, comparison, weight, STEADY_HIGH, out)
-    kernels.average_scores(scores, share, out)
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    share, margin = kernels.move_scores(earlier, comparison, weight, STEADY_HIGH, carried)
+    again, other = carried.clone(), torch.full_like(out, torch.nan)
+    kernels.average_scores(scores, share, carried, out)
+    for ours, theirs in zip((out, carried), expected, strict=True):
+        torch.testing.assert_close(ours[:2], theirs[:2], rtol=1e-4, atol=1e-4)
+    flags = torch.tensor([[5.0, 5.0, 5.0], [1.0, 0.0, 1.0]], device=DEVICE)
+    kernels.average_scores(mirror(scores, flags[1]), share, again, other, flags)
+    assert again.equal(carried)
+    assert other.equal(out)
+    assert flags.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]]
     torch.testing.assert_close(margin, trust.margin, rtol=1e-5, atol=1e-6)
     assert out[2].equal(scores[2].float())
+    assert carried[2].equal(scores[2].float())
     assert margin[2].eq(0).all()
 
 
@@ -130,17 +140,18 @@ def test_triton_averages_scores(use_triton, classes, layout):
 def test_triton_drops_all_evidence_after_a_cut(use_triton):
     images, pair = two_streams((67, 130), (32, 64))
     scores, earlier = torch.randn(2, 2, 5, 16, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    out, weight = torch.empty_like(scores), torch.ones(2, device=DEVICE)
+    carried, out, weight = torch.empty_like(scores), torch.empty_like(scores), torch.ones(2, device=DEVICE)
     use_triton(True)
-    sharp = Steadiness(share=0.6, tolerance=0.0, margin=1.0, still=0.0)  # no division by 0
+    sharp = Steadiness(share=0.8, tolerance=0.0, margin=1.0, still=0.0)  # no division by 0
     for steadiness in (STEADY_HIGH, sharp):
         comparison = kernels.compare_frames(images, pair, (16, 32), steadiness)
-        share, margin = kernels.move_scores(earlier, comparison, weight, steadiness, out)
-        kernels.average_scores(scores, share, out)
-        assert out[1].equal(scores[1])
+        share, margin = kernels.move_scores(earlier, comparison, weight, steadiness, carried)
+        kernels.average_scores(scores, share, carried, out)
         assert margin[1].eq(0).all()
-        assert not out.isnan().any()
-        assert out[0].equal(scores[0]) is (steadiness is sharp)
+        for averaged in (out, carried):
+            assert averaged[1].equal(scores[1])
+            assert not averaged.isnan().any()
+            assert averaged[0].equal(scores[0]) is (steadiness is sharp)
 
 
 @pytest.mark.gpu
@@ -158,19 +169,22 @@ def test_streams_of_a_batch_are_kept_steady_by_the_kernels_as_by_their_definitio
         second = picture(2 if step == 3 else 1, size)  # it ends with a cut
         images.copy_(torch.cat([picture(0, size).roll(2 * step, 3), second.roll(step, 2)]))
         scores.copy_(3 * torch.randn(scores.shape, generator=dice))
-        if step == 2:
-            evidence[0] = None  # another stream begins
+        if step == 1:
+            evidence[0] = None  # another stream begins, so that one of both frames is mirrored
         now = batch._replace(evidence=evidence, gaps=[0.04, 0.2])
         use_triton(True)
         buffers.set_evidence(now)
         buffers.start()
         buffers.compare()
-        buffers.finish(scores)
+        buffers.finish(mirror(scores, buffers.mirrored))  # as those of mirrored frames are
         ours = buffers.read()
         use_triton(False)
         # as floats: the CPU rounds the brightness of bytes
-        theirs = predict_steadily(scores, now._replace(images=images.float()), STEADY_HIGH, label)
+        mirrored = find_mirrored(now, scores.device)
+        now = now._replace(images=images.float())
+        theirs = predict_steadily(mirror(scores, mirrored), now, STEADY_HIGH, label, mirrored)
         for a, b in zip(ours, theirs, strict=True):
+            assert a.evidence.mirror_next.item() == b.evidence.mirror_next.item()
             torch.testing.assert_close(a.evidence.luma, b.evidence.luma, rtol=1e-5, atol=1e-3)
             assert ((a.evidence.scores - b.evidence.scores).abs() > 0.01).float().mean() < 0.01
             assert (a.labels != b.labels).float().mean() < 0.005

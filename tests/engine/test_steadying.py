@@ -10,14 +10,14 @@ from streamseg.engine.steadying import (
     STEADY_LOW,
     Evidence,
     Steadiness,
+    class_shares,
     fuse_scores,
     interpolate_at,
     keep_labels,
-    margin_shares,
 )
 
 H, W, SIZE = 16, 32, (64, 128)
-PLAIN = Steadiness(share=0.6, tolerance=12.0, margin=0.0, still=25.0)
+PLAIN = Steadiness(share=0.8, tolerance=12.0, margin=0.0, still=25.0)
 
 
 def picture(seed=0, height=SIZE[0], width=SIZE[1]):
@@ -37,7 +37,7 @@ def run(frames, scores, steadiness, gap=0.04):
         labels = labels_from_scores(fused.scores[0], SIZE)
         if evidence is not None:
             labels, _ = keep_labels(labels, evidence.labels, fused.scores[0], fused.margin[0])
-        evidence = Evidence(fused.luma[0, 0], fused.scores[0], labels)
+        evidence = Evidence(fused.luma[0, 0], fused.carried[0], labels)
         results.append((fused, labels))
     return results
 
@@ -61,10 +61,28 @@ def test_a_still_camera_with_constant_scores_keeps_them(steadiness):
 
 def test_without_motion_it_is_a_plain_average():
     scores = [random_scores(seed) for seed in range(5)]
-    expected = scores[0]
+    carried = scores[0]
     for (fused, _), new in zip(run([picture()] * 5, scores, PLAIN), scores, strict=True):
-        expected = expected if new is scores[0] else 0.4 * new + 0.6 * expected
-        torch.testing.assert_close(fused.scores, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(fused.scores, torch.lerp(new, carried, 0.8), rtol=1e-4, atol=1e-4)
+        carried = torch.lerp(new, carried, 0.6)
+        torch.testing.assert_close(fused.carried, carried, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.75, 0.9])
+def test_what_alternates_with_the_views_of_a_still_scene_decides_no_label(share):
+    always, differing = random_scores(0), random_scores(1)
+    scores = [always + differing * (-1) ** t for t in range(80)]
+    results = run([picture()] * 80, scores, Steadiness(share, tolerance=12.0, margin=0.0, still=25.0))
+    for fused, _ in results[-2:]:
+        torch.testing.assert_close(fused.scores, always, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_with_a_small_share_the_scores_of_a_frame_are_carried_as_they_are(share):
+    scores = [random_scores(0), random_scores(1)]
+    (_, _), (fused, _) = run([picture()] * 2, scores, Steadiness(share, tolerance=12.0, margin=0.0, still=25.0))
+    assert fused.carried.equal(scores[1])
+    torch.testing.assert_close(fused.scores, torch.lerp(scores[1], scores[0], share), rtol=1e-4, atol=1e-4)
 
 
 def test_scores_move_with_the_picture():
@@ -74,8 +92,8 @@ def test_scores_move_with_the_picture():
     first, second = smooth[..., :W], smooth[..., 2 : W + 2]
     (_, _), (fused, _) = run(frames, [first, torch.zeros_like(first)], PLAIN)
     inner = (slice(None), slice(None), slice(4, -4), slice(6, -6))
-    carried = fused.scores[inner] / 0.6
-    error = (carried - second[inner]).abs().mean()
+    moved = fused.scores[inner] / 0.8
+    error = (moved - second[inner]).abs().mean()
     unmoved = (first[inner] - second[inner]).abs().mean()
     assert error < 0.3 * unmoved
 
@@ -103,7 +121,7 @@ def test_streams_of_a_batch_do_not_mix():
     frames, scores = [picture(seed) for seed in range(3)], [random_scores(seed) for seed in range(3)]
     alone = run(frames[:2], scores[:2], STEADY_HIGH)
     first = fuse_scores(scores[0], frames[0], [None], [0.0], STEADY_HIGH)
-    evidence = Evidence(first.luma[0, 0], first.scores[0], labels_from_scores(first.scores[0], SIZE))
+    evidence = Evidence(first.luma[0, 0], first.carried[0], labels_from_scores(first.scores[0], SIZE))
     together = fuse_scores(
         torch.cat([scores[1], scores[2]]), torch.cat([frames[1], frames[2]]), [evidence, None], [0.04, 0.0], STEADY_HIGH
     )
@@ -123,7 +141,7 @@ def test_the_margin_falls_as_frames_are_further_apart():
 def test_another_network_size_keeps_the_evidence_and_other_classes_drop_it():
     frame, scores = picture(), random_scores()
     first = fuse_scores(scores, frame, [None], [0.0], PLAIN)
-    evidence = Evidence(first.luma[0, 0], first.scores[0], labels_from_scores(first.scores[0], SIZE))
+    evidence = Evidence(first.luma[0, 0], first.carried[0], labels_from_scores(first.scores[0], SIZE))
     larger = F.interpolate(random_scores(1), (24, 48), mode="bilinear")
     assert not fuse_scores(larger, frame, [evidence], [0.04], PLAIN).scores.equal(larger)
     other = random_scores(1, classes=7)
@@ -140,12 +158,21 @@ def test_values_at_pixels_are_those_of_the_resized_maps():
 
 
 @pytest.mark.parametrize(
-    ("share", "kept"), [(0.9, [0, 0, 1, 1]), (2 / 64, [0, 0, 1, 1]), (1 / 64, [0, 1, 1, 1]), (0.0, [1, 1, 1, 1])]
+    ("share", "kept"),
+    [
+        (0.9, [0, 0, 1, 1]),
+        (2 / 64, [0, 0, 1, 1]),
+        (1 / 64, [0, 1, 1, 1]),
+        (0.0, [1, 1, 1, 1]),
+        (60 / 64, [0, 0, 1, 1]),
+        (61 / 64, [0, 1, 1, 1]),
+        (63 / 64, [1, 1, 1, 1]),
+    ],
 )
-def test_a_label_changes_only_if_the_new_one_wins_by_the_margin_or_less_if_it_was_rare(share, kept):
+def test_a_label_changes_only_if_the_new_one_wins_by_the_margin_or_less_if_one_of_both_was_rare(share, kept):
     width = 6400  # of which every hundredth pixel is counted
     lead = torch.zeros(width)
-    lead[1:5] = torch.tensor([0.0, 0.42, 0.7, 2.0])  # by which class 1 wins
+    lead[1:5] = torch.tensor([0.2, 0.42, 0.7, 2.0])  # by which class 1 wins
     scores = torch.stack([torch.zeros(1, width), lead[None]])
     best, previous = torch.ones(2, 1, width, dtype=torch.uint8).unbind()
     previous[:, : width - round(width * share)] = 0
@@ -154,12 +181,23 @@ def test_a_label_changes_only_if_the_new_one_wins_by_the_margin_or_less_if_it_wa
     torch.testing.assert_close(behind, torch.where(labels == 0, lead[None], 0.0))
 
 
-def test_a_rare_class_needs_a_share_of_the_margin():
+def test_where_both_classes_are_rare_their_shares_of_the_margin_are_multiplied():
+    previous = torch.zeros(64, 64, dtype=torch.uint8)
+    previous[0, :41], previous[1, :41] = 1, 2  # a hundredth each: half of what is rare, and a sixth
+    lead = torch.where(torch.arange(64) < 32, 0.03, 0.05).expand(64, 64)  # a twelfth of the margin lies between them
+    scores = torch.stack([torch.zeros(64, 64), torch.zeros(64, 64), lead])
+    kept, _ = keep_labels(torch.full_like(previous, 2), previous, scores, torch.full((1, 64, 64), 0.5))
+    assert kept[0, :41].tolist() == [1] * 32 + [2] * 9
+    assert kept[2].eq(0).all()  # half of the margin
+
+
+def test_classes_are_counted_at_some_pixels():
     previous = torch.zeros(2, 640, 1280, dtype=torch.uint8)
     previous[0, :10, :820], previous[1] = 2, 255  # at 41 of 64 x 64 pixels that are counted; no class of the network
     previous[0, 11:20] = 3  # between rows that are counted
-    torch.testing.assert_close(margin_shares(previous, 4), torch.tensor([[1.0, 0.0, 41 / 4096 / 0.02, 0.0], [0.0] * 4]))
-    assert margin_shares(previous[:1, :1, :1], 4).tolist() == [[0.0, 0.0, 1.0, 0.0]]
+    expected = [[4055 / 4096, 0.0, 41 / 4096, 0.0], [0.0] * 4]
+    torch.testing.assert_close(class_shares(previous, 4), torch.tensor(expected))
+    assert class_shares(previous[:1, :1, :1], 4).tolist() == [[0.0, 0.0, 1.0, 0.0]]
 
 
 def test_labels_of_unknown_classes_do_not_fail():

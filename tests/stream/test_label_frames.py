@@ -36,6 +36,8 @@ from streamseg.stream.state import (
     save_state,
 )
 
+UNMIRRORED = replace(STEADY_HIGH, mirror=False)
+
 
 def test_an_image_is_a_stream_of_one_frame(model, frames, tmp_path):
     write_image(tmp_path / "a.png", frames[0])
@@ -245,7 +247,7 @@ def test_a_batch_needs_a_state_and_a_time_for_each_image(model, frames):
 
 
 @pytest.mark.parametrize(
-    "window", [2, 3, Fading(0.5), FadingInTime(0.5), LastFrames(2, steady=0.1), LastFrames(2, steady=STEADY_HIGH)]
+    "window", [2, 3, Fading(0.5), FadingInTime(0.5), LastFrames(2, steady=0.1), LastFrames(2, steady=UNMIRRORED)]
 )
 def test_after_a_cut_a_stream_begins_anew(model, frames, window):
     scenes = [*(frame // 4 for frame in random_frames(3, seed=1)), *frames[:3]]  # from dusk to daylight

@@ -229,6 +229,9 @@ GOOD = {"weights": [1.0], "seconds": 0.0}
         (evidence(scores=torch.ones(0, 2, 3)), GOOD, "has invalid metadata"),
         (evidence(scores=torch.full((4, 2, 3), math.inf)), GOOD, "invalid numbers"),
         (evidence(luma=torch.ones(2, 3).half()), GOOD, "invalid numbers"),
+        (evidence(mirror_next=torch.tensor(0.5)), GOOD, "has invalid metadata"),
+        (evidence(mirror_next=torch.ones(1)), GOOD, "has invalid metadata"),
+        (evidence(mirror_next=torch.tensor(1.0).half()), GOOD, "invalid numbers"),
     ],
 )
 def test_a_file_that_is_no_state_is_refused_in_a_sentence(tmp_path, tensors, entry, sentence):

@@ -9,7 +9,7 @@ from streams import differing, run
 from torch.nn import functional as F
 
 from streamseg.engine.engine import FrameBatch, to_engine
-from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW
+from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW, fuse_scores
 from streamseg.models.baselines import BASELINES
 from streamseg.models.video import VIDEO_METHODS
 from streamseg.stream.label_frames import (
@@ -85,10 +85,13 @@ def test_the_labels_that_a_caller_gets_are_not_those_of_the_state(model, frames)
 
 def test_a_label_that_was_kept_has_its_own_confidence(model, frames):
     engine = to_engine(model)
-    batch = FrameBatch(frames[0][None], None, [0.0], [(64, 96)], True, STEADY_HIGH)
+    steady, image = replace(STEADY_HIGH, mirror=False), frames[1][None]
+    batch = FrameBatch(frames[0][None], None, [0.0], [(64, 96)], True, steady)
     (first,), _ = engine.predict(batch)
-    (second,), _ = engine.predict(batch._replace(images=frames[1][None], evidence=[first.evidence], gaps=[0.04]))
-    full = F.interpolate(second.evidence.scores[None], (64, 96), mode="bilinear", align_corners=False)[0]
+    (second,), _ = engine.predict(batch._replace(images=image, evidence=[first.evidence], gaps=[0.04]))
+    with torch.no_grad():
+        fused = fuse_scores(model.outputs(image)[0], image, [first.evidence], [0.04], steady)
+    full = F.interpolate(fused.scores, (64, 96), mode="bilinear", align_corners=False)[0]
     expected = 255 * full.softmax(dim=0).gather(0, second.labels[None].long())[0]
     assert (second.labels != full.argmax(dim=0)).any()
     assert (second.confidence - expected).abs().max() < 1.5

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         lookup as lookup,
     )
     from streamseg.engine.kernels.folder import kernel_folder as kernel_folder, make_kernel_folder as make_kernel_folder
-    from streamseg.engine.kernels.labels import label as label, write_margin_shares as write_margin_shares
+    from streamseg.engine.kernels.labels import label as label, write_class_shares as write_class_shares
     from streamseg.engine.kernels.language import VERSION as VERSION
     from streamseg.engine.kernels.motion import compare_frames as compare_frames, estimate_motion as estimate_motion
     from streamseg.engine.kernels.pyramid import pool_pyramid as pool_pyramid
@@ -57,7 +57,7 @@ MODULES = {
     "convolution": "MAX_TILES convolve convolve_and_classify",
     "drawing": "blend_labels border_mask lookup",
     "folder": "kernel_folder make_kernel_folder",
-    "labels": "label write_margin_shares",
+    "labels": "label write_class_shares",
     "language": "VERSION",
     "motion": "compare_frames estimate_motion",
     "pyramid": "pool_pyramid",

@@ -11,6 +11,7 @@ from torch import Tensor
 from streamseg.engine import steadying
 from streamseg.engine.kernels import backend
 from streamseg.engine.kernels.language import jit, release, tl, wait
+from streamseg.engine.mirroring import mirror
 from streamseg.engine.motion import move
 
 
@@ -62,16 +63,23 @@ def move_scores(
     return steadying.Trust(share, margin)
 
 
-def average_scores(scores: Tensor, share: Tensor, moved: Tensor) -> None:
-    """Replace moved scores (B, K, h, w) by their average with those of the frames.
+def average_scores(scores: Tensor, share: Tensor, moved: Tensor, out: Tensor, flags: Tensor | None = None) -> None:
+    """Average the scores of frames (B, K, h, w) with moved ones.
 
     Args:
-        scores: Those of the frames (B, K, h, w), in any layout and precision.
-        share: That of the moved ones, (B, 1, h, w).
-        moved: fp32, those of each frame contiguous.
+        scores: Those of the frames, in any layout and precision.
+        share: That of the moved ones in the scores that decide the labels, (B, 1, h, w).
+        moved: fp32, those of each frame contiguous; replaced by the scores that are carried to the next frames.
+        out: Receives the scores that decide the labels, fp32, contiguous.
+        flags: (2, B), fp32; the second row is 1 for frames whose scores are mirrored, or else 0, and the first one
+            receives 1 minus that, for the next frames. None if no scores are mirrored.
     """
     if not backend.use_triton(scores):
-        moved.copy_(torch.lerp(scores.float(), moved, share))
+        if flags is not None:
+            scores = mirror(scores, flags[1])
+            flags[0] = 1 - flags[1]
+        out.copy_(torch.lerp(scores.float(), moved, share))
+        moved.copy_(torch.lerp(scores.float(), moved, steadying.carried_share(share)))
         return
     batch, classes, h, w = scores.shape
     block, chunk = 128, 5
@@ -79,13 +87,18 @@ def average_scores(scores: Tensor, share: Tensor, moved: Tensor) -> None:
         scores,
         share,
         moved,
+        out,
+        share if flags is None else flags[1],
+        share if flags is None else flags[0],
         classes,
         h,
         w,
         *scores.stride(),
         moved.stride(0),
+        1 if flags is None else flags.stride(1),
         CHUNK=chunk,
         BLOCK=block,
+        MIRROR=flags is not None,
         **backend.early(scores.device),
     )
 
@@ -155,6 +168,9 @@ def average_kernel(
     scores,
     share,
     moved,
+    out,
+    mirrored,
+    next_mirrored,
     classes,
     h,
     w,
@@ -163,8 +179,10 @@ def average_kernel(
     stride_y,
     stride_x,
     stride_moved,
+    stride_mirrored,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
+    MIRROR: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     wait(EARLY)
@@ -172,7 +190,13 @@ def average_kernel(
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = pixel < h * w
     row, column = pixel // w, pixel % w
+    if MIRROR:
+        flag = tl.load(mirrored + image * stride_mirrored)
+        column = tl.where(flag > 0, w - 1 - column, column)
+        if (tl.program_id(0) == 0) & (chunk == 0):
+            tl.store(next_mirrored + image * stride_mirrored, 1.0 - flag)
     of_moved = tl.load(share + image * h * w + pixel, inside, 0.0)
+    of_carried = tl.maximum(2.0 * of_moved - 1.0, 0.0)
     for number in tl.static_range(CHUNK):
         k = chunk * CHUNK + number
         known = inside & (k < classes)
@@ -180,7 +204,9 @@ def average_kernel(
         score = tl.load(place, known, 0.0).to(tl.float32)
         target = moved + image * stride_moved + k * h * w + pixel
         # where nothing is known of a frame before, not even a nan of it counts
-        tl.store(target, tl.where(of_moved > 0, score + of_moved * (tl.load(target, known, 0.0) - score), score), known)
+        change = tl.where(of_moved > 0, tl.load(target, known, 0.0) - score, 0.0)
+        tl.store(out + (image * classes + k) * h * w + pixel, score + of_moved * change, known)
+        tl.store(target, score + of_carried * change, known)
     release(EARLY)
 
 

@@ -27,8 +27,8 @@ def label(
 
     Args:
         steady: Labels of the frame before (B, H, W), uint8, as far apart as `labels`, which are kept where the best
-            class does not win by a margin (B, 1, h, w), resized bilinearly, times its share of the margin (B, K). Both
-            are fp32, contiguous.
+            class does not win by a margin (B, 1, h, w), resized bilinearly, which is smaller between classes that are
+            rare by their shares (B, K) of that frame. Margin and shares are fp32, contiguous.
     """
     height, width = size
     if not backend.use_triton(scores):
@@ -39,7 +39,8 @@ def label(
             previous = previous[:, None].long().clamp(max=full.shape[1] - 1)
             rest = full.gather(1, previous)
             needed = F.interpolate(margin, size, mode="bilinear", align_corners=False)
-            keep = score - rest < needed * shares.gather(1, best.flatten(1)).view(best.shape)
+            of_both = (shares.gather(1, k.flatten(1)).view(best.shape) for k in (best, previous))
+            keep = score - rest < needed * steadying.margin_share(*of_both)
             score, best = torch.where(keep, rest, score), torch.where(keep, previous, best)
         labels.copy_(best[:, 0])
         if confidence is not None:
@@ -63,6 +64,8 @@ def label(
         BLOCK=block,
         CONFIDENCE=confidence is not None,
         STEADY=steady is not None,
+        RARE_NEW=steadying.RARE_NEW,
+        RARE_OLD=steadying.RARE_OLD,
         num_warps=2,
         **backend.early(scores.device),
     )
@@ -90,6 +93,8 @@ def label_kernel(
     BLOCK: tl.constexpr,
     CONFIDENCE: tl.constexpr,
     STEADY: tl.constexpr,
+    RARE_NEW: tl.constexpr,
+    RARE_OLD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     wait(EARLY)
@@ -131,7 +136,8 @@ def label_kernel(
         a, b, c, d = tl.load(over + left), tl.load(over + right), tl.load(under + left), tl.load(under + right)
         upper, lower = a + (b - a) * across, c + (d - c) * across
         needed = upper[None, :] + (lower - upper)[None, :] * down[:, None]
-        keep = best - rest < needed * tl.load(shares + image * CLASSES + best_class)
+        of_new, of_old = tl.load(shares + image * CLASSES + best_class), tl.load(shares + image * CLASSES + known)
+        keep = best - rest < needed * (tl.minimum(of_new / RARE_NEW, 1.0) * tl.minimum(of_old / RARE_OLD, 1.0))
         best_class = tl.where(keep, known, best_class)
         if CONFIDENCE:
             total = tl.where(keep, total * tl.exp(best - rest), total)
@@ -140,30 +146,29 @@ def label_kernel(
         tl.store(confidence + image * height * width + offset, (255 / total + 0.5).to(tl.uint8), inside)
 
 
-def write_margin_shares(previous: Tensor, out: Tensor) -> None:
-    """Write the share (B, K), fp32, of the margin by which each class must win, as steadying.margin_shares does.
+def write_class_shares(labels: Tensor, out: Tensor) -> None:
+    """Write the share (B, K), fp32, of each class in labels, as steadying.class_shares does.
 
     Args:
-        previous: Labels of the frames before (B, H, W), uint8, those of each frame contiguous.
+        labels: (B, H, W), uint8, those of each frame contiguous.
     """
     batch, classes = out.shape
-    if not backend.use_triton(previous):
-        out.copy_(steadying.margin_shares(previous, classes))
+    if not backend.use_triton(labels):
+        out.copy_(steadying.class_shares(labels, classes))
         return
-    _, height, width = previous.shape
-    down, across = steadying.counting_steps(previous)
+    _, height, width = labels.shape
+    down, across = steadying.counting_steps(labels)
     columns, block = backend.cdiv(width, across), 1024
     pixels = backend.cdiv(height, down) * columns
     # not launched early, like all kernels beside the network (motion.py)
     share_kernel[classes, batch](
-        previous,
+        labels,
         out,
         pixels,
         columns,
         across,
         down * width,
-        previous.stride(0),
-        RARE=steadying.RARE,
+        labels.stride(0),
         BLOCKS=backend.cdiv(pixels, block),
         BLOCK=block,
     )
@@ -171,14 +176,13 @@ def write_margin_shares(previous: Tensor, out: Tensor) -> None:
 
 @jit
 def share_kernel(
-    previous,
+    labels,
     out,
     pixels,
     columns,
     stride_x,
     stride_y,
     stride_b,
-    RARE: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -187,7 +191,6 @@ def share_kernel(
     for number in range(BLOCKS):
         pixel = number * BLOCK + tl.arange(0, BLOCK)
         place = pixel // columns * stride_y + pixel % columns * stride_x
-        label = tl.load(previous + image * stride_b + place, pixel < pixels, other=0).to(tl.int32)
+        label = tl.load(labels + image * stride_b + place, pixel < pixels, other=0).to(tl.int32)
         found += ((label == k) & (pixel < pixels)).to(tl.int32)
-    share = tl.sum(found, axis=0).to(tl.float32) / pixels
-    tl.store(out + image * tl.num_programs(0) + k, tl.minimum(share / RARE, 1.0))
+    tl.store(out + image * tl.num_programs(0) + k, tl.sum(found, axis=0).to(tl.float32) / pixels)

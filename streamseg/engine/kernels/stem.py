@@ -16,17 +16,22 @@ from torch.nn import functional as F
 
 from streamseg.engine.kernels import backend
 from streamseg.engine.kernels.language import jit, release, tl, wait
+from streamseg.engine.mirroring import mirror
 
 
-def unfold_frame(frame: Tensor, mean: Tensor, out: Tensor, size: tuple[int, int]) -> None:
+def unfold_frame(
+    frame: Tensor, mean: Tensor, out: Tensor, size: tuple[int, int], mirrored: Tensor | None = None
+) -> None:
     """Resize frames (B, 3, …), bytes, to H x W, subtract the mean (3,), and write squares, the input of Conv-0.
 
     Args:
         out: (B, 16, H/2 + 3, W/2 + 3), zeros; sides are rounded up.
         size: Height and width.
+        mirrored: 1 for frames that are mirrored first, or else 0, (B,), fp32; None if none is.
     """
     if not backend.use_triton(frame):
-        out[:, :12, 2:-1, 2:-1] = squares(resize_frame(frame.float(), size) - mean.float().view(1, 3, 1, 1))
+        pixels = resize_frame(mirror(frame, mirrored).float(), size)
+        out[:, :12, 2:-1, 2:-1] = squares(pixels - mean.float().view(1, 3, 1, 1))
         return
     batch, _, h, w = frame.shape
     _, _, rows, columns = out.shape
@@ -36,14 +41,17 @@ def unfold_frame(frame: Tensor, mean: Tensor, out: Tensor, size: tuple[int, int]
         frame,
         mean,
         out,
+        mean if mirrored is None else mirrored,
         h,
         w,
         *size,
         rows,
         columns,
         *frame.stride(),
+        1 if mirrored is None else mirrored.stride(0),
         BLOCK=block,
         RESIZE=(h, w) != size,
+        MIRROR=mirrored is not None,
         num_warps=4,
         **backend.early(frame.device),
     )
@@ -68,6 +76,7 @@ def unfold_kernel(
     frame,
     mean,
     out,
+    mirrored,
     h,
     w,
     height,
@@ -78,8 +87,10 @@ def unfold_kernel(
     stride_c,
     stride_y,
     stride_x,
+    stride_mirrored,
     BLOCK: tl.constexpr,
     RESIZE: tl.constexpr,
+    MIRROR: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     wait(EARLY)
@@ -90,6 +101,8 @@ def unfold_kernel(
     x = 2 * column[:, None] + (part % 6 // 3)[None, :]
     channel = part % 3
     inside = (part < 12)[None, :] & (y < height)[None, :] & (x < width)
+    if MIRROR:
+        x = tl.where(tl.load(mirrored + image * stride_mirrored) > 0, width - 1 - x, x)
     frame += image * stride_b
     planes = (channel * stride_c)[None, :]
     if RESIZE:
