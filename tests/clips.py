@@ -14,6 +14,9 @@ from streamseg.io.video_reading import open_video
 from streamseg.io.video_writing import open_video_writer
 
 NTSC = Fraction(30000, 1001)
+REPRODUCIBLE = (96, 128)
+"""A size of which x264 always writes the same bytes. At widths that are no multiple of 128 they depend on what was in
+its memory before."""
 UNEVEN = [0.0, 0.04, 0.1, 0.11, 0.3, 0.31, 0.5, 0.9, 1.0, 1.002, 1.5]
 
 # a, b, c, d of the matrix in an MP4, which maps the pixel (x, y) to (a x + c y, b x + d y)

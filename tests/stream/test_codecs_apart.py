@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from clips import make_clip
+from clips import REPRODUCIBLE, make_clip
 from pipelines import run
 
 from streamseg.io import codec_pool, video_reading
@@ -40,7 +40,7 @@ def test_processes_write_the_same_files_as_threads(model, quick, tmp_path, monke
     monkeypatch.setattr(source_threads, "works_on_device", lambda device: on_device)
     (tmp_path / "in").mkdir()
     for name, sound in (("a", "aac"), ("b", None)):
-        make_clip(tmp_path / "in" / f"{name}.mp4", 9, sound=sound)
+        make_clip(tmp_path / "in" / f"{name}.mp4", 9, size=REPRODUCIBLE, sound=sound)
     for way in ("threads", "processes"):
         monkeypatch.setenv("STREAMSEG_CODECS", way)
         assert segment(model, tmp_path / "in", tmp_path / way).frames == 18

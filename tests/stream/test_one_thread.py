@@ -7,7 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from clips import cut, make_clip
+from clips import REPRODUCIBLE, cut, make_clip
 from pipelines import Callbacks, interrupt_twice, run
 from waiting import PATIENCE, until
 
@@ -65,8 +65,7 @@ def outputs(folder):
 
 
 def test_one_thread_writes_the_same_files_and_lines_as_several(model, tmp_path, monkeypatch, started):
-    # of smaller frames x264's file depends on what was in its memory
-    video, found = VideoFile("clip", str(make_clip(tmp_path / "in.mp4", 17, sound="aac", size=(96, 128)))), {}
+    video, found = VideoFile("clip", str(make_clip(tmp_path / "in.mp4", 17, sound="aac", size=REPRODUCIBLE))), {}
     for way in ("several", "one"):
         (tmp_path / way).mkdir()
         with monkeypatch.context() as patch:
