@@ -1,4 +1,4 @@
-"""Measure what keeps the labels of a video steady, for docs/video.md.
+"""Measure what keeps the labels of a video steady, for docs/steady.md.
 
     python benchmarks/steady.py accuracy CAMVID WEIGHTS [WEIGHTS ...]
     python benchmarks/steady.py moved COMMA10K WEIGHTS

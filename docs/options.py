@@ -11,7 +11,7 @@ PAGE = Path(__file__).parent / "options.md"
 MORE = {
     "segment": "[segment](segment.md)",
     "train": "[training](training.md)",
-    "evaluate": "[results](results.md), [video](video.md)",
+    "evaluate": "[results](results.md), [how steadiness is measured](steadiness-measured.md)",
     "check": "[your own data](own-data.md)",
     "convert": "[your own data](own-data.md#from-an-annotation-tool)",
     "prelabel": "[your own data](own-data.md#drafts-for-an-annotation-tool)",
