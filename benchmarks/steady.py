@@ -43,7 +43,7 @@ from streamseg.evaluate.translate import to_lookup, translate_dataset, translate
 from streamseg.models.fanet import FANet
 from streamseg.models.video.dis import DISFlow
 from streamseg.stream.label_frames import label_frame, step_batch
-from streamseg.stream.state import LastFrames, State
+from streamseg.stream.state import LastFrames, State, find_longest_gap
 
 WAYS: dict[str, float | Steadiness] = {
     "off": 0.0,
@@ -158,8 +158,9 @@ class Labeller:
         state: State | None = None
         predicted = []
         for i, seconds in zip(order, times, strict=True):
-            evidence = state.evidence if state and isinstance(steady, Steadiness) and steady.mirror else None
-            mirrored = is_mirrored(evidence, seconds - state.seconds if state else 0.0)
+            mirrored = isinstance(steady, Steadiness) and is_mirrored(
+                state and state.evidence, find_longest_gap(state, seconds), steady
+            )
             current[:] = [(clip.mirrored if mirrored else clip.scores)[i]]
             images, policy = clip.frames[i][None], LastFrames(1, steady=steady)
             sizes = [(images.shape[2], images.shape[3])]

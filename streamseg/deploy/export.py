@@ -142,7 +142,7 @@ def export_model(
         device=model.mean.device.type if kind == "aotinductor" else "",
         min_side=model.min_free_side,
         masked=mask is not None,
-        steady=steady and replace(steady, mirror=False),
+        steady=steady and steady.unmirrored(),
         score_size=None if steady is None or size is None else score_size(model, size),
     )
     with quiet_exporters(), TemporaryDirectory() as folder:

@@ -8,7 +8,6 @@ Shapes: B streams in a batch, K classes, H height, W width, h x w the map of Res
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -68,9 +67,12 @@ class FrameBatch(NamedTuple):
     shares: Tensor | None = None
     """The share of each frame (B,) in the context that all of them attend to; None for contexts of their own."""
     evidence: Sequence[AnyEvidence | None] = ()
-    """With a Steadiness, the evidence of the previous frame of each stream; empty if all frames are the first."""
+    """With a Steadiness, the evidence of the previous frame of each stream, of as many classes as the engine has; empty
+    if all frames are the first."""
     gaps: Sequence[float] = ()
     """Seconds since the previous frame of each stream; empty for the usual."""
+    longest_gaps: Sequence[float] = ()
+    """The longest of these times of late; empty for the usual."""
     needs_contexts: bool = True
     """Whether the contexts are used; if not, an engine may return none of them, (0, D, C)."""
 
@@ -186,7 +188,7 @@ class VideoEngine(Engine):
         # copies: a state may keep the image, which the caller may overwrite
         steps = [self.model.step(image[None].clone(), state) for image, state in zip(images, states, strict=True)]
         if isinstance(batch.steady, Steadiness):  # its features of earlier frames would not fit mirrored ones
-            batch = batch._replace(steady=replace(batch.steady, mirror=False))
+            batch = batch._replace(steady=batch.steady.unmirrored())
         predictions = predict_from_scores(torch.cat([logits for logits, _ in steps]), batch)
         after = [
             prediction._replace(method_state=state) for prediction, (_, state) in zip(predictions, steps, strict=True)
@@ -213,8 +215,8 @@ def find_mirrored(batch: FrameBatch, device: torch.device) -> Tensor | None:
     """
     if not (isinstance(batch.steady, Steadiness) and batch.steady.mirror and any(batch.evidence)):
         return None
-    gaps = batch.gaps or [0.0] * len(batch.evidence)
-    flags = [is_mirrored(entry, gap) for entry, gap in zip(batch.evidence, gaps, strict=True)]
+    gaps = batch.longest_gaps or [0.0] * len(batch.evidence)
+    flags = [is_mirrored(entry, gap, batch.steady) for entry, gap in zip(batch.evidence, gaps, strict=True)]
     mirrored = torch.stack([flag.to(device) for flag in flags])
     return None if device.type == "cpu" and not mirrored.any() else mirrored
 

@@ -189,5 +189,7 @@ def without_images(batch: FrameBatch) -> FrameBatch:
     count = len(batch.images)
     images = torch.empty(batch.images.shape, dtype=torch.uint8, device="meta")
     mask, shares = (None if x is None else x.to("meta") for x in (batch.mask, batch.shares))
-    first = batch._replace(past=None, weights=[0.0] * count, previous_labels=[None] * count, evidence=(), gaps=())
+    first = batch._replace(
+        past=None, weights=[0.0] * count, previous_labels=[None] * count, evidence=(), gaps=(), longest_gaps=()
+    )
     return first._replace(images=images, mask=mask, shares=shares)

@@ -12,7 +12,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -95,7 +95,7 @@ class Manifest:
 
     def keeps_as_steady_as(self, steady: float | Steadiness) -> bool:
         """Return whether it keeps labels steady as it is asked to; which frames are mirrored does not count."""
-        return isinstance(steady, Steadiness) and replace(steady, mirror=False) == self.steady
+        return isinstance(steady, Steadiness) and steady.unmirrored() == self.steady
 
     @property
     def inputs(self) -> dict[str, Shape]:
@@ -140,8 +140,7 @@ def read_manifest(path: Path, text: str | None) -> Manifest:
         size, state, classes = entry["size"], entry["state"], entry["classes"]
         entry |= {"size": size and tuple(size), "state": tuple(map(tuple, state)), "classes": Classes(**classes)}
         if entry.get("steady") is not None:
-            steady = replace(Steadiness(**entry["steady"]), mirror=False)  # older files do not say so
-            entry |= {"steady": steady, "score_size": tuple(entry["score_size"])}
+            entry |= {"steady": Steadiness(**entry["steady"]), "score_size": tuple(entry["score_size"])}
         return Manifest(**entry)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{path} has invalid metadata ({error!r:.200}): it cannot be used.") from None

@@ -27,7 +27,7 @@ from streamseg.engine import kernels
 from streamseg.engine.engine import FrameBatch, Prediction
 from streamseg.engine.evidence import AnyEvidence, Layout, PackedEvidence
 from streamseg.engine.graphs import BESIDE_PRIORITY, SideStream
-from streamseg.engine.steadying import MIRROR_GAP, Steadiness, Trust, fit_evidence, luma_size, weigh_gap
+from streamseg.engine.steadying import Steadiness, Trust, fit_evidence, luma_size, weigh_gap
 
 
 class SteadyBuffers:
@@ -83,9 +83,9 @@ class SteadyBuffers:
             held, self.held[i] = self.held[i], None
             is_there = held is not None and held() is entry
             if entry is not None and (is_there or self.copy_evidence(i, entry)):
-                gap = batch.gaps[i] if batch.gaps else 0.0
-                weights.append(weigh_gap(gap))
-                if gap > MIRROR_GAP or (self.mirrored is None and not is_there):
+                weights.append(weigh_gap(batch.gaps[i] if batch.gaps else 0.0))
+                mirrors = self.steadiness.mirrors(batch.longest_gaps[i] if batch.longest_gaps else 0.0)
+                if not mirrors and not (is_there and self.mirrored is None):
                     self.flags[0, i].zero_()
                 continue
             weights.append(0.0)
@@ -99,9 +99,9 @@ class SteadyBuffers:
         if isinstance(evidence, PackedEvidence) and evidence.layout.sizes == self.layout.sizes:
             self.now[i].copy_(evidence.packed)
             return True
-        known = fit_evidence(evidence, self.carried[i], self.pair[0, i])
-        if known is None or known.labels.shape != self.layout.labels:
+        if evidence.labels.shape != self.layout.labels:
             return False
+        known = fit_evidence(evidence, self.carried[i], self.pair[0, i])
         self.pair[0, i].copy_(known.luma)
         self.carried[i].copy_(known.scores)
         self.labels[i].copy_(known.labels)

@@ -24,7 +24,7 @@ Shapes: B streams in a batch, K classes, h x w the map of scores, H x W the labe
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -49,9 +49,10 @@ COUNTED = 64
 """Classes are counted at so many rows and columns of pixels, or up to twice as many; at all of a smaller frame."""
 USUAL_GAP = 0.1
 """Seconds between frames up to which share and margin count in full; they fall as frames are further apart."""
-MIRROR_GAP = 0.15
-"""Seconds between frames up to which every second one is mirrored: the share of STEADY_LOW is then 1/2. Further apart
-too little is averaged, and labels would alternate with the views."""
+MIRROR_SHARE = 0.49
+"""The smallest share of the earlier frames with which every second frame is mirrored. Two views cancel from 1/2 on;
+with less than that labels would alternate with them. A little less, because STEADY_LOW has 1/2 at 0.15 s, a usual time
+between frames, and the rounding of times must not decide."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Steadiness:
     does not change."""
     still: float
     """Difference of brightness between two frames, at the same place, at which the margin has fallen to 0.37."""
-    mirror: bool = True
+    mirror: bool = False
     """Whether every second frame is labelled mirrored, if frames are close; not for a network whose classes depend on
     left and right. Video methods, streams with cuts and exported files mirror none."""
 
@@ -80,11 +81,21 @@ class Steadiness:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < limit:
                 expected = "a number from 0 up" if limit == math.inf else f"0 or more, and less than {limit:g}"
                 raise ValueError(f"{name} is {value!r:.80}; expected {expected}.")
+        if self.mirror and self.share < 0.5:
+            raise ValueError(f"share is {self.share:g}; expected 0.5 or more with mirror=True, or views do not cancel.")
+
+    def mirrors(self, longest_gap: float) -> bool:
+        """Return whether every second frame is labelled mirrored where frames are so many seconds apart."""
+        return self.mirror and self.share * weigh_gap(longest_gap) >= MIRROR_SHARE
+
+    def unmirrored(self) -> "Steadiness":
+        """Return the same without mirrored frames."""
+        return replace(self, mirror=False)
 
 
-STEADY_LOW = Steadiness(share=0.75, tolerance=16.0, margin=0.9, still=60.0)
+STEADY_LOW = Steadiness(share=0.75, tolerance=16.0, margin=0.9, still=60.0, mirror=True)
 """The default of videos: more accurate than frame by frame, and steadier."""
-STEADY_HIGH = Steadiness(share=0.8, tolerance=24.0, margin=1.4, still=60.0)
+STEADY_HIGH = Steadiness(share=0.8, tolerance=24.0, margin=1.4, still=60.0, mirror=True)
 """Steadier still, and about as accurate; less where thin things move."""
 
 
@@ -138,7 +149,7 @@ def fuse_scores(
     """
     # contiguous: channels last, as the fast engine gives them, are slower to move and to label
     scores, luma = scores.float().contiguous(), shrink_to_luma(images, luma_size(scores.shape[2:], images.shape[2:]))
-    known = [fit_evidence(entry, scores[0], luma[0, 0]) for entry in evidence]
+    known = [None if entry is None else fit_evidence(entry, scores[0], luma[0, 0]) for entry in evidence]
     if not any(known):
         return Fused(scores, scores, luma, torch.zeros_like(scores[:, :1]))
     before = torch.stack([now if entry is None else entry.luma[None] for entry, now in zip(known, luma, strict=True)])
@@ -158,9 +169,14 @@ def weigh_gap(gap: float) -> float:
     return min(1.0, USUAL_GAP / max(gap, 1e-6))
 
 
-def is_mirrored(evidence: AnyEvidence | None, gap: float) -> Tensor:
-    """Return whether a frame is labelled mirrored, 1 or else 0, (), some seconds after the one that left evidence."""
-    return NOT_MIRRORED if evidence is None or gap > MIRROR_GAP else evidence.mirror_next
+def is_mirrored(evidence: AnyEvidence | None, longest_gap: float, steadiness: Steadiness) -> Tensor:
+    """Return whether a frame is labelled mirrored, 1 or else 0, ().
+
+    Args:
+        evidence: That of the frame before.
+        longest_gap: The longest time between frames of late, in seconds.
+    """
+    return NOT_MIRRORED if evidence is None or not steadiness.mirrors(longest_gap) else evidence.mirror_next
 
 
 def average(
@@ -218,13 +234,8 @@ def weigh(comparison: Comparison, weight: Tensor, steadiness: Steadiness) -> Tru
     )
 
 
-def fit_evidence(evidence: AnyEvidence | None, scores: Tensor, brightness: Tensor) -> Evidence | None:
-    """Return evidence on the device and at the sizes of scores (K, h, w) and brightness (l, m).
-
-    None if it has other classes.
-    """
-    if evidence is None or len(evidence.scores) != len(scores):
-        return None
+def fit_evidence(evidence: AnyEvidence, scores: Tensor, brightness: Tensor) -> Evidence:
+    """Return evidence on the device and at the sizes of scores (K, h, w) and brightness (l, m)."""
     luma, earlier, labels, mirror_next = (tensor.to(scores.device) for tensor in evidence)
     # the network input's size may have changed, such as under a deadline
     return Evidence(resize_map(luma[None], brightness)[0], resize_map(earlier, scores), labels, mirror_next)

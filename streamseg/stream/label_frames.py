@@ -18,7 +18,7 @@ from torch import Tensor
 
 from streamseg.classes import IGNORE
 from streamseg.engine.engine import Engine, FrameBatch, Prediction, VideoEngine, check_past, resize_frames, to_engine
-from streamseg.engine.evidence import hide_labels
+from streamseg.engine.evidence import AnyEvidence, hide_labels
 from streamseg.engine.inputs import to_checked_frame
 from streamseg.engine.steadying import Steadiness
 from streamseg.io.images import Picture, to_frame
@@ -34,6 +34,7 @@ from streamseg.stream.state import (
     advance,
     context_distances,
     decay,
+    find_longest_gap,
     frame_time,
     keeps_contexts,
     stack_pasts,
@@ -209,7 +210,7 @@ def step_batch(
             check_past(past, engine.context_shape)
         previous = [state.low_res_labels if state else None for state in known]
         methods = [state.method_state if state else None for state in known]
-        evidence = [state.evidence if state else None for state in known]
+        evidence = [pick_evidence(state, engine.classes) for state in known]
         gaps = [seconds - state.seconds if state else 0.0 for state, seconds in zip(known, now, strict=True)]
         batch = FrameBatch(
             images,
@@ -224,6 +225,7 @@ def step_batch(
             shares=shares,
             evidence=evidence,
             gaps=gaps,
+            longest_gaps=[find_longest_gap(*pair) for pair in zip(decayed, now, strict=True)],
             needs_contexts=cut is not None or keeps_contexts(policy),
         )
         predictions, contexts = engine.predict(batch)
@@ -240,13 +242,19 @@ def step_batch(
         return predictions, [advance(state, part, seconds, policy, one) for state, part, seconds, one in each]
 
 
+def pick_evidence(state: State | None, classes: int) -> AnyEvidence | None:
+    """Return the evidence of a stream; None if there is none, or only that of a network with other classes."""
+    evidence = None if state is None else state.evidence
+    return None if evidence is None or len(evidence.scores) != classes else evidence
+
+
 def pick_steadiness(policy: Policy, cut: float | None) -> float | Steadiness:
     """Return how steady labels are kept: where contexts are compared to find cuts, no frame is mirrored.
 
     A mirrored frame has another context, about as far away as that of another scene may be.
     """
     steady = policy.steady
-    return replace(steady, mirror=False) if cut is not None and isinstance(steady, Steadiness) else steady
+    return steady.unmirrored() if cut is not None and isinstance(steady, Steadiness) else steady
 
 
 def bring_contexts(state: State, device: torch.device) -> State:
@@ -274,7 +282,7 @@ def predict_again(engine: Engine, batch: FrameBatch, one: slice) -> list[Predict
         batch = batch._replace(images=batch.images[one], sizes=batch.sizes[one], mask=mask)
     count = len(batch.images)
     first = batch._replace(past=None, weights=[0.0] * count, previous_labels=[None] * count)
-    alone = first._replace(method_states=(), evidence=(), gaps=())
+    alone = first._replace(method_states=(), evidence=(), gaps=(), longest_gaps=())
     predictions, _ = engine.predict(alone)
     return predictions if batch.shares is None else predictions[one]
 

@@ -25,6 +25,8 @@ from streamseg.io.tensors import load_tensors, open_tensors, write_tensors
 
 FRAME_TIME = 1 / 25
 """Seconds between frames that have no times."""
+GAP_DECAY = 0.95
+"""What is left, with each frame, of the difference between the longest time between frames and the last one."""
 
 STATE_ENTRY = "streamseg-state"
 """The key of a state's description in the metadata of its file."""
@@ -104,6 +106,8 @@ class State:
     """The state of a video method, such as DFF, which has no contexts."""
     evidence: AnyEvidence | None = None
     """What keeps the labels of later frames steady, if the policy has a Steadiness."""
+    longest_gap: float = 0.0
+    """The longest time between frames of late, in seconds; see find_longest_gap."""
 
 
 def to_policy(window: int | Policy) -> Policy:
@@ -131,6 +135,18 @@ def frame_time(state: State | None, seconds: float | None) -> float:
     if not math.isfinite(seconds):
         raise ValueError(f"The time of a frame is {seconds}; expected seconds.")
     return seconds
+
+
+def find_longest_gap(before: State | None, seconds: float) -> float:
+    """Return the longest time between frames of late, that before a frame included: 0 for the first frame.
+
+    It rises at once, and falls slowly: whether frames are mirrored depends on it, and must not change with each frame
+    that was dropped or came late.
+    """
+    if before is None:
+        return 0.0
+    gap = seconds - before.seconds
+    return max(gap, GAP_DECAY * before.longest_gap + (1 - GAP_DECAY) * gap)
 
 
 def decay(state: State, seconds: float, policy: Policy) -> State:
@@ -166,7 +182,8 @@ def advance(
         context: May be that of no frame, (0, D, C), if the policy keeps none.
         prediction: What else the frame passes on.
     """
-    rest = (prediction.low_res_labels, prediction.method_state, prediction.evidence) if prediction else ()
+    more = (prediction.low_res_labels, prediction.method_state, prediction.evidence) if prediction else (None,) * 3
+    rest = (*more, find_longest_gap(decayed, seconds))
     if not keeps_contexts(policy):
         # not a view, so that no context stays in memory
         return State(context if not context.shape[0] else context.new_empty(0, *context.shape[1:]), (), seconds, *rest)
@@ -231,7 +248,8 @@ def save_state(state: State, path: str | Path) -> None:
     if state.method_state is not None:
         name = type(state.method_state).__name__
         raise ValueError(f"The state is that of a video method ({name}), and only those of FANets can be written.")
-    entry = json.dumps({"weights": state.weights, "seconds": state.seconds, "checksum": BLANK_CHECKSUM})
+    times = {"seconds": state.seconds, "longest_gap": state.longest_gap}
+    entry = json.dumps({"weights": state.weights, **times, "checksum": BLANK_CHECKSUM})
     tensors = {"contexts": state.contexts} | ({} if state.low_res_labels is None else {"coarse": state.low_res_labels})
     if state.evidence is not None:
         tensors |= {f"evidence.{name}": tensor for name, tensor in zip(Evidence._fields, state.evidence, strict=True)}
@@ -252,6 +270,7 @@ def load_state(path: str | Path) -> State:
         entry = json.loads(metadata[STATE_ENTRY])
         pop_checksum(path, entry)
         weights, seconds = tuple(map(float, entry["weights"])), float(entry["seconds"])
+        longest_gap = float(entry.get("longest_gap", 0.0))  # older files do not have it
         contexts, labels = tensors.pop("contexts"), tensors.pop("coarse", None)
         evidence = pop_evidence(tensors)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
@@ -261,9 +280,10 @@ def load_state(path: str | Path) -> State:
         raise ValueError(f"{path} holds other tensors than the contexts of a stream: it cannot be used.")
     values = [contexts, *((evidence.luma, evidence.scores, evidence.mirror_next) if evidence else ())]
     finite = all(value.dtype == torch.float32 and bool(value.isfinite().all()) for value in values)
-    if not (finite and math.isfinite(seconds) and all(0 < weight < math.inf for weight in weights)):
+    finite = finite and math.isfinite(seconds) and math.isfinite(longest_gap)
+    if not (finite and all(0 < weight < math.inf for weight in weights)):
         raise ValueError(f"{path} holds invalid numbers, such as nan: it cannot be used.")
-    return State(contexts, weights, seconds, labels, evidence=evidence)
+    return State(contexts, weights, seconds, labels, evidence=evidence, longest_gap=longest_gap)
 
 
 def pop_evidence(tensors: dict[str, Tensor]) -> Evidence | None:

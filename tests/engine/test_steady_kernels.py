@@ -171,7 +171,7 @@ def test_streams_of_a_batch_are_kept_steady_by_the_kernels_as_by_their_definitio
         scores.copy_(3 * torch.randn(scores.shape, generator=dice))
         if step == 1:
             evidence[0] = None  # another stream begins, so that one of both frames is mirrored
-        now = batch._replace(evidence=evidence, gaps=[0.04, 0.2])
+        now = batch._replace(evidence=evidence, gaps=[0.04, 0.2], longest_gaps=[0.04, 0.2])
         use_triton(True)
         buffers.set_evidence(now)
         buffers.start()

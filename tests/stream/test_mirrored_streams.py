@@ -1,8 +1,9 @@
 """Every second frame of a stream with steady labels is labelled mirrored."""
 
 import json
+import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -56,28 +57,55 @@ def test_without_it_the_network_sees_all_frames_as_they_are(frames, policy):
     assert all(image[0].equal(frame) for image, frame in zip(seen, frames[:5], strict=True))
 
 
-def test_frames_that_are_far_apart_are_not_mirrored(frames):
+def times_of(gaps):
+    return [*accumulate(gaps, initial=0.0)]
+
+
+def find_mirrored_frames(frames, gaps, policy=POLICY):
+    """Return the numbers of the frames that the network sees mirrored, and the last state."""
     engine, seen = watch(Pixelwise().eval())
-    state = None
-    for frame, seconds in zip(frames[:5], (0.0, 0.04, 0.2, 0.3, 1.3), strict=True):
-        _, state = label_frame(engine, frame, state, POLICY, seconds=seconds)
-    mirrored = [image[0].equal(frame.flip(2)) for image, frame in zip(seen, frames[:5], strict=True)]
-    assert mirrored == [False, True, False, True, False]
+    state, times = None, times_of(gaps)
+    given = [frames[number % len(frames)] for number in range(len(times))]
+    for frame, seconds in zip(given, times, strict=True):
+        _, state = label_frame(engine, frame, state, policy, seconds=seconds)
+    return [number for number, frame in enumerate(given) if seen[number][0].equal(frame.flip(2))], state
+
+
+def test_frames_that_are_far_apart_are_not_mirrored(frames):
+    mirrored, state = find_mirrored_frames(frames, [0.04, 0.2, 1.0, 1.0])
+    assert mirrored == [1]
     assert state.evidence.mirror_next.item() == 1
 
 
-@pytest.mark.parametrize("gap", [0.04, 0.1, 0.15, 0.2, 1.0])
+def test_after_a_long_time_between_frames_they_are_not_mirrored_for_a_while(frames):
+    mirrored, state = find_mirrored_frames(frames, [0.04] * 4 + [0.4] + [0.04] * 40)
+    assert mirrored[:2] == [1, 3]
+    # 0.04 s and what is left of the rest, times 0.95 with each frame, are 0.163 s
+    assert mirrored[2] == 5 + math.ceil(math.log((0.163 - 0.04) / 0.36, 0.95))
+    assert 0.04 < state.longest_gap < 0.1
+
+
 @pytest.mark.parametrize("steady", [STEADY_LOW, STEADY_HIGH])
-def test_the_labels_of_a_still_scene_flicker_less_than_without_it_however_far_apart_its_frames_are(steady, gap):
+def test_the_rounding_of_times_does_not_decide_what_is_mirrored(frames, steady):
+    policy = LastFrames(1, steady=steady)
+    for gap in (1 / 30, 1 / 15, 0.1, 1 / 8, 0.15, 1 / 6, 0.2):
+        rounded = [b - a for a, b in pairwise(number * gap for number in range(12))]
+        mirrored, _ = find_mirrored_frames(frames, rounded, policy)
+        assert mirrored == ([1, 3, 5, 7, 9, 11] if gap <= 0.15 else [])
+
+
+@pytest.mark.parametrize("gaps", [[0.04], [0.1], [0.15], [0.2], [1.0], [0.14, 0.16], [0.1, 0.1, 0.2], [0.05, 0.1]])
+@pytest.mark.parametrize("steady", [STEADY_LOW, STEADY_HIGH])
+def test_the_labels_of_a_still_scene_flicker_less_than_without_it_whenever_its_frames_come(steady, gaps):
     torch.manual_seed(0)
     engine = EagerEngine(randomise(streamseg.fanetplus18(5, key_channels=8)).float().eval())
     scene = random_frames(1)[0]
-    noisy = [(scene + 4 * torch.randn(scene.shape)).round().clamp(0, 255).byte() for _ in range(8)]
-    found = {}
+    noisy = [(scene + 4 * torch.randn(scene.shape)).round().clamp(0, 255).byte() for _ in range(12)]
+    times, found = times_of([gaps[number % len(gaps)] for number in range(11)]), {}
     for policy in (LastFrames(1), LastFrames(1, steady=steady)):
         labels, state = [], None
-        for number, frame in enumerate(noisy):
-            predicted, state = label_frame(engine, frame, state, policy, seconds=gap * number)
+        for seconds, frame in zip(times, noisy, strict=True):
+            predicted, state = label_frame(engine, frame, state, policy, seconds=seconds)
             labels.append(predicted)
         found[policy] = sum((a != b).sum().item() for a, b in pairwise(labels[2:]))
     off, steadied = found.values()
@@ -201,6 +229,14 @@ def test_whose_turn_it_is_is_part_of_the_state(model, frames, tmp_path):
         assert label_frame(model, frames[2], again, POLICY)[0].equal(label_frame(model, frames[2], state, POLICY)[0])
 
 
+def test_evidence_of_a_network_with_other_classes_does_not_count(frames):
+    one, other = (EagerEngine(randomise(streamseg.fanetplus18(k, key_channels=8)).float().eval()) for k in (5, 7))
+    _, state = run(one, frames[:1], POLICY)
+    labels, after = label_frame(other, frames[1], state, POLICY)
+    assert labels.equal(label_frame(other, frames[1], None, POLICY)[0])  # neither averaged nor mirrored
+    assert after.evidence.mirror_next.item() == 1
+
+
 def test_a_state_of_a_version_without_mirrored_frames_can_be_read(model, frames, tmp_path):
     _, state = run(model, frames[:2], AS_THEY_ARE)
     names = ("luma", "scores", "labels")
@@ -216,3 +252,9 @@ def test_a_state_of_a_version_without_mirrored_frames_can_be_read(model, frames,
 def test_mirror_is_true_or_false(mirror_value):
     with pytest.raises(ValueError, match="expected True or False"):
         Steadiness(0.5, 16.0, 0.6, 40.0, mirror=mirror_value)
+
+
+def test_views_are_mirrored_only_where_they_can_cancel():
+    assert not Steadiness(0.3, 16.0, 0.6, 40.0).mirror
+    with pytest.raises(ValueError, match=r"share is 0\.3; expected 0\.5 or more"):
+        Steadiness(0.3, 16.0, 0.6, 40.0, mirror=True)
