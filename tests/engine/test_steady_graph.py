@@ -18,7 +18,7 @@ from streamseg.engine.mirroring import mirror
 from streamseg.engine.steady_graph import SteadyBuffers, label_on_gpu
 from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW
 from streamseg.stream.label_frames import label_frame, step_batch
-from streamseg.stream.state import LastFrames, load_state, save_state, find_longest_gap
+from streamseg.stream.state import LastFrames, find_longest_gap, load_state, save_state
 from tests import plain
 
 H, W, SIZE = 16, 32, (64, 128)
