@@ -103,8 +103,7 @@ def export_model(
         confidence: Whether the file also outputs the probability of each label.
         video: Whether the file takes and returns the state of a stream.
         int8: Whether most of it computes in int8, calibrated with the pictures.
-        steady: How steady it keeps the labels of a stream, such as STEADY_LOW; this needs video and a size. It
-            mirrors no frames.
+        steady: How steady it keeps the labels of a stream, such as STEADY_LOW; this needs video and a size.
         pictures: A folder, a video, … to compare on, and for int8 to calibrate with; by default the samples.
         window: The number of frames that the network was trained with.
         source: Where the weights came from, in words.
@@ -142,7 +141,7 @@ def export_model(
         device=model.mean.device.type if kind == "aotinductor" else "",
         min_side=model.min_free_side,
         masked=mask is not None,
-        steady=steady and steady.unmirrored(),
+        steady=steady,
         score_size=None if steady is None or size is None else score_size(model, size),
     )
     with quiet_exporters(), TemporaryDirectory() as folder:
@@ -190,10 +189,12 @@ def export_program(model: FANet, manifest: Manifest, mask: Mask | None = None) -
     device = model.mean.device
     height, width = manifest.size or (192, 320)
     frame = torch.zeros(1, height, width, 3, dtype=torch.uint8, device=device)
-    shapes = [shape for name, shape in manifest.inputs.items() if name != "frame"]
-    state = [torch.zeros([side or 1 for side in shape], device=device) for shape in shapes]
-    if manifest.steady:
-        state[-2] = state[-2].to(torch.uint8)  # the labels of the frame before
+    shapes = {name: shape for name, shape in manifest.inputs.items() if name != "frame"}
+    kinds = {"past_labels": torch.uint8}
+    state = [
+        torch.zeros([side or 1 for side in shape], dtype=kinds.get(name, torch.float32), device=device)
+        for name, shape in shapes.items()
+    ]
     with torch.no_grad():
         graph = ExportModule(model, manifest.confidence, mask, (height, width), manifest.steady).eval()
         program = torch.export.export(

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from streamseg.classes import IGNORE
+from streamseg.engine.mirroring import mirror_some
 from streamseg.engine.steadying import (
     Steadiness,
     average,
     class_shares,
     luma_size,
     margin_share,
-    shrink_to_luma,
+    to_luma,
 )
 from streamseg.io.masks import GREY, Mask
 from streamseg.models.fanet import FANet
@@ -64,17 +66,22 @@ class ExportModule(nn.Module):
             state: For each stage with attention, the sum of the contexts of the earlier frames in the window,
                 (1, D, C); zeros for the first frame. Then, for a network that averages, the number of frames in that
                 sum, (1,). Then, for steady labels, brightness, scores and labels of the frame before, and how far they
-                count, (1,): 0 for the first frame.
+                count, (1,): 0 for the first frame. Then, if every second frame is mirrored, 1 for those and 0 for the
+                others, (1,).
         """
         # float from the first operator to the last: TensorRT takes uint8 only as an input or output
         image = frame.to(self.network.mean.dtype).permute(0, 3, 1, 2)
-        stages = len(self.network.attentions)
-        before = state[-4:] if self.steady else ()
-        past, weight = state[:stages], state[stages : len(state) - len(before)]
+        stages, counts = len(self.network.attentions), int(self.network.averages)
+        past, weight, before = state[:stages], state[stages : stages + counts], state[stages + counts :]
         count = weight[0].view(1, 1, 1) if weight else 1.0
         if self.hidden is not None:
             image = image.masked_fill(self.hidden, GREY)
-        scores, context = self.score(image, past or None, count)
+        if self.steady and self.steady.mirror:
+            before, mirrored = before[:-1], before[-1]
+            scores, context = self.score(mirror_some(image, mirrored), past or None, count, mirrored)
+            scores = mirror_some(scores, mirrored)
+        else:
+            scores, context = self.score(image, past or None, count)
         evidence: tuple[Tensor, ...] = ()
         if self.steady:
             labels, logits, behind, *rest = self.label_steadily(image, scores, *before)
@@ -91,11 +98,17 @@ class ExportModule(nn.Module):
         return (*outputs, *(context if past else ()), *evidence)
 
     def score(
-        self, image: Tensor, past: Sequence[Tensor] | None, weight: Tensor | float
+        self, image: Tensor, past: Sequence[Tensor] | None, weight: Tensor | float, mirrored: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the scores (1, K, h, w) and the context of an image whose hidden pixels are painted over."""
+        """Return the scores (1, K, h, w) and the context of an image whose hidden pixels are painted over.
+
+        Args:
+            mirrored: 1 if the image is mirrored, or else 0, (1,); None if no image is.
+        """
         network = self.network
         pixels = [self.get_buffer(name) for name in self.weights] or None
+        if pixels and mirrored is not None:
+            pixels = [mirror_some(each, mirrored) for each in pixels]
         maps, context = network.attend(network.encode(image), past, weight, pixels)
         return network.score(network.merge(maps)), context
 
@@ -104,7 +117,7 @@ class ExportModule(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Return labels, logits, by how much the labels lose; and, for the next frame, brightness and scores."""
         assert self.steady is not None
-        luma = shrink_to_luma(image, luma_size(scores.shape[2:], image.shape[2:]))
+        luma = to_luma(shrink_bytes(image, luma_size(scores.shape[2:], image.shape[2:])))
         fused = average(scores, luma, earlier, before, share, self.steady)
         logits = resize(fused.scores, image)
         # as keep_labels, for all pixels
@@ -123,3 +136,12 @@ class ExportModule(nn.Module):
 
 def cast_uint8(values: Tensor) -> Tensor:
     return values.float().to(torch.uint8)
+
+
+def shrink_bytes(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return an image (1, 3, H, W) in a smaller size, as a CPU resizes bytes: rounded after the columns and the rows.
+
+    The motion between two frames, and so the labels of many, would differ more from the network's without it.
+    """
+    rows = F.interpolate(image, (image.shape[2], size[1]), mode="bilinear", antialias=True).round()
+    return F.interpolate(rows, size, mode="bilinear", antialias=True).round()

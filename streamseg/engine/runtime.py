@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from streamseg.checks import check_choice, check_count, check_readable
 from streamseg.classes import Classes
-from streamseg.engine.engine import Engine, FrameBatch, Prediction, resize_frames, to_uint8
+from streamseg.engine.engine import Engine, FrameBatch, Prediction, find_mirrored, resize_frames, to_uint8
 from streamseg.engine.evidence import AnyEvidence, Evidence
 from streamseg.engine.steadying import Steadiness, luma_size, weigh_gap
 from streamseg.io.checksums import BLANK_CHECKSUM, check_checksum, check_zip, pop_checksum
@@ -70,7 +70,7 @@ class Manifest:
     masked: bool = False
     """Whether a mask is built in: what it hides has the label 255."""
     steady: Steadiness | None = None
-    """How steady it keeps the labels of a stream, of which it mirrors no frames; None if it labels each by itself."""
+    """How steady it keeps the labels of a stream; None if it labels each frame by itself."""
     score_size: tuple[int, int] | None = None
     """Height and width of its scores, if it keeps labels steady."""
 
@@ -94,8 +94,8 @@ class Manifest:
             raise ValueError(f"source is {self.source!r:.80}; expected printable text in one line.")
 
     def keeps_as_steady_as(self, steady: float | Steadiness) -> bool:
-        """Return whether it keeps labels steady as it is asked to; which frames are mirrored does not count."""
-        return isinstance(steady, Steadiness) and steady.unmirrored() == self.steady
+        """Return whether it keeps labels steady as it is asked to; a file that mirrors frames need not."""
+        return self.steady is not None and steady in (self.steady, self.steady.unmirrored())
 
     @property
     def inputs(self) -> dict[str, Shape]:
@@ -107,6 +107,7 @@ class Manifest:
             h, w = self.score_size
             shapes |= {"past_luma": (1, 1, *luma_size((h, w), self.size)), "past_scores": (1, len(self.classes), h, w)}
             shapes |= {"past_labels": (1, *self.size), "past_share": (1,)}
+            shapes |= {"mirrored": (1,)} if self.steady.mirror else {}
         return shapes
 
     @property
@@ -172,6 +173,8 @@ class ExportedEngine(Engine):
         images, past, weights, sizes, with_confidence, steady, *_ = batch
         count = len(images)
         evidence, gaps = list(batch.evidence) or [None] * count, list(batch.gaps) or [0.0] * count
+        mirrored = find_mirrored(batch, torch.device("cpu"))
+        flags = torch.zeros(count) if mirrored is None else mirrored
         if batch.mask is not None:
             raise ValueError(f"{self.path} looks at all pixels: export it with --mask, or use a network.")
         if with_confidence and not self.manifest.confidence:
@@ -186,14 +189,16 @@ class ExportedEngine(Engine):
         frames = to_uint8(resize_frames(images, self.manifest.size or (height, width)))
         pasts = images.new_zeros(len(images), *self.context_shape, dtype=torch.float32) if past is None else past
         predictions, contexts = [], []
-        each = zip(frames, pasts.float(), weights, sizes, evidence, gaps, strict=True)
-        for frame, own_past, weight, size, earlier, gap in each:
+        each = zip(frames, pasts.float(), weights, sizes, evidence, gaps, flags, strict=True)
+        for frame, own_past, weight, size, earlier, gap, flag in each:
             inputs = self.name_inputs(frame, own_past, weight)
             if self.manifest.steady:
                 inputs |= self.name_evidence(earlier if steady else None, gap)
+            if "mirrored" in self.manifest.inputs:
+                inputs["mirrored"] = flag[None].to(self.device)
             outputs = self.run(inputs)
             confidence = resize_labels(outputs["confidence"][0], size) if with_confidence else None
-            after = read_evidence(outputs) if steady else None
+            after = read_evidence(outputs, steady, flag) if isinstance(steady, Steadiness) else None
             predictions.append(Prediction(resize_labels(outputs["labels"][0], size), confidence, evidence=after))
             contexts.append(self.join_context(outputs) if self.manifest.state else pasts.new_zeros(1, 0, 0))
         return predictions, torch.cat(contexts)
@@ -233,10 +238,14 @@ class ExportedEngine(Engine):
         return dict(zip((*names, "past_share"), (*tensors, share), strict=True))
 
 
-def read_evidence(outputs: Mapping[str, Tensor]) -> Evidence:
-    """Return the evidence among the outputs of a file that keeps labels steady."""
+def read_evidence(outputs: Mapping[str, Tensor], steady: Steadiness, mirrored: Tensor) -> Evidence:
+    """Return the evidence among the outputs of a file that keeps labels steady.
+
+    Args:
+        mirrored: 1 if the frame was mirrored, or else 0, ().
+    """
     luma, scores, labels = (outputs[name][0].clone() for name in ("luma", "scores", "labels"))
-    return Evidence(luma[0], scores, labels)
+    return Evidence(luma[0], scores, labels, float(steady.mirror) - mirrored)
 
 
 def resize_labels(values: Tensor, size: tuple[int, int]) -> Tensor:

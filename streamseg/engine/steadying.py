@@ -71,7 +71,7 @@ class Steadiness:
     """Difference of brightness between two frames, at the same place, at which the margin has fallen to 0.37."""
     mirror: bool = False
     """Whether every second frame is labelled mirrored, if frames are close; not for a network whose classes depend on
-    left and right. Video methods, streams with cuts and exported files mirror none."""
+    left and right. Video methods and streams with cuts mirror none."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.mirror, bool):
@@ -253,9 +253,13 @@ def shrink_to_luma(images: Tensor, size: tuple[int, int]) -> Tensor:
     """Return the brightness (B, 1, l, m), fp32, of images (B, 3, H, W) in a smaller size."""
     # on the CPU bytes are resized four times as fast as floats; other devices support only floats
     images = images if images.device.type == "cpu" else images.float()
-    small = F.interpolate(images, size, mode="bilinear", antialias=True).float()
+    return to_luma(F.interpolate(images, size, mode="bilinear", antialias=True).float())
+
+
+def to_luma(images: Tensor) -> Tensor:
+    """Return the brightness (B, 1, H, W) of images (B, 3, H, W), fp32."""
     red, green, blue = LUMA
-    return red * small[:, :1] + green * small[:, 1:2] + blue * small[:, 2:]
+    return red * images[:, :1] + green * images[:, 1:2] + blue * images[:, 2:]
 
 
 def likeness(difference: Tensor, tolerance: float) -> Tensor:
