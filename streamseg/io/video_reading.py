@@ -5,7 +5,6 @@ A frame is RGB, uint8, (3, H, W); a size is (height, width); times are in second
 
 import errno
 import itertools
-import math
 import re
 import struct
 import sys
@@ -66,9 +65,9 @@ ATTACHED_PICTURE = 0x400
 class Video:
     """A video being read: iterate over it, once, for its frames and their times.
 
-    Frames are upright and have the size of the first; pixels that are not square are taken as square. Times strictly
-    increase: where timestamps are missing or go back, they are computed from the rate. After the last frame of a
-    damaged file CutShort is raised.
+    Frames are upright; those of a file have the size of the first. Pixels that are not square are taken as square. Times
+    strictly increase: where timestamps are missing or go back, they are computed from the rate. After the last frame of
+    a damaged file CutShort is raised.
     """
 
     def __init__(
@@ -77,13 +76,14 @@ class Video:
         stream: "VideoStream",
         name: str,
         hardware: str = "",
-        patience: float = math.inf,
+        live: bool = False,
     ) -> None:
         """
         Args:
-            patience: Seconds of packets that cannot be decoded after which the video ends; a file has no limit.
+            live: Whether it is a camera or a network stream: it may change the size of its frames, and ends if none can
+                be decoded for long.
         """
-        self.container, self.stream, self.name, self.patience = container, stream, name, patience
+        self.container, self.stream, self.name, self.live = container, stream, name, live
         self.rate = frame_rate(stream)
         """Frames a second, on average."""
         self.has_audio = bool(container.streams.audio)
@@ -106,8 +106,12 @@ class Video:
         self.decoded = itertools.chain([first], decoded)
         self.note = fallback_note(name, hardware, first.format.name)
         """A sentence if a hardware decoder was wanted and there is none for this video."""
-        self.stored_size = (first.height, first.width)
-        self.orientation = find_orientation(first)
+        self.measure(first)
+
+    def measure(self, stored: "VideoFrame") -> None:
+        """Take size and orientation of a frame as those of the next ones."""
+        self.stored_size = (stored.height, stored.width)
+        self.orientation = find_orientation(stored)
         self.size = self.stored_size[::-1] if self.orientation.transposed else self.stored_size
         """Height and width of each frame."""
 
@@ -137,6 +141,8 @@ class Video:
         """Yield the converted frames and their times; then raise CutShort if frames are missing or damaged."""
         clock, count, damaged, begun = FrameClock(self.rate, time_base(self.stream)), 0, 0, False
         for stored in self.decoded:
+            if self.live and (stored.height, stored.width) != self.stored_size:
+                self.measure(stored)
             yield convert(stored), clock.next_time(stored.pts)
             count += 1
             # frames before the first key frame of a recording are always incomplete
@@ -179,8 +185,8 @@ class Video:
                 now = time.monotonic()
                 if frames:
                     latest = now
-                elif now - latest >= self.patience:
-                    reason = f"no frame could be decoded for {self.patience:.0f} s"
+                elif self.live and now - latest >= UNDECODABLE_SECONDS:
+                    reason = f"no frame could be decoded for {UNDECODABLE_SECONDS:.0f} s"
                     self.fault = av.error.InvalidDataError(errno.EINVAL, reason)
                     break
         except av.error.FFmpegError as error:
@@ -195,11 +201,11 @@ class Video:
                 self.unreadable += 1
 
     def to_frame(self, stored: "VideoFrame") -> "Tensor":
-        """Convert a stored frame to RGB, upright and in the first frame's size."""
+        """Convert a stored frame to RGB, upright."""
         return to_tensor(self.to_rgb(stored), self.orientation)
 
     def to_rgb(self, stored: "VideoFrame") -> "VideoFrame":
-        """Convert a stored frame to RGB, in the first frame's size."""
+        """Convert a stored frame to RGB, in the size of the video's frames."""
         height, width = self.stored_size
         try:
             return self.reformat(
@@ -415,7 +421,7 @@ def open_video_stream(container: "InputContainer", name: str, threads: str, hard
         if live:
             stream.codec_context.thread_count = LIVE_THREADS
         stream.codec_context.options = {"max_pixels": str(MAX_PIXELS_PER_FRAME)}
-        return Video(container, stream, name, hardware, UNDECODABLE_SECONDS if live else math.inf)
+        return Video(container, stream, name, hardware, live)
 
 
 def reading_error(error: "av.error.FFmpegError", name: str) -> Exception:

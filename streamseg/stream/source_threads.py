@@ -51,7 +51,8 @@ STALL_SECONDS = 5.0
 OPENING_SECONDS = 15.0
 """The same before its first frame: longer than it takes until a dead address fails by itself."""
 MAX_SIZE_CHANGES = 20
-"""How often a live source may change its size while it is written to videos: each change begins another file."""
+"""How often a live source may change its size while it is written to videos: each change begins another file. Of
+further ones nothing is said."""
 
 
 @dataclass(eq=False)
@@ -316,9 +317,12 @@ class SourceStream:
         if not self.source.moving or shape in (None, self.read_shape):
             return
         assert shape is not None
-        self.size_changes += self.results.are_videos
-        if not self.source.live or self.shared.raw or self.size_changes > MAX_SIZE_CHANGES:
+        self.size_changes += 1
+        too_many = self.size_changes > MAX_SIZE_CHANGES
+        if not self.source.live or self.shared.raw or (too_many and self.results.are_videos):
             raise changed_size(self.source.name, capture, shape)
+        if too_many:
+            return
         _, height, width = self.read_shape
         then = "another video file begins" if self.results.are_videos else "it goes on with these"
         self.shared.observer.message(

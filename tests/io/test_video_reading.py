@@ -15,6 +15,7 @@ from waiting import PATIENCE
 
 import streamseg
 from streamseg.checks import CutShort
+from streamseg.io.sources import Decoding
 from streamseg.io.video_reading import (
     FrameClock,
     open_camera,
@@ -24,6 +25,7 @@ from streamseg.io.video_reading import (
     video_made_by_streamseg,
 )
 from streamseg.io.video_writing import VIDEO_FORMATS, open_label_writer, open_video_writer, write_frames
+from streamseg.io.yuv import as_rgb
 
 
 @pytest.mark.parametrize(
@@ -330,6 +332,28 @@ def test_a_server_that_is_silent_or_missing_is_told_without_the_password(scheme)
         address = f"127.0.0.1:{taken.getsockname()[1]}/a"
         with pytest.raises(OSError, match=f"^{scheme}://{address} cannot be read: Connection refused"):
             open_stream(f"{scheme}://me:secret@{address}", timeout=PATIENCE)
+
+
+def write_stream_of_two_sizes(path, codec, pixels):
+    """Write a stream that joins two others, as a camera sends whose size is set while it is watched."""
+    sizes = ((48, 64), (96, 80))
+    parts = [make_clip(path.with_stem(f"part{i}"), 5, size=sizes[i], codec=codec, pixels=pixels) for i in range(2)]
+    path.write_bytes(b"".join(part.read_bytes() for part in parts))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "pixels"), [("a.mjpeg", "mjpeg", "yuvj420p"), ("a.h264", "libx264", "yuv420p")]
+)
+@pytest.mark.parametrize("planes", [False, True], ids=["RGB", "planes"])
+def test_a_live_stream_may_change_the_size_of_its_frames(tmp_path, name, codec, pixels, planes):
+    with open_stream(str(write_stream_of_two_sizes(tmp_path / name, codec, pixels))) as video:
+        frames = [as_rgb(frame) for frame, _ in video.pictures(Decoding(planes=planes))]
+    assert [tuple(frame.shape) for frame in frames] == [(3, 48, 64)] * 5 + [(3, 96, 80)] * 5
+    for i, frame in enumerate(frames):
+        assert (frame.int() - picture(i % 5, frame.shape[1:]).int()).abs().float().mean() < 8
+    with open_video(tmp_path / name) as video:
+        assert {tuple(frame.shape) for frame, _ in video} == {(3, 48, 64)}  # a file has one size
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="devices have other names")

@@ -117,6 +117,14 @@ def test_a_live_source_whose_size_never_rests_ends_with_a_sentence(model, quick,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a-2.mp4", "a.mp4"]
 
 
+def test_of_a_size_that_never_rests_no_more_is_said_than_of_the_first_changes(model, quick, monkeypatch):
+    monkeypatch.setattr(source_threads, "MAX_SIZE_CHANGES", 1)
+    camera, said = changing_camera(2, 2, 2), []
+    done = run(model, camera, observer=one_by_one(camera, message=said.append))
+    assert done.outcome.problems == []
+    assert (len(done.records), len(said)) == (6, 1)
+
+
 def test_raw_labels_of_a_live_source_end_where_its_size_changes(model, quick):
     camera, raw = changing_camera(2, 2), io.BytesIO()
     done = run(model, camera, raw=raw, observer=one_by_one(camera))
