@@ -1,28 +1,30 @@
 """Where the verbs write text about frames: files, standard output, addresses."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from io import TextIOWrapper
+from io import TextIOWrapper, UnsupportedOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from streamseg.cli.messages import STANDARD_OUTPUT
 from streamseg.io.files import check_writable, written_whole
+from streamseg.io.line_thread import LineThread, LineWriter
 from streamseg.io.web import is_address
 
 if TYPE_CHECKING:
     from streamseg.io.live_lines import LineSender
 
 
-TextOpener: TypeAlias = Callable[[Path], AbstractContextManager[TextIO]]
+TextOpener: TypeAlias = Callable[[Path], AbstractContextManager[LineWriter]]
 """Opens a file for text, or standard output for -."""
 
 
 @contextmanager
 def open_records(
     place: str, notify: Callable[[str], None], open_file: TextOpener
-) -> Iterator["TextIO | LineSender | None"]:
+) -> Iterator["LineWriter | LineSender | None"]:
     """Open a file for lines of JSON, an address, or standard output for -; None for an empty name."""
     if not place:
         yield None
@@ -53,26 +55,47 @@ def open_text(path: Path) -> Iterator[TextIO]:
 
 
 @contextmanager
-def open_live_text(path: Path) -> Iterator[TextIO]:
-    """Open a file for text that others read while it is written; or standard output.
+def open_live_text(path: Path, notify: Callable[[str], None]) -> Iterator[LineWriter]:
+    """Open a file for text that others read while it is written; or standard output. A slow reader holds up nobody.
 
     What the file held before stays until the first line is written. After an error the lines so far stay. A file that
     got no line and was not there before is removed.
+
+    Args:
+        notify: Receives a sentence if lines are dropped.
     """
     if path == STANDARD_OUTPUT:
-        with open_text(path) as file:
-            yield file
+        with LineThread(StandardOutput(), "Standard output", notify) as lines:
+            yield lines
         return
     target = check_writable(path)
     existed = target.exists()
     with write_errors(path):
         file = LiveTextFile(target, path)
+    lines = LineThread(file, str(path), notify)
     try:
-        with file:
-            yield file
+        with lines:
+            yield lines
     finally:
+        if not lines.hangs:  # or it would be waited for
+            file.close()
         if not existed and target.exists() and not target.stat().st_size:
             target.unlink()
+
+
+class StandardOutput:
+    """Standard output without Python's buffer, which would wait at the end of the program for a reader who hangs."""
+
+    def write(self, text: str) -> None:
+        sys.stdout.flush()
+        try:
+            number = sys.stdout.fileno()
+        except UnsupportedOperation:  # it is in memory
+            sys.stdout.write(text)
+            return
+        data = text.encode()
+        while data:
+            data = data[os.write(number, data) :]
 
 
 class LiveTextFile(TextIOWrapper):

@@ -119,10 +119,12 @@ def open_region_outputs(
     areas = tuple(read_zones(options.zones)) if options.zones else ()
     ZoneMonitor(areas, classes)  # refuses unknown classes before a file is opened
     with ExitStack() as stack:
-        sinks = tuple(stack.enter_context(open_sink(target, sys.stdout, problems.append)) for target in options.targets)
+        output = stack.enter_context(open_file(STANDARD_OUTPUT)) if "-" in options.targets else sys.stdout
+        sinks = tuple(stack.enter_context(open_sink(target, output, problems.append)) for target in options.targets)
         write = None
         if options.regions:
             form = pick_format(options.regions, options.regions_format)
-            file = stack.enter_context((open_file if form == "lines" else open_text)(options.regions))
+            opener: TextOpener = open_file if form == "lines" else open_text
+            file = stack.enter_context(opener(options.regions))
             write = stack.enter_context(region_writer(file, form, classes))
         yield RegionSettings(classes, write, options.min_area, only, areas, sinks)

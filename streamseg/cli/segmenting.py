@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,10 +31,10 @@ from streamseg.cli.options import (
     set_key_interval,
     steady_by_default,
 )
-from streamseg.cli.records import open_live_text, open_records, open_text
+from streamseg.cli.records import TextOpener, open_live_text, open_records, open_text
 from streamseg.cli.regions import NO_REGIONS, RegionOptions, check_region_options, open_region_outputs
 from streamseg.cli.reports import count_sent, list_results
-from streamseg.io.sources import HARDWARE_DECODERS, LiveSource
+from streamseg.io.sources import HARDWARE_DECODERS
 from streamseg.io.web import is_address
 from streamseg.models.bundled import DEFAULT, find_weights
 
@@ -81,6 +82,8 @@ class SegmentOptions:
     json: Annotated[str, option("FILE", "none")] = ""
     """A file for one line of JSON per frame: shares of the classes, latency, age of the mask, network input size; - for
     standard output, or an address that takes lines: ws://HOST/PATH or mqtt://HOST/TOPIC."""
+    json_labels: bool = False
+    """Also put the labels of a frame into its line of --json: one byte a pixel, compressed with zlib, in Base64."""
     show: bool = False
     """Show the overlays in a window, of several sources in a grid; q closes it. The last picture stays until it is
     closed."""
@@ -196,6 +199,8 @@ def check_options(options: SegmentOptions, out: str, region_options: RegionOptio
     """Raise an error if options are wrong, or do not go together."""
     if [out, options.json, *region_options.results].count("-") > 1:
         raise ValueError("OUT, --json, --regions and --events cannot share standard output: give file names.")
+    if options.json_labels and not options.json:
+        raise ValueError("--json-labels adds labels to the lines of --json: give a file or an address for them.")
     if options.ray and (region_options.results or region_options.zones):
         raise ValueError("--ray labels videos into a folder: leave out --regions, --zones and --events.")
     video = (options.window or 1) > 1 or options.half_life or parse_steady(options.steady)
@@ -339,7 +344,8 @@ def run_plan(
     observer = TerminalObserver(meter, settings.classes.names, messages, options.quiet)
     screen = DisplayWindow("streamseg") if options.show else None
     # a camera never ends, so that its lines are read meanwhile
-    open_file = open_live_text if any(isinstance(source, LiveSource) for source in plan.sources) else open_text
+    live = any(source.live for source in plan.sources)
+    open_file: TextOpener = partial(open_live_text, notify=observer.message) if live else open_text
     with (
         open_records(options.json, observer.message, open_file) as records,
         open_region_outputs(region_options, settings.classes, unsent, open_file) as regions,
@@ -351,6 +357,7 @@ def run_plan(
             meter,
             deadline=None if options.deadline is None else options.deadline / 1000,
             records=records,
+            records_labels=options.json_labels,
             raw=sys.stdout.buffer if plan.raw else None,
             regions=regions,
             display=screen,
@@ -363,11 +370,8 @@ def run_plan(
         problems = [*map(str, plan.missing), *result.problems]
         if not result.frames and problems:
             raise ValueError(problems[0])
-        measured = meter.stream_summaries()
-        streams = {source.name: measured[source.name] for source in plan.sources if source.name in measured}
         if records is not None:
-            summary = latency.summary_to_json(meter.summary(), streams) | count_sent(pipeline)
-            records.write(dumps({"summary": summary}) + "\n")
+            records.write(dumps({"summary": pipeline.summarize() | count_sent(pipeline)}) + "\n")
     lines = records.sender if isinstance(records, LineSender) else None
     if lines and lines.problem:
         problems.append(lines.problem)
@@ -380,18 +384,25 @@ def run_plan(
     if region_options.regions and region_options.regions != STANDARD_OUTPUT:
         print(f"regions: {region_options.regions}", file=messages)
     if result.frames > 1:
-        print(latency.format_summary(meter.summary(), streams), file=messages)
+        print(latency.format_summary(meter.summary(), pipeline.stream_summaries()), file=messages)
     if lines and lines.reached:
         print(f"\n--json: {lines.counts}", file=messages)
     for problem in problems:
         if problem not in result.reported.values():
             print_error(problem)
     if result.reported:
-        print_error(f"{len(result.reported)} of {len(plan.sources)} sources failed: {', '.join(result.reported)}.")
+        print_error(count_failed(plan, result))
     if result.signal:
         print_error(f"Stopped after {result.frames} frames: the files hold those.")
     wait_for_window(screen, plan, result)
     return 128 + result.signal if result.signal else int(bool(problems))
+
+
+def count_failed(plan: SegmentPlan, result: "RunResult") -> str:
+    """Return a sentence on how many sources failed, and which."""
+    missing, failed = len(plan.missing), ", ".join(result.reported)
+    others = f", and {missing} that could not be found" if missing else ""
+    return f"{len(result.reported) + missing} of {len(plan.sources) + missing} sources failed: {failed}{others}."
 
 
 def wait_for_window(screen: "DisplayWindow | None", plan: SegmentPlan, result: "RunResult") -> None:

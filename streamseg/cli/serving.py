@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from streamseg.checks import check_count, check_positive
 from streamseg.cli.masks import check_mask_file, read_mask_option
-from streamseg.cli.messages import loading, open_messages, print_error
+from streamseg.cli.messages import STANDARD_OUTPUT, loading, open_messages, print_error
 from streamseg.cli.options import (
     Device,
     Palette,
@@ -32,6 +32,7 @@ from streamseg.cli.options import (
     steady_by_default,
     weights_on_cluster,
 )
+from streamseg.cli.records import open_live_text
 from streamseg.cli.replicas import serve_replicas
 from streamseg.io.hub import is_hub_address
 from streamseg.models.bundled import find_weights
@@ -251,7 +252,8 @@ def open_events(events: str, areas: Mapping[str, object], lost: list[str]) -> It
     for target in targets:
         check_target(target)
     with ExitStack() as stack:
-        yield [stack.enter_context(open_sink(target, sys.stdout, lost.append)) for target in targets]
+        output = stack.enter_context(open_live_text(STANDARD_OUTPUT, print_error)) if "-" in targets else sys.stdout
+        yield [stack.enter_context(open_sink(target, output, lost.append)) for target in targets]
 
 
 def open_served(

@@ -65,9 +65,9 @@ ATTACHED_PICTURE = 0x400
 class Video:
     """A video being read: iterate over it, once, for its frames and their times.
 
-    Frames are upright; those of a file have the size of the first. Pixels that are not square are taken as square. Times
-    strictly increase: where timestamps are missing or go back, they are computed from the rate. After the last frame of
-    a damaged file CutShort is raised.
+    Frames are upright, and those of a file have the size of the first. Pixels that are not square are taken as square.
+    Times strictly increase: where timestamps are missing or go back, they are computed from the rate. After the last
+    frame of a damaged file CutShort is raised.
     """
 
     def __init__(

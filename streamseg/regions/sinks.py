@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import unquote
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from streamseg.io.files import check_writable
+from streamseg.io.line_thread import LineWriter
 from streamseg.io.live_lines import SCHEMES, LineSender, check_line_address
 from streamseg.io.web import redact, response_error, split_address, without_login
 
@@ -71,13 +72,13 @@ def holds_events(path: Path) -> bool:
 
 
 @contextmanager
-def open_sink(target: str, output: IO[str], report: Callable[[str], None]) -> Iterator[EventSink]:
+def open_sink(target: str, output: LineWriter, report: Callable[[str], None]) -> Iterator[EventSink]:
     """Give the sink of a target, and finish it at the end.
 
     Args:
         target: A file, to which lines of JSON are added as they come; the address of a webhook, a WebSocket or an MQTT
             topic; - for standard output.
-        output: Standard output.
+        output: Standard output, which writes each line at once.
         report: Receives one sentence if events were lost.
     """
     if target == "-":
@@ -100,14 +101,14 @@ def open_sink(target: str, output: IO[str], report: Callable[[str], None]) -> It
         if lines.sender.problem:
             report(lines.sender.problem)
     else:
-        with Path(target).open("a", encoding="utf-8") as file:
+        with Path(target).open("a", encoding="utf-8", buffering=1) as file:
             yield LinesSink(file, target)
 
 
 class LinesSink:
     """Writes events as lines of JSON, each at once."""
 
-    def __init__(self, file: IO[str], name: str):
+    def __init__(self, file: LineWriter, name: str):
         self.file, self.name = file, name
         self.lock = threading.Lock()
 
@@ -115,7 +116,6 @@ class LinesSink:
         try:
             with self.lock:
                 self.file.write(json.dumps(event) + "\n")
-                self.file.flush()
         except BrokenPipeError:  # no fault: the reader has closed the pipe
             raise
         except OSError as error:

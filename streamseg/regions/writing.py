@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from streamseg.checks import check_choice
 from streamseg.classes import Classes
+from streamseg.io.line_thread import LineWriter
 from streamseg.regions.coco import region_rle
 from streamseg.regions.defaults import SUFFIXES
 from streamseg.regions.polygons import TOLERANCE, Points, region_polygons
@@ -51,7 +52,7 @@ def holds_regions(path: Path) -> bool:
 
 @contextmanager
 def region_writer(
-    file: IO[str], form: str, classes: Classes, tolerance: float = TOLERANCE
+    file: LineWriter, form: str, classes: Classes, tolerance: float = TOLERANCE
 ) -> Iterator[Callable[[FrameRegions], None]]:
     """Give a function that writes the regions of a frame to a file, whose end is written at the end.
 
@@ -70,7 +71,7 @@ def region_writer(
 class LinesFile:
     """A line of JSON for each frame."""
 
-    def __init__(self, file: IO[str], classes: Classes, tolerance: float):
+    def __init__(self, file: LineWriter, classes: Classes, tolerance: float):
         self.file, self.tolerance, self.lock = file, tolerance, threading.Lock()
 
     def write(self, frame: FrameRegions) -> None:
@@ -98,7 +99,7 @@ class LinesFile:
 class GeoJsonFile:
     """A feature for each region of each frame. Coordinates are pixels, x to the right and y down."""
 
-    def __init__(self, file: IO[str], classes: Classes, tolerance: float):
+    def __init__(self, file: LineWriter, classes: Classes, tolerance: float):
         self.file, self.tolerance, self.lock = file, tolerance, threading.Lock()
         self.features = JsonList(file)
         file.write(f'{GEOJSON_START}, "features": [')
@@ -127,7 +128,7 @@ class CocoFile:
     COCO's own polygons have no holes, so that the polygon, the outline first, is an entry of its own.
     """
 
-    def __init__(self, file: IO[str], classes: Classes, tolerance: float):
+    def __init__(self, file: LineWriter, classes: Classes, tolerance: float):
         self.file, self.tolerance, self.lock = file, tolerance, threading.Lock()
         self.images: list[dict[str, Any]] = []
         self.annotations = JsonList(file)
@@ -165,7 +166,7 @@ class CocoFile:
 class JsonList:
     """The entries of a list in a JSON file, one a line; the caller writes its brackets."""
 
-    def __init__(self, file: IO[str]):
+    def __init__(self, file: LineWriter):
         self.file = file
         self.count = 0
 

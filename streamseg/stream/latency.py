@@ -125,16 +125,23 @@ class Histogram:
         self.counts[min(number, len(self.counts) - 1)] += 1
         self.least, self.most = min(self.least, seconds), max(self.most, seconds)
 
-    def percentile(self, percent: int) -> float:
-        """Return the time that a percentage of all times does not exceed."""
-        so_far = list(accumulate(self.counts))
-        number = bisect_left(so_far, math.ceil(so_far[-1] * percent / 100))
-        return min(max(1e-6 * 1.02 ** (number + 0.5), self.least), self.most)
+    def copy(self) -> "Histogram":
+        """Return a copy, which can be looked at while others add times."""
+        other = Histogram()
+        other.counts, other.least, other.most = self.counts.copy(), self.least, self.most
+        return other
 
     def spread(self) -> Spread | None:
-        if not any(self.counts):
+        """Return percentiles: the times that a percentage of all times does not exceed."""
+        so_far = list(accumulate(self.counts))
+        if not so_far[-1]:
             return None
-        return Spread(self.percentile(50), self.percentile(95), self.percentile(99), self.most)
+
+        def percentile(percent: int) -> float:
+            number = bisect_left(so_far, math.ceil(so_far[-1] * percent / 100))
+            return min(max(1e-6 * 1.02 ** (number + 0.5), self.least), self.most)
+
+        return Spread(percentile(50), percentile(95), percentile(99), self.most)
 
 
 class Meter:
@@ -238,18 +245,22 @@ class Meter:
         """Return the measurements of each stream that was opened, by name; slower than the summary of all."""
         with self.lock:
             names = [*self.frames_read, *sorted(self.live - self.frames_read.keys())]
-            return {
-                name: StreamSummary(
-                    read=self.frames_read[name],
-                    labelled=sum(self.latencies[name].counts),
-                    dropped=self.frames_dropped[name],
-                    latency=self.latencies[name].spread(),
-                    reconnects=self.reconnects[name],
-                    silent=self.silent.get(name, 0.0),
-                    live=name in self.live,
-                )
-                for name in names
-            }
+            latencies = {name: self.latencies[name].copy() for name in names}
+            read, dropped, reconnects = self.frames_read.copy(), self.frames_dropped.copy(), self.reconnects.copy()
+            silent, live = self.silent.copy(), self.live.copy()
+        # without the lock: of many streams it takes as long as a frame
+        return {
+            name: StreamSummary(
+                read=read[name],
+                labelled=sum(latencies[name].counts),
+                dropped=dropped[name],
+                latency=latencies[name].spread(),
+                reconnects=reconnects[name],
+                silent=silent.get(name, 0.0),
+                live=name in live,
+            )
+            for name in names
+        }
 
 
 def bottleneck(summary: Summary) -> str:

@@ -1,15 +1,7 @@
 """The interfaces through which a pipeline reports progress and frames."""
 
-from typing import Protocol
-
 from streamseg.io.outputs import Output
 from streamseg.io.sources import Capture
-
-
-class LineWriter(Protocol):
-    """A place for lines of text: a file, or a server."""
-
-    def write(self, text: str, /) -> object: ...
 
 
 class PipelineObserver:

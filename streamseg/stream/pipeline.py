@@ -21,21 +21,24 @@ from streamseg.engine.engine import to_engine
 from streamseg.io.codec_pool import IDLE
 from streamseg.io.display import DisplayWindow
 from streamseg.io.grid import GridView
+from streamseg.io.line_thread import LineWriter
 from streamseg.io.outputs import Output, OutputFiles, share_plan
 from streamseg.io.sources import Source, VideoFile
 from streamseg.io.web import is_address
 from streamseg.parallel.signals import StopSignals
 from streamseg.parallel.threads import GroupThread, short_turns
 from streamseg.stream.deadline import Deadline
-from streamseg.stream.latency import Meter
+from streamseg.stream.latency import Meter, StreamSummary, summary_to_json
 from streamseg.stream.network_thread import NetworkThread
-from streamseg.stream.observer import LineWriter, PipelineObserver
+from streamseg.stream.observer import PipelineObserver
 from streamseg.stream.region_outputs import RegionSettings
 from streamseg.stream.settings import DrawStyle, LabelSettings, SourceSettings
 from streamseg.stream.source_threads import SharedRun, SourceStream
 
 STOP_TIMEOUT = 5.0
 """Seconds that each thread has to end when a run is aborted."""
+STATISTICS_SECONDS = 10.0
+"""The time between two lines of JSON with the statistics of live sources."""
 GRID_SECONDS = 0.1
 """The time between two pictures of the grid of several sources."""
 MAX_FILES = 8
@@ -81,6 +84,7 @@ class Pipeline:
         *,
         deadline: float | None = None,
         records: LineWriter | None = None,
+        records_labels: bool = False,
         raw: BinaryIO | None = None,
         regions: RegionSettings | None = None,
         display: DisplayWindow | None = None,
@@ -91,7 +95,8 @@ class Pipeline:
         """
         Args:
             deadline: Seconds within which a frame should be labelled; the network input shrinks if necessary.
-            records: Receives a line of JSON for each frame.
+            records: Receives a line of JSON for each frame; of live sources also one with statistics now and then.
+            records_labels: Whether the lines of frames hold their labels.
             raw: Receives the labels of each frame as bytes.
             regions: What to do with regions and zones.
             display: Shows the frames.
@@ -111,6 +116,7 @@ class Pipeline:
             several=len(sources) > 1,
             shows=display is not None,
             records=records,
+            records_labels=records_labels,
             raw=raw,
             regions=regions,
             hardware=hardware,
@@ -130,11 +136,15 @@ class Pipeline:
         self.grid = GridView(names, display.room) if display and len(names) > 1 else None
         self.next_grid = 0.0
         """When the grid is drawn again, by time.monotonic()."""
+        self.next_statistics = math.inf
+        """When statistics are written again, by time.monotonic()."""
 
     def run(self) -> RunResult:
         """Read, label, draw and write every frame, or all until Ctrl-C; frames that were begun are then finished."""
         threads = torch.get_num_threads()
         self.start_codecs()
+        if self.shared.live:
+            self.next_statistics = time.monotonic() + STATISTICS_SECONDS
         with StopSignals() as stop, short_turns(self.shared.on_device):
             self.alone = len(self.streams) == 1 and not needs_threads(self.streams[0])
             work = self.network.work_alone if self.alone else self.network.work
@@ -171,6 +181,15 @@ class Pipeline:
             sizes={size: sizes[size] for size in sorted(sizes, key=math.prod, reverse=True)},
             late=self.shared.deadline.late,
         )
+
+    def summarize(self) -> dict[str, object]:
+        """Return the measurements so far, of all sources and of each, for JSON."""
+        return summary_to_json(self.shared.meter.summary(), self.stream_summaries())
+
+    def stream_summaries(self) -> dict[str, StreamSummary]:
+        """Return the measurements of each source that was opened, in their order."""
+        measured = self.shared.meter.stream_summaries()
+        return {name: measured[name] for stream in self.streams if (name := stream.source.name) in measured}
 
     @property
     def total(self) -> int | None:
@@ -214,6 +233,9 @@ class Pipeline:
         now = time.monotonic()
         for stream in self.streams:
             stream.watch(now)
+        if now >= self.next_statistics and not self.stopped:
+            self.next_statistics = now + STATISTICS_SECONDS
+            self.shared.write_record({"statistics": self.summarize()})
         self.refresh_display()
         if (signal or (self.display and self.display.closed)) and not self.stopped:
             self.stopped = True

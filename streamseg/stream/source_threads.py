@@ -8,6 +8,7 @@ source replaces the frame that waits by a newer one, and replaced frames count a
 Shapes: H height, W width.
 """
 
+import json
 import math
 import os
 import threading
@@ -26,6 +27,7 @@ from streamseg.checks import CutShort
 from streamseg.engine import kernels
 from streamseg.engine.labels import count_labels
 from streamseg.io import codec_pool
+from streamseg.io.line_thread import LineWriter
 from streamseg.io.outputs import LiveOutput, Output
 from streamseg.io.sources import Capture, Decoding, LiveSource, PlayedVideo, Source, VideoFile
 from streamseg.io.yuv import Yuv420, default_matrix
@@ -33,7 +35,7 @@ from streamseg.parallel.threads import BoundedQueue, GroupThread, ThreadGroup
 from streamseg.stream.deadline import Deadline
 from streamseg.stream.latency import Meter
 from streamseg.stream.legend import LegendCache
-from streamseg.stream.observer import LineWriter, PipelineObserver
+from streamseg.stream.observer import PipelineObserver
 from streamseg.stream.region_outputs import RegionOutputs, RegionSettings
 from streamseg.stream.settings import DrawStyle, LabelSettings, SourceSettings
 from streamseg.stream.source_writer import SourceWriter
@@ -73,6 +75,8 @@ class SharedRun:
     """Whether the frames are shown in a window."""
     records: LineWriter | None
     """Receives a line of JSON for each frame."""
+    records_labels: bool
+    """Whether these lines hold the labels."""
     raw: BinaryIO | None
     """Receives the labels of each frame as bytes."""
     regions: RegionSettings | None = None
@@ -80,7 +84,9 @@ class SharedRun:
     group: ThreadGroup = field(default_factory=ThreadGroup)
     # not the group's: torch and files give other threads a turn, which would all wait for a lock of the queues
     totals_lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while class_pixels or records change."""
+    """Held while class_pixels change."""
+    records_lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a line is written to records."""
     problems: list[str] = field(default_factory=list)
     """A sentence for each source that failed."""
     reported: dict[str, str] = field(default_factory=dict)
@@ -114,6 +120,13 @@ class SharedRun:
         with self.totals_lock:
             for i, count in enumerate(counts):
                 self.class_pixels[i] += count
+
+    def write_record(self, entry: dict[str, object]) -> None:
+        """Write a line of JSON, if they are asked for."""
+        if self.records is not None:
+            line = json.dumps(entry) + "\n"
+            with self.records_lock:
+                self.records.write(line)
 
     def add_latency(self, job: "FrameJob") -> None:
         """Take the latency of a frame, which ends with its labels on the host."""

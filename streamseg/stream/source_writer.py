@@ -1,6 +1,5 @@
 """The writer of a source: to files, to an address, and as lines of JSON."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from streamseg.io.live_sender import LiveSender
 from streamseg.io.outputs import FrameOutput, LiveOutput, Output, OutputFiles, open_writer
-from streamseg.stream.observer import LineWriter
+from streamseg.io.packed_labels import pack_labels
 
 if TYPE_CHECKING:
     from streamseg.io.live_video import LiveFrame
@@ -107,14 +106,14 @@ class SourceWriter:
         self.written += 1
         if isinstance(job.picture, Tensor):
             self.picture = job.picture
-        if shared.records:
-            self.write_record(shared.records, job, age)
+        if shared.records is not None:
+            shared.write_record(self.make_record(job, age))
         shared.observer.frame_written(job.capture, job.shares, self.parts[-1])
 
-    def write_record(self, records: LineWriter, job: "FrameJob", age: float) -> None:
-        """Write a line of JSON about a frame."""
+    def make_record(self, job: "FrameJob", age: float) -> dict[str, object]:
+        """Return what the line of JSON about a frame says."""
         shares = zip(self.shared.settings.classes.names, job.shares, strict=True)
-        entry = {
+        record: dict[str, object] = {
             "source": self.source.name,
             "name": job.capture.name,
             "frame": job.capture.index,
@@ -124,9 +123,10 @@ class SourceWriter:
             "size": job.size,
             "shares": {name: share for name, share in shares if share},
         }
-        line = json.dumps(entry) + "\n"
-        with self.shared.totals_lock:
-            records.write(line)
+        if self.shared.records_labels:
+            height, width = job.labels.shape
+            record |= {"height": height, "width": width, "labels": pack_labels(job.labels)}
+        return record
 
 
 def write_raw_labels(file: BinaryIO, labels: Tensor) -> None:

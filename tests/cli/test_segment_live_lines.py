@@ -1,12 +1,17 @@
 """Lines of JSON in a file while segment runs: of live sources at once, of files at the end."""
 
+import base64
 import json
+import signal
 import subprocess
+import threading
+import zlib
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy
 import pytest
 from clips import make_clip, picture
 from commands import error_line, failing
@@ -15,7 +20,10 @@ from segment_run import made, start
 from servers import RtspServer
 from waiting import PATIENCE, until
 
-from streamseg.io import sources
+import streamseg
+from streamseg.cli import records
+from streamseg.io import line_thread, sources
+from streamseg.stream import pipeline
 
 OLD = '{"summary": {"frames": {"written": 7}}}\n'
 """What a run before has left in a file of lines."""
@@ -144,3 +152,57 @@ def test_a_missing_folder_or_a_locked_file_is_a_sentence_before_a_camera_is_open
     monkeypatch.setattr("streamseg.cli.records.LiveTextFile", failing(PermissionError(13, "Permission denied")))
     locked = error_line(capsys, segment("0", "--no-overlay", "--json", "a.jsonl"))
     assert locked == "streamseg: Could not write a.jsonl: Permission denied.\n"
+
+
+@pytest.mark.parametrize("option", ["--json", "--regions"])
+def test_a_reader_of_standard_output_who_does_not_read_holds_up_no_camera(
+    here, segment, live, monkeypatch, capsys, option
+):
+    reading = threading.Event()
+    monkeypatch.setattr(records.StandardOutput, "write", lambda *_: reading.wait(PATIENCE))
+    monkeypatch.setattr(line_thread, "CLOSE_SECONDS", 0.05)
+    live(lambda address, i: None)
+    assert segment("0", "1", "-o", "out", option, "-") == 1  # the cameras were lost in the end
+    assert made(here) == ["out/camera0-overlay.mp4", "out/camera1-overlay.mp4"]
+    assert "Standard output took lines too slowly: " in capsys.readouterr().err
+    reading.set()
+
+
+def test_a_process_that_reads_the_lines_of_a_network_camera_gets_each_at_once(here, weights):
+    frames = [picture(i).permute(1, 2, 0).contiguous().numpy() for i in range(4)]
+    with RtspServer(frames, visits=[None]) as server:
+        arguments = (server.address, "--no-overlay", "--json", "-")
+        with start(weights, *arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert "shares" in json.loads(process.stdout.readline())
+            process.send_signal(signal.SIGTERM)
+            *_, last = process.stdout
+            assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+    assert "summary" in json.loads(last)
+
+
+def test_the_lines_of_cameras_tell_their_statistics_now_and_then(here, segment, live, monkeypatch):
+    monkeypatch.setattr(pipeline, "STATISTICS_SECONDS", 0.0)
+
+    def before_frame(address, i):
+        def told():
+            entries = [json.loads(line).get("statistics") for line in lines_of("a.jsonl")]
+            return any(entry and entry["streams"].get("camera0", {}).get("labelled") == i for entry in entries)
+
+        until(lambda: i == 0 or told())
+
+    live(before_frame)
+    assert segment("0", "--no-overlay", "--json", "a.jsonl") == 1
+    *_, last = map(json.loads, lines_of("a.jsonl"))
+    assert last["summary"]["streams"]["camera0"]["labelled"] == 3
+
+
+def test_lines_hold_the_labels_if_they_are_asked_for(here, segment, model, capsys):
+    make_clip(Path("v.mp4"), 3)
+    assert segment("v.mp4", "--no-overlay", "--json", "-", "--json-labels", "--steady", "off") == 0
+    *entries, _ = map(json.loads, capsys.readouterr().out.splitlines())
+    for record, frame in zip(entries, streamseg.read_frames("v.mp4"), strict=True):
+        labels = numpy.frombuffer(zlib.decompress(base64.b64decode(record["labels"])), numpy.uint8)
+        expected = streamseg.segment(frame, model)
+        assert (labels.reshape(record["height"], record["width"]) == expected.numpy()).mean() > 0.99
+    message = error_line(capsys, segment("v.mp4", "-o", "b.mp4", "--json-labels"))
+    assert "--json-labels adds labels to the lines of --json: give a file or an address for them." in message
