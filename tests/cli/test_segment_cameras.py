@@ -36,6 +36,13 @@ def fleet(*cameras, head=""):
     Path("fleet.toml").write_text("\n".join([head, *tables]))
 
 
+def test_what_could_not_be_found_counts_among_the_sources_that_failed(here, segment, capsys):
+    with RtspServer(FRAMES, visits=[3]) as one, RtspServer(FRAMES, visits=[3]) as other:
+        assert segment("nowhere.mp4", one.address, other.address, "-o", "out", "--size", "32x32") == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(r"streamseg: 3 of 3 sources failed: .+, .+, and 1 that could not be found\.", last)
+
+
 def test_half_of_a_fleet_is_dead_and_the_others_go_on(here, segment, capsys):
     with ExitStack() as stack:
         servers = [stack.enter_context(RtspServer(FRAMES, visits=[30])) for _ in range(3)]
