@@ -123,7 +123,7 @@ def copy_frame(video: Video, stored: "VideoFrame", slots: Slots, slot: int, plan
     fits = (stored.height, stored.width) == video.stored_size
     found = find_planes(stored, video.orientation) if fits and planes else None
     if found is None:
-        rgb = to_array(video.to_rgb(stored), video.orientation)
+        rgb = to_array(video.to_rgb(stored, video.stored_size), video.orientation)
         slots.array(slot, rgb.size)[:] = rgb.reshape(-1)
         return {"kind": RGB, "shape": rgb.shape}
     copy_planes(stored, found.size, slots.array(slot, found.count, "uint8" if found.bits == 8 else "uint16"))

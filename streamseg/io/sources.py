@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from streamseg.io.codec_client import ProcessVideo
+    from streamseg.io.decoded_frame import DecodedFrame
     from streamseg.io.video_reading import Video
     from streamseg.io.yuv import Yuv420
 
@@ -60,8 +61,8 @@ TO_RGB = Decoding()
 class Capture:
     """A frame, and where and when it was taken."""
 
-    pixels: "Tensor | Yuv420"
-    """RGB, or the planes of a video that is decoded to them."""
+    pixels: "Tensor | Yuv420 | DecodedFrame"
+    """RGB, the planes of a video that is decoded to them, or what becomes RGB when it is needed."""
     name: str
     """For the names of output files: of a picture its file's name without suffix, else the source's name."""
     index: int

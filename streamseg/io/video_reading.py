@@ -8,6 +8,7 @@ import itertools
 import re
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from av.container import InputContainer
     from torch import Tensor
 
+    from streamseg.io.decoded_frame import DecodedFrame
     from streamseg.io.yuv import Yuv420
 
 Pixels = TypeVar("Pixels")
@@ -90,6 +92,10 @@ class Video:
         self.length = declared_frames(stream) or round((container.duration or 0) / av.time_base * self.rate) or None
         """How many frames the file declares; if it declares a duration only, computed from the rate."""
         self.reformat = new_reformatter()
+        self.converting = threading.Lock()
+        """Held while a frame is converted: those of a live video by any thread."""
+        self.known_format = ""
+        """The pixel format of the last frame of a live video."""
         self.fault: av.error.FFmpegError | None = None
         self.unreadable = 0
         """How many packets could not be decoded."""
@@ -127,15 +133,20 @@ class Video:
     def __iter__(self) -> Iterator[tuple["Tensor", float]]:
         return self.read(self.to_frame)
 
-    def pictures(self, decoding: Decoding) -> Iterator[tuple["Tensor | Yuv420", float]]:
-        """Yield frames and their times: planes, if they are asked for and the video has them, else RGB."""
+    def pictures(self, decoding: Decoding) -> Iterator[tuple["Tensor | Yuv420 | DecodedFrame", float]]:
+        """Yield frames and their times: planes, if they are asked for and the video has them, else RGB.
+
+        The frames of a live video become RGB when they are needed, which those that are dropped never are.
+        """
 
         def convert(stored: "VideoFrame") -> "Tensor | Yuv420":
             fits = (stored.height, stored.width) == self.stored_size
             planes = to_planes(stored, self.orientation, pinned=decoding.pinned) if fits else None
             return self.to_frame(stored) if planes is None else planes
 
-        return self.read(convert) if decoding.planes else self.read(self.to_frame)
+        if decoding.planes:
+            return self.read(convert)
+        return self.read(self.to_decoded if self.live else self.to_frame)
 
     def read(self, convert: Callable[["VideoFrame"], Pixels]) -> Iterator[tuple[Pixels, float]]:
         """Yield the converted frames and their times; then raise CutShort if frames are missing or damaged."""
@@ -202,24 +213,36 @@ class Video:
 
     def to_frame(self, stored: "VideoFrame") -> "Tensor":
         """Convert a stored frame to RGB, upright."""
-        return to_tensor(self.to_rgb(stored), self.orientation)
+        return to_tensor(self.to_rgb(stored, self.stored_size), self.orientation)
 
-    def to_rgb(self, stored: "VideoFrame") -> "VideoFrame":
-        """Convert a stored frame to RGB, in the size of the video's frames."""
-        height, width = self.stored_size
+    def to_decoded(self, stored: "VideoFrame") -> "DecodedFrame":
+        """Return a stored frame that becomes RGB when it is needed, with the size and orientation of now."""
+        from streamseg.io.decoded_frame import DecodedFrame  # with torch: the processes of codecs do without
+
+        size, orientation = self.stored_size, self.orientation
+        frame = DecodedFrame(self.size, lambda: to_tensor(self.to_rgb(stored, size), orientation))
+        if stored.format.name != self.known_format:  # one that cannot be read is told of here, not by who needs it
+            frame.to_rgb()
+            self.known_format = stored.format.name
+        return frame
+
+    def to_rgb(self, stored: "VideoFrame", size: tuple[int, int]) -> "VideoFrame":
+        """Convert a stored frame to RGB, in a height and width."""
+        height, width = size
         try:
-            return self.reformat(
-                stored,
-                width,
-                height,
-                # FFmpeg's fast conversion to planes, of 8 bits and an even height, does not write the columns behind
-                # the last multiple of 16; its others to interleaved RGB are up to ten steps off
-                "rgb24" if width % 16 and height % 2 == 0 and stored.format.components[0].bits == 8 else "gbrp",
-                src_colorspace=default_colour_matrix(height) if stored.colorspace == UNDECLARED_MATRIX else None,
-                # meaningless for RGB, but PyAV 14 uses the source's matrix only if the two differ
-                dst_colorspace="ITU601",
-                src_color_range="JPEG" if stored.color_range == FULL_RANGE else None,
-            )
+            with self.converting:
+                return self.reformat(
+                    stored,
+                    width,
+                    height,
+                    # FFmpeg's fast conversion to planes, of 8 bits and an even height, does not write the columns
+                    # behind the last multiple of 16; its others to interleaved RGB are up to ten steps off
+                    "rgb24" if width % 16 and height % 2 == 0 and stored.format.components[0].bits == 8 else "gbrp",
+                    src_colorspace=default_colour_matrix(height) if stored.colorspace == UNDECLARED_MATRIX else None,
+                    # meaningless for RGB, but PyAV 14 uses the source's matrix only if the two differ
+                    dst_colorspace="ITU601",
+                    src_color_range="JPEG" if stored.color_range == FULL_RANGE else None,
+                )
         except (av.error.FFmpegError, ValueError) as error:
             raise ValueError(f"{self.name} has a pixel format that cannot be read ({error}).") from None
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from streamseg.io.decoded_frame import DecodedFrame
 from streamseg.io.planes import (
     BT601 as BT601,
     BT709 as BT709,
@@ -133,8 +134,10 @@ def to_rgb(picture: Yuv420) -> Tensor:
     return picture.orientation.turn(rgb.add_(0.5).clamp_(0, 255).to(torch.uint8))
 
 
-def as_rgb(pixels: Tensor | Yuv420) -> Tensor:
+def as_rgb(pixels: Tensor | Yuv420 | DecodedFrame) -> Tensor:
     """Return a picture as an RGB frame (3, height, width); one that is RGB already is returned unchanged."""
+    if isinstance(pixels, DecodedFrame):
+        return pixels.to_rgb()
     return to_rgb(pixels) if isinstance(pixels, Yuv420) else pixels
 
 

@@ -22,7 +22,7 @@ from streamseg.stream.batch_limit import BATCH_SECONDS, BatchLimit, floor_power_
 from streamseg.stream.deadline import MIN_SCALE, POOR_SCALE, WARM_UP_PASSES, scale_size
 from streamseg.stream.device_work import DeviceWork
 from streamseg.stream.label_frames import MAX_PIXELS, finish_state, network_size, pick_steadiness, step_batch
-from streamseg.stream.source_threads import FrameJob, SharedRun, SourceStream
+from streamseg.stream.source_threads import NOTHING, FrameJob, SharedRun, SourceStream
 from streamseg.stream.state import State
 from streamseg.stream.together import check_one_size, pixel_shares
 
@@ -282,6 +282,9 @@ class NetworkThread:
         settings = self.shared.settings
         if self.device_work:
             self.device_work.upload(jobs)
+        else:
+            for job in jobs:
+                job.frame = job.capture.frame if job.frame is NOTHING else job.frame
         if self.is_tiled(jobs[0]) and isinstance(self.engine, EagerEngine):
             for job in jobs:
                 job.scale, job.size = scale, (job.shape[1], job.shape[2])

@@ -163,7 +163,7 @@ class FrameJob:
     started: float
     """When its latency begins: at the capture of a live source, at the network for a file, which has no clock."""
     frame: Tensor = NOTHING
-    """(3, H, W), on the network's device; empty before it is copied to a GPU, and after it was drawn there."""
+    """(3, H, W), on the network's device; empty before it is copied to a GPU, or is needed, and after it was drawn."""
     scale: float = 1.0
     """The scale of the network input that the deadline chose."""
     size: tuple[int, int] = (0, 0)
@@ -353,7 +353,8 @@ class SourceStream:
     def new_job(self, capture: Capture) -> FrameJob:
         """Return a job for a captured frame, from where a GPU can copy it."""
         if not self.shared.on_device:
-            return FrameJob(self, capture, capture.captured, capture.frame)
+            # a live frame that is dropped is never converted to RGB
+            return FrameJob(self, capture, capture.captured, NOTHING if self.source.live else capture.frame)
         if self.shared.device.type == "cuda":
             pixels = pin(capture.pixels)
             capture = capture if pixels is capture.pixels else replace(capture, pixels=pixels)

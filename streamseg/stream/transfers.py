@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from streamseg.engine import kernels
-from streamseg.io.yuv import Yuv420
+from streamseg.io.decoded_frame import DecodedFrame
+from streamseg.io.yuv import Yuv420, as_rgb
 
 
-def upload(pixels: Tensor | Yuv420, device: torch.device) -> Tensor:
+def upload(pixels: Tensor | Yuv420 | DecodedFrame, device: torch.device) -> Tensor:
     """Return a frame (3, H, W) as RGB on a device; on a GPU it may not have arrived yet.
 
     Args:
@@ -19,15 +20,18 @@ def upload(pixels: Tensor | Yuv420, device: torch.device) -> Tensor:
     if isinstance(pixels, Yuv420):
         # half the bytes of RGB, which is made there
         return kernels.to_rgb(pixels.with_pixels(pixels.pixels.to(device, non_blocking=True)))
-    return pixels.to(device, non_blocking=True)
+    return as_rgb(pixels).to(device, non_blocking=True)
 
 
-def pin(pixels: Tensor | Yuv420) -> Tensor | Yuv420:
+def pin(pixels: Tensor | Yuv420 | DecodedFrame) -> Tensor | Yuv420:
     """Return pixels in pinned memory, from which a GPU copies while the host goes on.
 
     Planes are decoded into pinned memory (Decoding.pinned). To ask CUDA would make the network's thread wait.
     """
-    return pixels if isinstance(pixels, Yuv420) or pixels.is_pinned() else pixels.pin_memory()
+    if isinstance(pixels, Yuv420):
+        return pixels
+    frame = as_rgb(pixels)
+    return frame if frame.is_pinned() else frame.pin_memory()
 
 
 def start_download(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import av
 import pytest
 import torch
 from clips import NTSC, TURNS, UNEVEN, cut, even, make_clip, number, picture, read, tone, turn, write
+from commands import failing
 from waiting import PATIENCE
 
 import streamseg
@@ -332,6 +333,26 @@ def test_a_server_that_is_silent_or_missing_is_told_without_the_password(scheme)
         address = f"127.0.0.1:{taken.getsockname()[1]}/a"
         with pytest.raises(OSError, match=f"^{scheme}://{address} cannot be read: Connection refused"):
             open_stream(f"{scheme}://me:secret@{address}", timeout=PATIENCE)
+
+
+def test_the_frames_of_a_live_stream_become_rgb_when_they_are_needed(tmp_path, monkeypatch):
+    path, converted = make_clip(tmp_path / "a.ts", 6), []
+    with open_stream(str(path)) as video:
+        to_rgb = video.to_rgb
+        monkeypatch.setattr(video, "to_rgb", lambda stored, size: converted.append(stored.pts) or to_rgb(stored, size))
+        frames = [frame for frame, _ in video.pictures(Decoding())]
+        assert len(converted) == 1  # the first, to see whether its format can be read
+    # after the stream is closed too, once each
+    assert [number(as_rgb(frame)) for frame in (frames[4], frames[2], frames[4])] == [4, 2, 4]
+    assert len(converted) == 3
+
+
+def test_a_live_stream_whose_pixel_format_cannot_be_read_is_told_by_who_reads_it(tmp_path, monkeypatch):
+    path = make_clip(tmp_path / "a.ts", 6)
+    with open_stream(str(path)) as video:
+        monkeypatch.setattr(video, "reformat", failing(ValueError("no such format")))
+        with pytest.raises(ValueError, match="has a pixel format that cannot be read"):
+            next(video.pictures(Decoding()))
 
 
 def write_stream_of_two_sizes(path, codec, pixels):
