@@ -6,6 +6,11 @@ Without --cameras and --rate: 16 cameras at 30 frames a second, then 64 at 10. F
 memory, and delivered on a clock, so that decoding is not measured; each camera starts at another moment. A frame's
 latency begins when it is due, even if its reader wakes up late, and ends when its labels are on the CPU. Nothing is
 written.
+
+The run that counts comes after one in which the engine prepares itself. To see that no frame waits for a compiler, let
+that one find no kernels:
+
+    TRITON_CACHE_DIR=$(mktemp -d) python benchmarks/cameras.py --cameras 16 --rate 30 --warm-up 30 --seconds 10
 """
 
 import argparse
@@ -82,6 +87,8 @@ class Figures:
     problems: list[str]
     first_labels_seconds: float
     """From the first frame of the first run, in which the engine prepares itself, to its first labels."""
+    preparing: dict
+    """The summary of that run."""
     memory_mb: dict[str, float]
     """Resident memory at the start and at the end of the run, and that on the GPU."""
     summary: dict
@@ -132,7 +139,7 @@ def measure(
     frames = list(moving_scene(size, FRAMES))
     if settings.device.type == "cuda":
         frames = [frame.pin_memory() for frame in frames]  # where segment's decoders write them
-    _, problems, first = run_cameras(settings, frames, cameras, rate, warm_up)
+    preparing, problems, first = run_cameras(settings, frames, cameras, rate, warm_up)
     request_batch_sizes(settings, size, cameras)
     wait_until_prepared(settings)
     before = memory(settings.device)
@@ -150,6 +157,7 @@ def measure(
         max((dropped for _, dropped in summary.streams.values()), default=0),
         [*problems, *more],
         first,
+        summary_to_json(preparing),
         {f"{name} {when}": found[name] for when, found in (("start", before), ("end", after)) for name in found},
         summary_to_json(summary),
     )
@@ -164,22 +172,27 @@ def memory(device: torch.device) -> dict[str, float]:
 
 def report(figures: Figures) -> str:
     """Return what was measured in a few lines."""
-    summary = figures.summary
-    latency = summary["latency_ms"] or {}
-    spread = ", ".join(f"{name} {value:.1f} ms" for name, value in latency.items())
+    summary, preparing = figures.summary, figures.preparing
+    before = preparing["frames"]
     memory_used = ", ".join(f"{name} {value:,.0f} MB" for name, value in figures.memory_mb.items())
     return "\n".join(
         [
             f"{figures.cameras} cameras, {figures.rate:g} frames a second each, {figures.seconds:g} s",
             f"frames: {figures.labelled:,} of {figures.expected:,} labelled, {figures.dropped:,} dropped, "
             f"at most {figures.most_dropped:,} of one camera",
-            f"from capture to labels: {spread or '-'}",
+            f"from capture to labels: {list_times(summary)}",
             f"memory: {memory_used}",
             f"first labels of the first run after {figures.first_labels_seconds:.2f} s",
+            f"frames of the first run: {before['labelled']:,} of {before['read']:,} labelled, {list_times(preparing)}",
             summary["bottleneck"],
             *figures.problems,
         ]
     )
+
+
+def list_times(summary: dict) -> str:
+    """Return the percentiles of the latency in a summary."""
+    return ", ".join(f"{name} {value:.1f} ms" for name, value in (summary["latency_ms"] or {}).items()) or "-"
 
 
 def main() -> None:
