@@ -52,6 +52,9 @@ class LimitOptions:
     """The most requests at a time, received, waiting or running; more get 503 with Retry-After."""
     batch: int = 8
     """The most frames of several clients in one batch."""
+    batch_time: Annotated[float | None, option("MS", "50 on a GPU, none on the CPU")] = None
+    """How many milliseconds a batch may take: batches have as many frames as the network labels in this time, and one
+    at least."""
     megabytes: float = 32.0
     """The largest picture, as a file."""
     megapixels: float = 32.0
@@ -65,12 +68,20 @@ class LimitOptions:
             check_count(name, getattr(self, name))
         for name in ("megabytes", "megapixels", "seconds"):
             check_positive(name, getattr(self, name))
+        if self.batch_time is not None:
+            check_positive("batch-time", self.batch_time)
 
     def limits(self) -> "Limits":
         """Return the limits of the server."""
         from streamseg.serve import Limits
 
-        return Limits(round(self.megabytes * 2**20), round(self.megapixels * 1e6), self.seconds, self.queue)
+        return Limits(
+            round(self.megabytes * 2**20),
+            round(self.megapixels * 1e6),
+            self.seconds,
+            self.queue,
+            batch_seconds=None if self.batch_time is None else self.batch_time / 1000,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

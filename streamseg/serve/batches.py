@@ -1,10 +1,12 @@
 """Batching: frames of many clients through one network, those of one size together, first come first served."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from time import perf_counter
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 from streamseg.engine.engine import Engine
 from streamseg.io.masks import Mask
 from streamseg.parallel.threads import set_torch_threads, short_turns
-from streamseg.stream.batch_limit import floor_power_of_two
+from streamseg.stream.batch_limit import BATCH_SECONDS, MAX_BATCH_PIXELS, BatchLimit, floor_power_of_two
 from streamseg.stream.label_frames import MAX_PIXELS, finish_state, label_batch, network_size
 from streamseg.stream.state import Policy, State
 
@@ -41,9 +43,10 @@ class Batcher:
 
     Args:
         window: Number of frames, or policy, that the past of a stream is made of.
-        max_frames: The largest number of frames in a batch; their pixels are limited too, to twice MAX_PIXELS.
+        max_frames: The largest number of frames in a batch; their pixels are limited too, see limit_batches.
         on_batch: Called with the number of frames in each batch.
         mask: Pixels to ignore.
+        seconds: How long a batch should take; None for the default of the engine's device.
     """
 
     def __init__(
@@ -53,9 +56,11 @@ class Batcher:
         max_frames: int = 8,
         on_batch: Callable[[int], None] = lambda number: None,
         mask: Mask | None = None,
+        seconds: float | None = None,
     ):
-        self.engine, self.window, self.max_frames = engine, window, max_frames
+        self.engine, self.window = engine, window
         self.cuda = engine.device.type == "cuda"
+        self.limit = limit_batches(engine.device, max_frames, seconds)
         self.on_batch, self.mask = on_batch, mask
         self.queue: deque[LabelRequest] = deque()
         self.finished: WeakKeyDictionary[State, State] = WeakKeyDictionary()
@@ -97,9 +102,8 @@ class Batcher:
             self.change.wait_for(lambda: self.queue or self.closed)
             if not self.queue:
                 return []
-            height, width = size = self.queue[0].size
-            max_frames = max(1, min(self.max_frames, 2 * MAX_PIXELS // (height * width)))
-            batch = [request for request in self.queue if request.size == size][:max_frames]
+            size = self.queue[0].size
+            batch = [request for request in self.queue if request.size == size][: self.limit.frames(size)]
             if self.cuda:
                 del batch[floor_power_of_two(len(batch)) :]
             self.queue = deque(request for request in self.queue if request not in batch)
@@ -108,6 +112,7 @@ class Batcher:
     def label(self, batch: list[LabelRequest]) -> None:
         """Label a batch, and set the result or the exception of each request."""
         self.on_batch(len(batch))
+        begin = perf_counter()
         try:
             frames = [request.frame for request in batch]
             states = [request.state and self.finished.pop(request.state, request.state) for request in batch]
@@ -119,9 +124,23 @@ class Batcher:
             for request in batch:
                 request.future.set_exception(error)
         else:
+            # on a GPU too, the labels are on the host by now
+            self.limit.record(batch[0].size, len(batch), perf_counter() - begin)
             for request, labelled in zip(batch, zip(labels, states_after, strict=True), strict=True):
                 request.future.set_result(labelled)
             for state in states_after:
                 finished = finish_state(self.engine, state)
                 if finished is not None and finished is not state:
                     self.finished[state] = finished
+
+
+def limit_batches(device: torch.device, max_frames: int, seconds: float | None) -> BatchLimit:
+    """Return the limit of batches on a device.
+
+    On a GPU it is that of segment: a batch takes little longer than a frame, and the time keeps a slow network from
+    holding up the others. On a CPU a batch has at most two of the largest frames, and no limit of time unless one is
+    given: clients wait for their answers anyway, and smaller batches gave fewer of them a second (docs/cameras.md).
+    """
+    if device.type == "cuda":
+        return BatchLimit(BATCH_SECONDS if seconds is None else seconds, max_frames, MAX_BATCH_PIXELS)
+    return BatchLimit(math.inf if seconds is None else seconds, max_frames, 2 * MAX_PIXELS)

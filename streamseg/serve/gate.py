@@ -50,7 +50,7 @@ STREAM_IDLE_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on what clients send, and on how long the server waits."""
+    """Limits on what clients send, and on how long the server waits and a batch takes."""
 
     bytes: int = 32 * 2**20
     """Size of a picture, or of a frame of a stream."""
@@ -62,6 +62,8 @@ class Limits:
     """Pictures and frames that are received, queued or labelled at a time; also the number of open streams."""
     viewers: int = 256
     """Viewers of the sources that the server reads: of their pictures and of their events."""
+    batch_seconds: float | None = None
+    """How long a batch should take; None for the default of the network's device."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,9 @@ class RequestGate:
         )
         batches = PrometheusHistogram("streamseg_batch_frames", "Frames in a batch.", (1, 2, 4, 8, 16, 32))
         policy = LastFrames(served.window, steady=served.steady)
-        self.batcher = Batcher(served.engine, policy, batch, batches.add, served.mask)
+        self.batcher = Batcher(
+            served.engine, policy, batch, batches.add, served.mask, seconds=self.limits.batch_seconds
+        )
         count = process_count() if processes is None else processes
         self.codecs = Codecs(self.limits.bytes, self.limits.pixels, count, self.limits.seconds)
         self.metrics: list[Counter | PrometheusHistogram | Gauge] = [

@@ -16,6 +16,8 @@ MAX_BATCH_PIXELS = 8 * MAX_PIXELS
 """The largest number of pixels in a batch: 16 frames of 720 x 1280, or 8 of 1024 x 2048."""
 BATCH_SECONDS = 0.05
 """How long a batch with frames of live sources should take; half of the deadline, if there is one."""
+KEPT_SIZES = 256
+"""Of how many network input sizes the time is known: pictures of a server may have any."""
 
 
 def floor_power_of_two(count: int) -> int:
@@ -26,21 +28,26 @@ def floor_power_of_two(count: int) -> int:
 class BatchLimit:
     """The largest batch of each network input size, by the time that the last batch of that size took."""
 
-    def __init__(self, budget: float):
+    def __init__(self, budget: float, max_frames: int = MAX_BATCH, max_pixels: int = MAX_BATCH_PIXELS):
         """
         Args:
             budget: How long a batch should take; infinite for files, which wait for the network.
+            max_frames: The largest number of frames in a batch, however fast it is.
+            max_pixels: The same of their pixels; a batch of one frame may have more.
         """
-        self.budget = budget
+        self.budget, self.max_frames, self.max_pixels = budget, max_frames, max_pixels
         self.frame_seconds: dict[tuple[int, int], float] = {}
         """The share of a frame in the time of the last batch of a size."""
 
     def frames(self, size: tuple[int, int]) -> int:
         """Return how many frames of a size may share a batch; one, while it is unknown how long it takes."""
-        most = max(1, min(MAX_BATCH, MAX_BATCH_PIXELS // (size[0] * size[1])))
+        most = max(1, min(self.max_frames, self.max_pixels // (size[0] * size[1])))
         seconds = self.frame_seconds.get(size, self.budget)
         return most if most * seconds <= self.budget else max(1, int(self.budget / seconds))
 
     def record(self, size: tuple[int, int], frames: int, seconds: float) -> None:
         """Take the time of a batch. One that was slow by chance is corrected by the next, which is then smaller."""
+        self.frame_seconds.pop(size, None)
+        if len(self.frame_seconds) == KEPT_SIZES:
+            del self.frame_seconds[next(iter(self.frame_seconds))]  # the size that has not come for longest
         self.frame_seconds[size] = seconds / frames

@@ -1,3 +1,4 @@
+import math
 from contextlib import contextmanager
 from functools import partial
 from unittest.mock import patch
@@ -19,7 +20,8 @@ from streamseg.models.video.clockwork import clockwork_pipelined
 from streamseg.models.video.dff import dff
 from streamseg.models.video.grfp import grfp
 from streamseg.models.video.netwarp import netwarp
-from streamseg.serve.batches import Batcher
+from streamseg.serve.batches import Batcher, limit_batches
+from streamseg.stream.batch_limit import BATCH_SECONDS
 from streamseg.stream.label_frames import label_frame, label_frames
 from streamseg.stream.state import LastFrames
 
@@ -79,6 +81,70 @@ def test_a_batch_has_at_most_two_of_the_largest_frames(engine, monkeypatch):
     with queue_up(engine, moving(4)):
         pass
     assert engine.batches == [1, 2, 2]
+
+
+class TimedEngine(PausableEngine):
+    """An engine whose batches take a known time, by a clock of its own."""
+
+    def __init__(self, engine, monkeypatch, batch_seconds=0.0, frame_seconds=0.01):
+        super().__init__(engine)
+        self.now, self.batch_seconds, self.frame_seconds = 0.0, batch_seconds, frame_seconds
+        monkeypatch.setattr("streamseg.serve.batches.perf_counter", lambda: self.now)
+
+    def predict(self, batch):
+        found = super().predict(batch)
+        self.now += self.batch_seconds + len(batch.images) * self.frame_seconds
+        return found
+
+
+# the first batch is the one that the others wait for, the second shows how long a frame of their size takes
+@pytest.mark.parametrize(
+    ("seconds", "batches"), [(0.035, [1, 1, 3, 3, 1]), (0.001, [1] * 9), (math.inf, [1, 8]), (None, [1, 8])]
+)
+def test_a_batch_has_as_many_frames_as_are_labelled_in_its_time(monkeypatch, seconds, batches):
+    engine = TimedEngine(small_engine(), monkeypatch)
+    with queue_up(engine, moving(8), seconds=seconds) as (_, answers):
+        pass
+    assert engine.batches == batches
+    assert all(answer.done() for answer in answers)
+
+
+def test_where_frames_cost_little_beside_the_batch_batches_grow_up_to_the_most_frames(monkeypatch):
+    engine = TimedEngine(small_engine(), monkeypatch, batch_seconds=0.02, frame_seconds=0.001)
+    with queue_up(engine, moving(18), max_frames=8, seconds=0.05):
+        pass
+    assert engine.batches == [1, 1, 2, 4, 8, 3]
+
+
+def test_a_batch_that_failed_says_nothing_about_the_time(monkeypatch):
+    engine = TimedEngine(small_engine(), monkeypatch)
+    batcher = Batcher(engine, seconds=0.05)
+    with pytest.raises(ValueError, match="expected RGB bytes"):
+        batcher.submit(torch.zeros(3, 64, 64)).result(PATIENCE)
+    batcher.close()
+    assert not batcher.limit.frame_seconds
+
+
+@pytest.mark.parametrize(
+    ("device", "size", "frames"),
+    [
+        ("cuda", (720, 1280), 8),
+        ("cuda", (1024, 2048), 8),
+        ("cpu", (360, 640), 8),
+        ("cpu", (720, 1280), 4),
+        ("cpu", (1024, 2048), 2),
+    ],
+)
+def test_eight_frames_of_any_size_share_a_batch_on_a_gpu_and_two_of_the_largest_on_a_cpu(device, size, frames):
+    limit = limit_batches(torch.device(device), 8, None)
+    limit.record(size, 1, 0.001)
+    assert limit.frames(size) == frames
+
+
+def test_the_time_of_a_batch_is_limited_on_a_gpu_or_where_asked():
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    found = [limit_batches(device, 8, seconds).budget for device in (cuda, cpu) for seconds in (None, 0.2, math.inf)]
+    assert found == [BATCH_SECONDS, 0.2, math.inf, math.inf, 0.2, math.inf]
 
 
 def test_the_state_of_a_stream_goes_in_and_comes_out(engine):

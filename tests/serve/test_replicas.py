@@ -143,10 +143,13 @@ def test_a_replica_is_unhealthy_if_its_network_hangs_or_its_thread_has_ended(mon
 
 def test_the_gate_of_a_replica_is_that_of_the_server():
     served = ServedModel(small_engine(), streamseg.CAMVID, WINDOW, Path("small.onnx"))
-    replica = replicas.Replica(replicas.ReplicaSettings(lambda: served, Limits(queue=3), "secret", 5))
-    gate = replica.gate
+    replica = replicas.Replica(
+        replicas.ReplicaSettings(lambda: served, Limits(queue=3, batch_seconds=0.2), "secret", 5)
+    )
+    gate, limit = replica.gate, replica.gate.batcher.limit
     assert isinstance(gate, RequestGate)
-    assert (gate.limits.queue, gate.token, gate.batcher.max_frames, gate.served) == (3, "secret", 5, served)
+    assert (gate.limits.queue, gate.token, gate.served) == (3, "secret", served)
+    assert (limit.max_frames, limit.budget) == (5, 0.2)
     gate.close()
 
 

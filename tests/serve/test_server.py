@@ -1,5 +1,6 @@
 import asyncio
 import json
+import math
 import re
 import signal
 import socket
@@ -18,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 import streamseg
+from streamseg.cli.serving import LimitOptions
 from streamseg.serve import Limits, server
 from streamseg.stream.label_frames import label_frame
 
@@ -116,6 +118,11 @@ def test_the_command_serves_until_a_signal(model, tmp_path):
         )
 
 
+def test_the_time_of_a_batch_is_given_in_milliseconds():
+    given = [LimitOptions(batch_time=milliseconds).limits().batch_seconds for milliseconds in (None, 30, math.inf)]
+    assert given == [None, 0.03, math.inf]
+
+
 def test_options_that_cannot_be_served_are_one_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     zone = '[[zone]]\nname = "z"\nclasses = ["%s"]\npoints = %s\n'
@@ -133,6 +140,7 @@ def test_options_that_cannot_be_served_are_one_sentence(tmp_path, monkeypatch, c
         (("--queue", "0"), "queue is 0; expected"),
         (("--window", "0"), "window is 0; expected"),
         (("--seconds", "0"), "seconds is 0.0; expected a number above 0."),
+        (("--batch-time", "0"), "batch-time is 0.0; expected a number above 0."),
         (("nowhere.safetensors",), "No weights at nowhere.safetensors"),
         (("--zones", "none.toml"), "No file of zones at none.toml: check the path."),
         (("--events", "events.jsonl"), "--events reports what happens in zones: give a file of them with --zones."),

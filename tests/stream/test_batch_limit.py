@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from streamseg.stream.batch_limit import BATCH_SECONDS, MAX_BATCH, BatchLimit, floor_power_of_two
+from streamseg.stream.batch_limit import BATCH_SECONDS, KEPT_SIZES, MAX_BATCH, BatchLimit, floor_power_of_two
 
 HD = (720, 1280)
 
@@ -46,6 +46,22 @@ def test_a_batch_that_was_slow_once_is_corrected_by_the_next():
     assert limit.frames(HD) == 1
     limit.record(HD, 1, 0.004)
     assert limit.frames(HD) == 12
+
+
+def test_a_batch_may_have_other_limits_of_frames_and_pixels():
+    assert BatchLimit(math.inf, max_frames=32).frames((360, 640)) == 32
+    assert BatchLimit(math.inf, max_frames=32, max_pixels=4 * 720 * 1280).frames(HD) == 4
+
+
+def test_the_times_of_the_latest_sizes_are_kept_and_no_more():
+    limit = BatchLimit(0.05)
+    limit.record(HD, 1, 0.01)
+    for side in range(KEPT_SIZES - 1):
+        limit.record((64, 64 + side), 1, 0.01)
+    limit.record(HD, 1, 0.01)  # it is the latest again
+    limit.record((32, 32), 1, 0.01)
+    assert len(limit.frame_seconds) == KEPT_SIZES
+    assert (limit.frames(HD), limit.frames((64, 64))) == (5, 1)
 
 
 def test_on_a_gpu_batches_are_powers_of_two():
