@@ -112,7 +112,7 @@ class ServedSource:
                         if self.closed.is_set():
                             return
                         if self.gate.served.mask:
-                            self.gate.served.mask.check_fits(*capture.frame.shape[1:])
+                            self.gate.served.mask.check_fits(*capture.pixels.shape[1:])
                         attempt, delivered = 0, True
                         self.offer(capture)
                 fault = "it has ended"
