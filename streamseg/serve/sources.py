@@ -34,6 +34,8 @@ NAME = re.compile(r"[A-Za-z0-9_-]+")
 """The characters of a source's name, which is a part of addresses and of metrics."""
 SILENT_SECONDS = 10.0
 """A source that delivers no frame for this long counts as lost."""
+NO_FRAME_YET = "it has not delivered a frame yet"
+"""The fault of a source before its first frame or its first failure."""
 POLL_SECONDS = 0.5
 """How often a viewer who waits for a picture looks whether the server shuts down."""
 
@@ -57,7 +59,7 @@ class ServedSource:
         """How many want pictures, events, and labels in their events."""
         self.hls = HlsStream(name)
         self.view = View(0)
-        self.fault = "it has not delivered a frame yet"
+        self.fault = NO_FRAME_YET
         """Why there are no frames; empty while there are."""
         self.latest = time.monotonic()
         """When the last frame came."""
@@ -114,14 +116,17 @@ class ServedSource:
                         if self.gate.served.mask:
                             self.gate.served.mask.check_fits(*capture.pixels.shape[1:])
                         attempt, delivered = 0, True
+                        if self.fault not in ("", NO_FRAME_YET):
+                            logging.getLogger("streamseg").warning("%s delivers frames now.", self.name)
                         self.offer(capture)
                 fault = "it has ended"
             except Exception as error:  # whatever a library raises: the source may come back
                 fault, source = str(error) or type(error).__name__, None
             if isinstance(source, PlayedVideo) and delivered:  # which starts again
                 continue
-            if not self.fault:
-                logging.getLogger("streamseg").warning("%s was lost: %s", self.name, fault)
+            if self.fault in ("", NO_FRAME_YET):  # the first attempt that failed, and no other
+                state = "was lost" if self.newest else "delivers no frames"
+                logging.getLogger("streamseg").warning("%s %s: %s", self.name, state, fault)
             self.fault = fault
             self.hls.end_if_idle()
             self.closed.wait(PAUSES[min(attempt, len(PAUSES) - 1)])

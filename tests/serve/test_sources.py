@@ -1,9 +1,12 @@
+import logging
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from clips import make_clip
 from servers import RtspServer
 from serving import run_server
@@ -11,9 +14,22 @@ from source_files import shade
 from waiting import PATIENCE, until
 
 from streamseg.io import sources as kinds
+from streamseg.io.sources import Capture
 from streamseg.serve import ServedZones, sources
+from streamseg.serve.counters import Counter
 from streamseg.serve.gate import Limits
 from streamseg.serve.sources import parse_sources
+
+
+def make_served(limits=None, submit=None):
+    """A source of a server without a network, whose threads are not started."""
+    gate = SimpleNamespace(
+        limits=limits or Limits(),
+        batcher=SimpleNamespace(submit=submit),
+        zones=ServedZones(),
+        served=SimpleNamespace(classes=None, mask=None),
+    )
+    return sources.ServedSource("cam", "0", gate, Counter("dropped_total", "Dropped frames."))
 
 
 def test_a_dead_source_gets_503_with_a_sentence_and_is_found_when_it_comes(monkeypatch, tmp_path):
@@ -33,6 +49,44 @@ def test_a_dead_source_gets_503_with_a_sentence_and_is_found_when_it_comes(monke
         make_clip(tmp_path / "made.mp4", 3)
         (tmp_path / "made.mp4").rename(path)
         until(lambda: not server.gate.sources["door"].problem)
+
+
+def warnings_of(monkeypatch, attempts):
+    """Read a source until its attempts are used up, each an error or a number of frames; return what is logged."""
+    served, left, logged = make_served(), iter(attempts), []
+
+    def captures():
+        attempt = next(left, None)
+        if attempt is None:
+            served.closed.set()
+            return
+        if isinstance(attempt, Exception):
+            raise attempt
+        for i in range(attempt):
+            yield Capture(torch.zeros(3, 32, 32, dtype=torch.uint8), "cam", i, 0.0, time.monotonic())
+
+    monkeypatch.setattr(sources, "PAUSES", (0.0,))
+    monkeypatch.setattr(sources, "find_source", lambda address: SimpleNamespace(captures=captures))
+    monkeypatch.setattr(logging.getLogger("streamseg"), "warning", lambda text, *given: logged.append(text % given))
+    served.read()
+    return logged
+
+
+def test_a_source_that_is_dead_from_the_start_is_one_warning_and_one_when_it_comes(monkeypatch):
+    dead = OSError("0 cannot be read.")
+    assert warnings_of(monkeypatch, [dead, dead, dead, 2, dead, dead, 1, 1]) == [
+        "cam delivers no frames: 0 cannot be read.",
+        "cam delivers frames now.",
+        "cam was lost: it has ended",
+        "cam delivers frames now.",
+        "cam was lost: it has ended",
+        "cam delivers frames now.",
+        "cam was lost: it has ended",
+    ]
+
+
+def test_a_source_that_delivers_frames_from_the_start_is_no_warning_until_it_is_lost(monkeypatch):
+    assert warnings_of(monkeypatch, [3]) == ["cam was lost: it has ended"]
 
 
 def test_a_camera_that_is_lost_is_opened_again(monkeypatch):
@@ -85,13 +139,7 @@ def test_whatever_a_source_raises_it_is_opened_again(monkeypatch):
 
 def test_an_answer_that_is_late_is_cancelled(monkeypatch):
     answer = Future()
-    gate = SimpleNamespace(
-        limits=Limits(seconds=0.01),
-        batcher=SimpleNamespace(submit=lambda frame, state: answer),
-        zones=ServedZones(),
-        served=SimpleNamespace(classes=None),
-    )
-    source = sources.ServedSource("cam", "0", gate, dropped=None)
+    source = make_served(Limits(seconds=0.01), lambda frame, state: answer)
     frames = iter([SimpleNamespace(frame=None), None])
     monkeypatch.setattr(source, "next_frame", lambda: next(frames))
     source.closed.set()
