@@ -23,6 +23,11 @@ class Counter:
             key = tuple(labels.items())
             self.values[key] = self.values.get(key, 0) + amount
 
+    def value(self, **labels: str) -> float:
+        """Return the number with exactly these labels; 0 if nothing was added."""
+        with self.lock:
+            return self.values.get(tuple(labels.items()), 0)
+
     def forget(self, **labels: str) -> None:
         """Remove the numbers with these labels, such as those of a stream that is closed."""
         with self.lock:

@@ -50,11 +50,32 @@ class View:
     labels: str | None = None
 
 
+class SourceCounters:
+    """The counters of all sources, each with the name of a source as a label."""
+
+    def __init__(self) -> None:
+        self.frames = Counter("streamseg_source_frames_total", "Frames of each source that were labelled.")
+        self.seconds = Counter(
+            "streamseg_source_seconds_total",
+            "Time from capture to labels, over the labelled frames of each source.",
+        )
+        self.dropped = Counter(
+            "streamseg_source_dropped_total", "Frames of a watched source that a newer one replaced."
+        )
+
+    @property
+    def all(self) -> list[Counter]:
+        """Frames, seconds and dropped frames."""
+        return [self.frames, self.seconds, self.dropped]
+
+
 class ServedSource:
     """A source, its two threads, and its newest picture."""
 
-    def __init__(self, name: str, address: str, gate: RequestGate, dropped: Counter):
-        self.name, self.address, self.gate, self.dropped = name, address, gate, dropped
+    def __init__(self, name: str, address: str, gate: RequestGate, counters: SourceCounters):
+        self.name, self.address, self.gate, self.counters = name, address, gate, counters
+        for counter in counters.all:
+            counter.add(0, source=name)  # so that Prometheus sees the first frame as an increase
         self.viewers = self.listeners = self.label_listeners = 0
         """How many want pictures, events, and labels in their events."""
         self.hls = HlsStream(name)
@@ -84,6 +105,19 @@ class ServedSource:
         silent = time.monotonic() - self.latest
         fault = self.fault or (f"it has been silent for {silent:.0f} s" if silent > SILENT_SECONDS else "")
         return f"{self.name} is not available: {fault.rstrip('.')}. The server tries again." if fault else ""
+
+    def to_json(self) -> dict[str, object]:
+        """Return whether it delivers frames, how many watch, and what was labelled since the start of the server."""
+        problem, watching = self.problem, self.viewers + self.listeners
+        frames, seconds, dropped = (counter.value(source=self.name) for counter in self.counters.all)
+        return {
+            "status": problem or "ok",
+            "up": not problem,
+            "viewers": watching,
+            "frames": int(frames),
+            "dropped": int(dropped),
+            "mean_latency_ms": round(1000 * seconds / frames, 1) if frames else None,
+        }
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -128,6 +162,9 @@ class ServedSource:
                 state = "was lost" if self.newest else "delivers no frames"
                 logging.getLogger("streamseg").warning("%s %s: %s", self.name, state, fault)
             self.fault = fault
+            with self.change:
+                if not self.watched:
+                    self.frame = None  # who comes while it is lost wants no frame of before, nor does its latency count
             self.hls.end_if_idle()
             self.closed.wait(PAUSES[min(attempt, len(PAUSES) - 1)])
             attempt += 1
@@ -136,7 +173,7 @@ class ServedSource:
         """Keep a frame as the newest one."""
         with self.change:
             if self.frame is not None and self.watched:
-                self.dropped.add(source=self.name)
+                self.counters.dropped.add(source=self.name)
             self.frame = self.newest = capture
             self.latest, self.fault = time.monotonic(), ""
             self.change.notify_all()
@@ -152,6 +189,8 @@ class ServedSource:
                     labels, state = answer.result(self.gate.limits.seconds)
                 finally:
                     answer.cancel()  # if it is late, nobody wants it any more
+                self.counters.seconds.add(time.monotonic() - capture.captured, source=self.name)
+                self.counters.frames.add(source=self.name)
                 if self.zones:
                     self.zones.update(labels, capture.index, capture.seconds)
                 self.publish(self.make_view(capture, labels))
@@ -265,11 +304,11 @@ def add_sources(gate: RequestGate, addresses: dict[str, str]) -> None:
     """Let the server read sources, with their metrics; they start with it."""
     if not addresses:
         return
-    dropped = Counter("streamseg_source_dropped_total", "Frames of a watched source that a newer one replaced.")
-    gate.sources = {name: ServedSource(name, address, gate, dropped) for name, address in addresses.items()}
+    counters = SourceCounters()
+    gate.sources = {name: ServedSource(name, address, gate, counters) for name, address in addresses.items()}
     sources = gate.sources.values()
     gate.metrics += [
-        dropped,
+        *counters.all,
         Gauge("streamseg_viewers", "Viewers of sources.", lambda: sum(s.viewers + s.listeners for s in sources)),
         Gauge("streamseg_sources_up", "Sources that deliver frames.", lambda: sum(not s.problem for s in sources)),
     ]

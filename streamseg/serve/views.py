@@ -45,11 +45,8 @@ def check_room(gate: RequestGate) -> None:
 
 @router.get("/streams", dependencies=[Depends(require_token)])
 async def list_streams(gate: Gate) -> dict[str, dict[str, object]]:
-    """The sources that the server reads, whether they deliver frames, and how many watch."""
-    return {
-        name: {"status": source.problem or "ok", "viewers": source.viewers + source.listeners}
-        for name, source in gate.sources.items()
-    }
+    """The sources that the server reads: whether they deliver frames, how many watch, frames labelled and latency."""
+    return {name: source.to_json() for name, source in gate.sources.items()}
 
 
 @router.get("/streams/{name}.jpg", dependencies=[Depends(require_viewer)], response_class=Response)

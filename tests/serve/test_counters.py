@@ -29,6 +29,12 @@ def test_all_that_is_counted_is_in_the_format_of_prometheus():
     ]
 
 
+def test_the_number_of_labels_without_any_is_0():
+    frames = Counter("frames_total", "Frames.")
+    frames.add(2, source="a")
+    assert [frames.value(source=name) for name in ("a", "b")] == [2, 0]
+
+
 def test_the_numbers_of_a_stream_are_forgotten_when_it_is_closed():
     frames = Counter("frames_total", "Frames.")
     for stream in ("1", "2", "2"):

@@ -16,9 +16,9 @@ from waiting import PATIENCE, until
 from streamseg.io import sources as kinds
 from streamseg.io.sources import Capture
 from streamseg.serve import ServedZones, sources
-from streamseg.serve.counters import Counter
+from streamseg.serve.counters import format_metrics
 from streamseg.serve.gate import Limits
-from streamseg.serve.sources import parse_sources
+from streamseg.serve.sources import SourceCounters, View, parse_sources
 
 
 def make_served(limits=None, submit=None):
@@ -29,7 +29,7 @@ def make_served(limits=None, submit=None):
         zones=ServedZones(),
         served=SimpleNamespace(classes=None, mask=None),
     )
-    return sources.ServedSource("cam", "0", gate, Counter("dropped_total", "Dropped frames."))
+    return sources.ServedSource("cam", "0", gate, SourceCounters())
 
 
 def test_a_dead_source_gets_503_with_a_sentence_and_is_found_when_it_comes(monkeypatch, tmp_path):
@@ -51,9 +51,9 @@ def test_a_dead_source_gets_503_with_a_sentence_and_is_found_when_it_comes(monke
         until(lambda: not server.gate.sources["door"].problem)
 
 
-def warnings_of(monkeypatch, attempts):
+def read_attempts(monkeypatch, served, attempts):
     """Read a source until its attempts are used up, each an error or a number of frames; return what is logged."""
-    served, left, logged = make_served(), iter(attempts), []
+    left, logged = iter(attempts), []
 
     def captures():
         attempt = next(left, None)
@@ -74,7 +74,7 @@ def warnings_of(monkeypatch, attempts):
 
 def test_a_source_that_is_dead_from_the_start_is_one_warning_and_one_when_it_comes(monkeypatch):
     dead = OSError("0 cannot be read.")
-    assert warnings_of(monkeypatch, [dead, dead, dead, 2, dead, dead, 1, 1]) == [
+    assert read_attempts(monkeypatch, make_served(), [dead, dead, dead, 2, dead, dead, 1, 1]) == [
         "cam delivers no frames: 0 cannot be read.",
         "cam delivers frames now.",
         "cam was lost: it has ended",
@@ -86,7 +86,7 @@ def test_a_source_that_is_dead_from_the_start_is_one_warning_and_one_when_it_com
 
 
 def test_a_source_that_delivers_frames_from_the_start_is_no_warning_until_it_is_lost(monkeypatch):
-    assert warnings_of(monkeypatch, [3]) == ["cam was lost: it has ended"]
+    assert read_attempts(monkeypatch, make_served(), [3]) == ["cam was lost: it has ended"]
 
 
 def test_a_camera_that_is_lost_is_opened_again(monkeypatch):
@@ -135,6 +135,47 @@ def test_whatever_a_source_raises_it_is_opened_again(monkeypatch):
         cam = server.gate.sources["cam"]
         until(lambda: cam.fault == "RuntimeError")
         assert all(thread.is_alive() for thread in cam.threads)
+
+
+def test_the_frames_of_a_source_and_their_seconds_from_capture_to_labels_are_counted(monkeypatch):
+    answered = Future()
+    answered.set_result((torch.zeros(32, 32, dtype=torch.uint8), None))
+    source = make_served(submit=lambda frame, state: answered)
+    assert source.to_json() == {
+        "status": "cam is not available: it has not delivered a frame yet. The server tries again.",
+        "up": False,
+        "viewers": 0,
+        "frames": 0,
+        "dropped": 0,
+        "mean_latency_ms": None,
+    }
+    source.viewers = 2
+    pixels = torch.zeros(3, 32, 32, dtype=torch.uint8)
+    for i in range(3):  # of which the last is labelled
+        source.offer(Capture(pixels, "cam", i, i / 10, 10.0 + i / 10))
+    frames = iter([source.next_frame(), Capture(pixels, "cam", 3, 0.3, 10.3), None])
+    monkeypatch.setattr(source, "next_frame", lambda: next(frames))
+    monkeypatch.setattr(source, "make_view", lambda capture, labels: View(1))
+    monkeypatch.setattr(source, "publish", lambda view: None)
+    monkeypatch.setattr(sources.time, "monotonic", lambda: 10.45)
+    source.latest = 10.3
+    source.label()
+    listed = {"status": "ok", "up": True, "viewers": 2, "frames": 2, "dropped": 2, "mean_latency_ms": 200.0}
+    assert source.to_json() == listed
+    values = [line for line in format_metrics(source.counters.all).splitlines() if not line.startswith("#")]
+    assert values == [
+        'streamseg_source_frames_total{source="cam"} 2',
+        'streamseg_source_seconds_total{source="cam"} 0.4',
+        'streamseg_source_dropped_total{source="cam"} 2',
+    ]
+
+
+@pytest.mark.parametrize(("viewers", "kept"), [(0, False), (1, True)])
+def test_a_frame_that_nobody_wanted_before_a_source_was_lost_is_not_shown_afterwards(monkeypatch, viewers, kept):
+    source = make_served()
+    source.viewers = viewers
+    read_attempts(monkeypatch, source, [1])
+    assert (source.frame is not None) == kept
 
 
 def test_an_answer_that_is_late_is_cancelled(monkeypatch):

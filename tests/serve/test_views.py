@@ -97,8 +97,10 @@ def test_listeners_have_a_limit_of_their_own(clip):
 
 def test_sources_are_listed_and_counted(watching):
     listed = watching.ask("/streams").json
-    assert listed["road"]["status"] == "ok"
+    assert (listed["road"]["status"], listed["road"]["up"]) == ("ok", True)
     metrics = watching.ask("/metrics").body.decode()
+    for part in ("frames", "seconds", "dropped"):
+        assert f'streamseg_source_{part}_total{{source="road"}} ' in metrics
     assert "streamseg_sources_up 1\n" in metrics
     assert "streamseg_viewers " in metrics
     assert 'streamseg_frames_total{source="source"} ' in metrics
