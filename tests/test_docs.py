@@ -122,9 +122,10 @@ def test_the_fleet_and_the_options_on_the_page_on_cameras_exist(capsys, monkeypa
     (tmp_path / "fleet.toml").write_text(block)
     cameras, missing = read_fleet(tmp_path / "fleet.toml")
     assert ([camera.name for camera in cameras], missing) == (["front", "rear", "yard"], [])
-    monkeypatch.setattr("sys.argv", ["streamseg", "segment", "--help"])
-    with pytest.raises(SystemExit):
-        cli.main()
+    for verb in ("segment", "serve"):
+        monkeypatch.setattr("sys.argv", ["streamseg", verb, "--help"])
+        with pytest.raises(SystemExit):
+            cli.main()
     known, page = capsys.readouterr().out, (ROOT / "docs/cameras.md").read_text()
     for option in re.findall(r"--[a-z][a-z-]*", re.sub(r"^python benchmarks/.*$", "", page, flags=re.M)):
         assert option in known, option
