@@ -86,7 +86,7 @@ def header_lines(name: str, about: str, kind: str) -> Iterator[str]:
 def sample_line(name: str, labels: Labels, value: float) -> str:
     """A line with one value; labels are written unescaped, as none of ours holds a quote."""
     inside = ",".join(f'{key}="{text}"' for key, text in labels)
-    return f"{name}{{{inside}}} {value:g}" if inside else f"{name} {value:g}"
+    return f"{name}{{{inside}}} {value:.12g}" if inside else f"{name} {value:.12g}"
 
 
 def format_metrics(metrics: Sequence[Counter | PrometheusHistogram | Gauge]) -> str:

@@ -29,6 +29,14 @@ def test_all_that_is_counted_is_in_the_format_of_prometheus():
     ]
 
 
+def test_a_count_above_a_million_is_exact_and_a_sum_has_no_more_digits_than_it_is_exact_to():
+    frames = Counter("frames_total", "Frames.")
+    frames.add(1_234_567, source="a")
+    for _ in range(3):
+        frames.add(0.1, source="b")
+    assert [*frames.lines()][2:] == ['frames_total{source="a"} 1234567', 'frames_total{source="b"} 0.3']
+
+
 def test_the_number_of_labels_without_any_is_0():
     frames = Counter("frames_total", "Frames.")
     frames.add(2, source="a")
