@@ -12,6 +12,7 @@ from streamseg.checks import check_readable, missing_data_error
 from streamseg.classes import Classes
 from streamseg.evaluate.paper import DOWNLOADS
 from streamseg.io.hub import check_hub_address, is_hub_address, parse_hub_address
+from streamseg.io.sources import HARDWARE_DECODERS
 from streamseg.machine import available_cores
 from streamseg.models.bundled import DEFAULT, find_weights, is_bundled
 from streamseg.palette import bright_colours
@@ -40,6 +41,7 @@ DataFolder = Annotated[Path, option("DIR")]
 DatasetName = Annotated[str, option("DATASET", choices=DATASET_NAMES)]
 Dataset = Annotated[str, option("NAME", choices=DATASET_NAMES)]
 Device = Annotated[str, option("NAME", "a GPU if there is one")]
+HardwareDecoder = Annotated[str, option("NAME", "none", choices=("auto", *HARDWARE_DECODERS))]
 Json = Annotated[Path | None, option("FILE", "none")]
 Palette = Annotated[str, option(choices=("bright", "own"))]
 Precision = Annotated[str, option(default="fp16 on a GPU, fp32 on the CPU", choices=PRECISION_NAMES)]

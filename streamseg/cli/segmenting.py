@@ -15,6 +15,7 @@ from streamseg.cli.masks import check_cameras, check_mask_file, read_mask_option
 from streamseg.cli.messages import STANDARD_OUTPUT, clear_line, loading, open_messages, print_error
 from streamseg.cli.options import (
     Device,
+    HardwareDecoder,
     Palette,
     Precision,
     Quiet,
@@ -34,7 +35,6 @@ from streamseg.cli.options import (
 from streamseg.cli.records import TextOpener, open_live_text, open_records, open_text
 from streamseg.cli.regions import NO_REGIONS, RegionOptions, check_region_options, open_region_outputs
 from streamseg.cli.reports import count_sent, list_results
-from streamseg.io.sources import HARDWARE_DECODERS
 from streamseg.io.web import is_address
 from streamseg.models.bundled import DEFAULT, find_weights
 
@@ -115,7 +115,7 @@ class SegmentOptions:
     """Frames per second of numbered pictures and raw frames."""
     device: Device = ""
     """cuda or cpu."""
-    hardware_decoding: Annotated[str, option("NAME", "none", choices=("auto", *HARDWARE_DECODERS))] = ""
+    hardware_decoding: HardwareDecoder = ""
     """Decode videos and streams by hardware: cuda (NVDEC), vaapi, videotoolbox, or auto for the first that works. What
     it cannot decode is decoded on the CPU, and a message says so."""
     precision: Precision = ""

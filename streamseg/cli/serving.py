@@ -16,6 +16,7 @@ from streamseg.cli.masks import check_mask_file, read_mask_option
 from streamseg.cli.messages import STANDARD_OUTPUT, loading, open_messages, print_error
 from streamseg.cli.options import (
     Device,
+    HardwareDecoder,
     Palette,
     Precision,
     Quiet,
@@ -90,6 +91,9 @@ class StreamOptions:
 
     source: Annotated[tuple[str, ...], option("NAME=ADDRESS", "none")] = ()
     """A camera, stream or video that the server reads and shows at /streams/NAME.mjpeg; may be repeated."""
+    hardware_decoding: HardwareDecoder = ""
+    """Decode sources by hardware: cuda (NVDEC), vaapi, videotoolbox, or auto for the first that works. What it cannot
+    decode is decoded on the CPU, and the log says so."""
     zones: Annotated[tuple[str, ...], option("[NAME=]FILE", "none")] = ()
     """A file of zones and lanes to watch, for the stream NAME or for all; may be repeated (docs/regions.md)."""
     events: Annotated[str, option("TARGET,...", "none")] = ""
@@ -99,8 +103,8 @@ class StreamOptions:
 
     def check_unused(self) -> None:
         """Raise a ValueError if one was given beside replicas."""
-        if wrong := ", ".join(f"--{name}" for name, value in vars(self).items() if value):
-            raise ValueError(f"{wrong} is read by one process: leave out {wrong}, or --replicas and --ray.")
+        if wrong := ", ".join(f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value):
+            raise ValueError(f"{wrong} is for one process: leave out {wrong}, or --replicas and --ray.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +208,8 @@ def serve_here(
     from streamseg.io.pictures import allow_large_pictures
 
     sources, areas = server.parse_sources(streams.source), server.parse_zone_files(streams.zones)
+    if streams.hardware_decoding and not sources:
+        raise ValueError("--hardware-decoding is for what the server reads: give --source too, or leave it out.")
     lost: list[str] = []
     with server.listen(host, port) as listening, open_events(streams.events, areas, lost) as sinks:
         model = open_model()
@@ -211,7 +217,7 @@ def serve_here(
         watched = server.ServedZones(areas, sinks)
         folder = server.DataFolder(streams.save, model.classes) if streams.save else None
         gate = server.RequestGate(model, limits.limits(), token, limits.batch, watched, folder)
-        server.add_sources(gate, sources)
+        server.add_sources(gate, sources, streams.hardware_decoding)
         announce(host, listening.getsockname()[1], model.title, quiet)
         if not (token or server.is_private(listening)):
             print_error("Everybody who can reach this machine can use the server: give --token to restrict it.")

@@ -21,7 +21,7 @@ from streamseg.draw import overlay
 from streamseg.io.images import to_jpeg
 from streamseg.io.live_sender import PAUSES
 from streamseg.io.resolve import find_sources
-from streamseg.io.sources import Capture, PlayedVideo, Source, play
+from streamseg.io.sources import Capture, Decoding, LiveSource, PlayedVideo, play
 from streamseg.io.web import is_address, redact, split_address
 from streamseg.parallel.threads import set_torch_threads
 from streamseg.serve.counters import Counter, Gauge
@@ -72,8 +72,11 @@ class SourceCounters:
 class ServedSource:
     """A source, its two threads, and its newest picture."""
 
-    def __init__(self, name: str, address: str, gate: RequestGate, counters: SourceCounters):
+    def __init__(self, name: str, address: str, gate: RequestGate, counters: SourceCounters, hardware: str = ""):
         self.name, self.address, self.gate, self.counters = name, address, gate, counters
+        self.decoding = Decoding(hardware=hardware)
+        self.note = ""
+        """The last message of the source about itself: a video that is played again has the same one again."""
         for counter in counters.all:
             counter.add(0, source=name)  # so that Prometheus sees the first frame as an increase
         self.viewers = self.listeners = self.label_listeners = 0
@@ -143,7 +146,7 @@ class ServedSource:
             delivered = False
             try:
                 source = source or find_source(self.address)
-                with closing(source.captures()) as captures:
+                with closing(source.captures(self.decoding)) as captures:
                     for capture in captures:
                         if self.closed.is_set():
                             return
@@ -152,6 +155,9 @@ class ServedSource:
                         attempt, delivered = 0, True
                         if self.fault not in ("", NO_FRAME_YET):
                             logging.getLogger("streamseg").warning("%s delivers frames now.", self.name)
+                        if capture.note not in ("", self.note):
+                            logging.getLogger("streamseg").warning("%s: %s", self.name, capture.note)
+                            self.note = capture.note
                         self.offer(capture)
                 fault = "it has ended"
             except Exception as error:  # whatever a library raises: the source may come back
@@ -266,13 +272,13 @@ class ServedSource:
             raise RequestError(503, self.problem, 5)
 
 
-def find_source(address: str) -> Source:
+def find_source(address: str) -> LiveSource | PlayedVideo:
     """Return the source at an address, a file as one that is played."""
     found = find_sources([address])
     if len(found) > 1:
         raise ValueError(f"{redact(address)} holds {len(found)} sources: give one of them, such as {found[0].name}.")
     source = play(found[0])
-    if not source.moving:
+    if not isinstance(source, LiveSource | PlayedVideo):
         raise ValueError(f"{source.name} is a picture: give a camera, a stream or a video.")
     return source
 
@@ -300,12 +306,16 @@ def parse_sources(given: Sequence[str]) -> dict[str, str]:
     return addresses
 
 
-def add_sources(gate: RequestGate, addresses: dict[str, str]) -> None:
-    """Let the server read sources, with their metrics; they start with it."""
+def add_sources(gate: RequestGate, addresses: dict[str, str], hardware: str = "") -> None:
+    """Let the server read sources, with their metrics; they start with it.
+
+    Args:
+        hardware: The hardware decoder of all of them; empty for the CPU.
+    """
     if not addresses:
         return
     counters = SourceCounters()
-    gate.sources = {name: ServedSource(name, address, gate, counters) for name, address in addresses.items()}
+    gate.sources = {name: ServedSource(name, address, gate, counters, hardware) for name, address in addresses.items()}
     sources = gate.sources.values()
     gate.metrics += [
         *counters.all,

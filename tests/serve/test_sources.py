@@ -2,6 +2,7 @@ import logging
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from streamseg.serve.gate import Limits
 from streamseg.serve.sources import SourceCounters, View, parse_sources
 
 
-def make_served(limits=None, submit=None):
+def make_served(limits=None, submit=None, hardware=""):
     """A source of a server without a network, whose threads are not started."""
     gate = SimpleNamespace(
         limits=limits or Limits(),
@@ -29,7 +30,7 @@ def make_served(limits=None, submit=None):
         zones=ServedZones(),
         served=SimpleNamespace(classes=None, mask=None),
     )
-    return sources.ServedSource("cam", "0", gate, SourceCounters())
+    return sources.ServedSource("cam", "0", gate, SourceCounters(), hardware)
 
 
 def test_a_dead_source_gets_503_with_a_sentence_and_is_found_when_it_comes(monkeypatch, tmp_path):
@@ -55,7 +56,7 @@ def read_attempts(monkeypatch, served, attempts):
     """Read a source until its attempts are used up, each an error or a number of frames; return what is logged."""
     left, logged = iter(attempts), []
 
-    def captures():
+    def captures(decoding):
         attempt = next(left, None)
         if attempt is None:
             served.closed.set()
@@ -63,7 +64,8 @@ def read_attempts(monkeypatch, served, attempts):
         if isinstance(attempt, Exception):
             raise attempt
         for i in range(attempt):
-            yield Capture(torch.zeros(3, 32, 32, dtype=torch.uint8), "cam", i, 0.0, time.monotonic())
+            note = f"0 has no {decoding.hardware} decoder." if decoding.hardware and i == 0 else ""
+            yield Capture(torch.zeros(3, 32, 32, dtype=torch.uint8), "cam", i, 0.0, time.monotonic(), note)
 
     monkeypatch.setattr(sources, "PAUSES", (0.0,))
     monkeypatch.setattr(sources, "find_source", lambda address: SimpleNamespace(captures=captures))
@@ -87,6 +89,24 @@ def test_a_source_that_is_dead_from_the_start_is_one_warning_and_one_when_it_com
 
 def test_a_source_that_delivers_frames_from_the_start_is_no_warning_until_it_is_lost(monkeypatch):
     assert read_attempts(monkeypatch, make_served(), [3]) == ["cam was lost: it has ended"]
+
+
+def test_a_source_that_hardware_cannot_decode_is_one_warning(monkeypatch):
+    assert read_attempts(monkeypatch, make_served(hardware="vaapi"), [2, 1]) == [
+        "cam: 0 has no vaapi decoder.",
+        "cam was lost: it has ended",
+        "cam delivers frames now.",
+        "cam was lost: it has ended",
+    ]
+
+
+def test_a_video_is_decoded_by_hardware_if_the_server_is_asked_to(monkeypatch, tmp_path):
+    monkeypatch.setattr("av.codec.hwaccel.hwdevices_available", list)
+    path, gate = make_clip(tmp_path / "road.mp4", 2), make_served().gate
+    gate.metrics = []
+    sources.add_sources(gate, {"road": str(path)}, "cuda")
+    with closing(sources.find_source(str(path)).captures(gate.sources["road"].decoding)) as captures:
+        assert next(captures).note.startswith(f"{path} is decoded on the CPU: ")
 
 
 def test_a_camera_that_is_lost_is_opened_again(monkeypatch):
