@@ -5,12 +5,10 @@ encodes it, but only what somebody watches. Viewers wait for the next picture; a
 """
 
 import asyncio
-import base64
 import logging
 import re
 import threading
 import time
-import zlib
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from torch import Tensor
 from streamseg.draw import overlay
 from streamseg.io.images import to_jpeg
 from streamseg.io.live_sender import PAUSES
+from streamseg.io.packed_labels import pack_labels
 from streamseg.io.resolve import find_sources
 from streamseg.io.sources import Capture, Decoding, LiveSource, PlayedVideo, play
 from streamseg.io.web import is_address, redact, split_address
@@ -226,7 +225,7 @@ class ServedSource:
             event = {"source": self.name, "frame": capture.index, "seconds": capture.seconds, "age_ms": age}
             event |= shares_as_json(labels.cpu(), served.classes) | (self.zones.to_json() if self.zones else {})
         if self.label_listeners:
-            packed = base64.b64encode(zlib.compress(labels.cpu().contiguous().numpy().data, 1)).decode()
+            packed = pack_labels(labels)
         self.gate.frames.add(source="source")
         return View(self.view.number + 1, jpeg, event, packed)
 
