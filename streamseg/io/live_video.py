@@ -25,6 +25,8 @@ from streamseg.io.web import SCHEMES, redact, redact_address_in, split_if_valid
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from streamseg.io.yuv import Yuv420
+
 CAPACITY = 2
 """Frames that may wait for a peer."""
 
@@ -49,16 +51,27 @@ HLS_RATE = Fraction(10)
 class LiveFrame:
     """A picture to send, and its time."""
 
-    picture: "Tensor"
-    """(3, H, W), RGB, uint8."""
+    picture: "Tensor | Yuv420"
+    """RGB (3, H, W), uint8, or the planes that the encoder takes, of 8 bits, limited range and even sides."""
     seconds: float
+
+    @property
+    def planes(self) -> str:
+        """FFmpeg's name for the planes."""
+        from streamseg.io.yuv import Yuv420  # with torch: addresses are checked before it is imported
+
+        return "yuv420p" if isinstance(self.picture, Yuv420) else "gbrp"
 
 
 class VideoProcess:
     """A process that is connected to an address and takes frames."""
 
-    def __init__(self, address: str, size: tuple[int, int], rate: Fraction):
-        self.address, self.size = address, size
+    def __init__(self, address: str, size: tuple[int, int], rate: Fraction, planes: str = "gbrp"):
+        """
+        Args:
+            planes: FFmpeg's name for those of the frames.
+        """
+        self.address, self.size, self.planes = address, size, planes
         self.start: float | None = None
         self.tick = -1
         self.answers: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -77,6 +90,7 @@ class VideoProcess:
             "format": file_format,
             "options": options,
             "size": size,
+            "planes": planes,
             "matrix": default_colour_matrix(size[0]),
             "matrix_number": colour_matrix_number(size[0]),
             "rate": (rate.numerator, rate.denominator),
@@ -92,11 +106,13 @@ class VideoProcess:
         """Send a frame, and wait until it is on its way."""
         if frame.picture.shape[1:] != self.size:
             raise ValueError(f"the size changed to {frame.picture.shape[1]} x {frame.picture.shape[2]}")
+        if frame.planes != self.planes:
+            raise ValueError(f"the pixels changed to {frame.planes}")
         if self.start is None:
             self.start = frame.seconds
         self.tick = max(round((frame.seconds - self.start) * TICKS), self.tick + 1)
         self.write(struct.pack("<q", self.tick))
-        self.write(frame.picture.cpu().contiguous().numpy().data.cast("B"))
+        self.write(to_bytes(frame.picture))
         self.expect("sent")
 
     def close(self) -> None:
@@ -159,11 +175,19 @@ def video_sender(
 
     def connect(frame: LiveFrame) -> VideoProcess:
         _, height, width = frame.picture.shape
-        return VideoProcess(address, (height, width), rate or DEFAULT_RATE)
+        return VideoProcess(address, (height, width), rate or DEFAULT_RATE, frame.planes)
 
     # segment takes the last name as OUT, though it may be meant as one more camera
     hint = CAMERA_HINT if address.partition("://")[0].lower() in SCHEMES else ""
     return LiveSender(name, redact(address), connect, capacity=CAPACITY, noun="frame", notify=notify, hint=hint)
+
+
+def to_bytes(picture: "Tensor | Yuv420") -> memoryview:
+    """Return the bytes of a picture, plane by plane."""
+    from streamseg.io.yuv import Yuv420
+
+    pixels = picture.pixels if isinstance(picture, Yuv420) else picture
+    return pixels.cpu().contiguous().numpy().data.cast("B")
 
 
 def hls_sender(name: str, playlist: Path, notify: Callable[[str], None]) -> LiveSender[LiveFrame]:

@@ -28,7 +28,7 @@ from streamseg.engine import kernels
 from streamseg.engine.labels import count_labels
 from streamseg.io import codec_pool
 from streamseg.io.line_thread import LineWriter
-from streamseg.io.outputs import LiveOutput, Output
+from streamseg.io.outputs import Output
 from streamseg.io.sources import Capture, Decoding, LiveSource, PlayedVideo, Source, VideoFile
 from streamseg.io.yuv import Yuv420, default_matrix
 from streamseg.parallel.threads import BoundedQueue, GroupThread, ThreadGroup
@@ -440,9 +440,9 @@ class SourceStream:
         return draw.paint_labels(labels, self.style.classes or self.shared.settings.classes)
 
     def to_output(self, picture: Tensor) -> Tensor | Yuv420:
-        """Return a drawn picture (3, H, W) on its device, as planes if it only goes into a video."""
+        """Return a drawn picture (3, H, W) on its device, as planes if it only goes into a video or to an address."""
         shared = self.shared
-        if not shared.on_device or shared.shows or self.results.are_pictures or isinstance(self.results, LiveOutput):
+        if not shared.on_device or shared.shows or self.results.are_pictures:
             return picture
         return kernels.to_yuv(picture, default_matrix(picture.shape[1]))
 

@@ -83,7 +83,7 @@ class SourceWriter:
 
         def send_frame(frame: FrameOutput) -> None:
             picture = frame.colours if frame.overlay is None else frame.overlay
-            assert isinstance(picture, Tensor)
+            assert picture is not None
             sender.put(LiveFrame(picture, frame.capture.seconds))
 
         try:

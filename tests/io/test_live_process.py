@@ -15,7 +15,14 @@ def test_frames_of_any_size_are_encoded_and_what_is_cut_short_is_left_out(tmp_pa
     frame[0] = 200  # red
     whole = b"".join(struct.pack("<q", 3600 * i) + frame.numpy().tobytes() for i in range(3))
     answers, path = [], tmp_path / "a.mkv"
-    header = {"address": str(path), "format": "matroska", "options": {}, "size": size, "rate": (25, 1)}
+    header = {
+        "address": str(path),
+        "format": "matroska",
+        "options": {},
+        "size": size,
+        "planes": "gbrp",
+        "rate": (25, 1),
+    }
     header |= {"matrix": "ITU601", "matrix_number": 6}
     live_process.send_frames(header, io.BytesIO(whole + whole[:100]), answers.append)
     assert answers == ["open\n", "sent\n", "sent\n", "sent\n"]

@@ -16,6 +16,7 @@ from waiting import PATIENCE, until
 
 from streamseg.io import live_sender, live_video
 from streamseg.io.live_video import LiveFrame, VideoProcess, check_live_address, format_of, video_sender
+from streamseg.io.yuv import BT601, to_yuv
 
 STEP = 12
 
@@ -24,12 +25,17 @@ def grey(i, size=(48, 64)):
     return LiveFrame(torch.full((3, *size), 40 + STEP * (i % 10), dtype=torch.uint8), i / 25)
 
 
-def connect(receiver, size):
+def as_planes(frame):
+    """The same frame as a GPU gives it."""
+    return LiveFrame(to_yuv(frame.picture, BT601), frame.seconds)
+
+
+def connect(receiver, size, planes="gbrp"):
     """Connect as soon as the receiver listens."""
     end = time.monotonic() + PATIENCE
     while True:
         try:
-            return VideoProcess(receiver.address, size, Fraction(25))
+            return VideoProcess(receiver.address, size, Fraction(25), planes)
         except OSError:
             assert time.monotonic() < end
             time.sleep(0.05)
@@ -50,6 +56,31 @@ def test_a_server_gets_every_frame_at_its_time(receiver, size):
     times = peer.seconds()
     assert times == pytest.approx([i / 25 for i in range(len(times))], abs=0.002)
     assert len(times) >= 9
+
+
+def test_planes_and_rgb_arrive_as_the_same_colours():
+    colours = torch.tensor([200, 60, 90], dtype=torch.uint8)[:, None, None]
+    frames = [LiveFrame(colours.expand(3, 48, 64).contiguous(), i / 25) for i in range(5)]
+    came = []
+    for planes, sent in (("gbrp", frames), ("yuv420p", [as_planes(frame) for frame in frames])):
+        with receiving(rtmp_receiver()) as peer:
+            process = connect(peer, (48, 64), planes)
+            for frame in sent:
+                assert frame.planes == planes
+                process.send(frame)
+            process.close()
+        came.append(peer.frames[-1].to_ndarray(format="rgb24").astype(int))
+    assert abs(came[0] - came[1]).max() <= 2
+    assert abs(came[1] - [200, 60, 90]).max() < 6
+
+
+def test_frames_of_other_planes_need_another_connection():
+    with receiving(rtmp_receiver()) as peer:
+        process = connect(peer, (48, 64))
+        process.send(grey(0))
+        with pytest.raises(ValueError, match="the pixels changed to yuv420p"):
+            process.send(as_planes(grey(1)))
+        process.close()
 
 
 def test_udp_gets_a_transport_stream():
