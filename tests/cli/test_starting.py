@@ -172,7 +172,7 @@ def stop(*_):
 
 def run_until_labels(*given):
     from streamseg.stream.source_writer import SourceWriter
-    SourceWriter.write_record = stop
+    SourceWriter.make_record = stop
     return run_plan(*given)
 
 segmenting.run_plan = run_until_labels
