@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from streamseg.engine.tables import kept_on_cpu
+
 CORRECTIONS = (1, 2, 2, 2, 2)
 """Corrections of the motion at each size of the pictures, the largest first; each size is half the one before."""
 SMALLEST_SIDE = 8
@@ -71,9 +73,9 @@ def correct_motion(motion: Tensor, now: Tensor, before: Tensor, corrections: int
     down = padded[:, :, 2:, 1:-1] - padded[:, :, :-2, 1:-1]
     gradient = torch.cat([across, down], dim=1)
     # sums on both sides of the equations, so that no mean is needed; NOISE counts once for each pixel
-    rows, columns = (count_inside(-2 * NEAR, 2, 4 * NEAR + 2, n, now.device) for n in (height, width))
+    pixels = count_inside(-2 * NEAR, 2, 4 * NEAR + 2, height, width, now.device)
     # products: on a GPU the first square() of a process takes 40 ms
-    same = sum_near(gradient * gradient) + (4 * NOISE * rows)[:, None] * columns
+    same = sum_near(gradient * gradient).add_(pixels, alpha=4 * NOISE)
     mixed = sum_near(across.mul_(down))
     inverse = (same[:, :1] * same[:, 1:]).sub_(mixed * mixed).reciprocal_()
     same, mixed = same.flip(1).mul_(inverse), mixed * inverse
@@ -93,17 +95,21 @@ def sum_near(values: Tensor) -> Tensor:
     return sum_along(sum_along(sums, side, 2), side, 3)
 
 
-def count_inside(first: int, step: int, length: int, size: int, device: torch.device) -> Tensor:
-    """Return how many pixels of each window along a side lie inside the map.
+@kept_on_cpu
+def count_inside(first: int, step: int, length: int, height: int, width: int, device: torch.device) -> Tensor:
+    """Return how many pixels of each square window (h, w) lie inside a map of a height and width.
 
     Args:
-        first: Where the first window starts; negative.
+        first: Where the first window starts, in both directions; negative.
         step: Pixels from one window to the next.
-        length: Pixels of a window.
-        size: Pixels of the side.
+        length: Pixels of a side of a window.
     """
-    start = torch.arange(first, size + first, step, device=device)
-    return (start + length).clamp_(max=size).sub_(start.clamp(min=0))
+    sides = []
+    for side in (height, width):
+        start = torch.arange(first, side + first, step, device=device)
+        sides.append((start + length).clamp_(max=side).sub_(start.clamp(min=0)))
+    rows, columns = sides
+    return (rows[:, None] * columns).float()
 
 
 def halve(values: Tensor) -> Tensor:
@@ -130,9 +136,8 @@ def blur(values: Tensor, side: int) -> Tensor:
         rows = F.avg_pool2d(values, (1, side), 1, (0, half), count_include_pad=False)
         return F.avg_pool2d(rows, (side, 1), 1, (half, 0), count_include_pad=False)
     # on the CPU sums of shifted maps take a tenth of the time
-    down, across = (count_inside(-half, 1, side, n, values.device) for n in values.shape[2:])
     sums = sum_along(sum_along(F.pad(values, (half, half, half, half)), side, 2), side, 3)
-    return sums.div_(down[:, None] * across)
+    return sums.div_(count_inside(-half, 1, side, values.shape[2], values.shape[3], values.device))
 
 
 def sum_along(values: Tensor, count: int, dim: int) -> Tensor:
@@ -178,10 +183,14 @@ def sample(values: Tensor, grid: Tensor, mode: str) -> Tensor:
 def to_grid(motion: Tensor) -> Tensor:
     """Return the places (B, 2, h, w) that a motion points to, x and y, from -1 to 1 inside the frame."""
     (height, width), (x, y) = motion.shape[2:], motion.split(1, dim=1)
-    columns, rows = (
-        torch.linspace(1 / n - 1, 1 - 1 / n, n, dtype=motion.dtype, device=motion.device) for n in (width, height)
-    )
+    columns, rows = (find_centres(side, motion.dtype, motion.device) for side in (width, height))
     return torch.cat([torch.add(columns, x, alpha=2 / width), torch.add(rows[:, None], y, alpha=2 / height)], dim=1)
+
+
+@kept_on_cpu
+def find_centres(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the places of the pixels along a side, from -1 to 1."""
+    return torch.linspace(1 / size - 1, 1 - 1 / size, size, dtype=dtype, device=device)
 
 
 def stays_inside(motion: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from torch.nn import functional as F
 
 from streamseg.engine.evidence import NOT_MIRRORED, AnyEvidence, Evidence
 from streamseg.engine.motion import blur, enlarge_motion, estimate_motion, halve, move, stays_inside
+from streamseg.engine.tables import kept_on_cpu
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in brightness."""
@@ -351,6 +352,7 @@ def interpolate_at(maps: Tensor, levels: Tensor, pixels: Tensor, size: tuple[int
     return torch.lerp(upper, lower, y)
 
 
+@kept_on_cpu
 def find_neighbours(size: int, small: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Return, for each pixel along a side, the two of a small map that it is interpolated from, and the second's share.
 
