@@ -118,10 +118,23 @@ class Callbacks(PipelineObserver):
                 setattr(self, name, function)
 
 
-def run(model, *sources, results=None, frames=1, confident=False, size=None, style=None, meter=None, **options):
+def run(
+    model,
+    *sources,
+    results=None,
+    frames=1,
+    confident=False,
+    size=None,
+    together=False,
+    style=None,
+    meter=None,
+    **options,
+):
     """Run the pipeline over sources with a window of some frames, and return its results."""
     pairs = list(zip(sources, results or [OutputFiles() for _ in sources], strict=True))
-    labeller = LabelSettings(model, streamseg.CAMVID, LastFrames(frames), size=size, with_confidence=confident)
+    labeller = LabelSettings(
+        model, streamseg.CAMVID, LastFrames(frames), size=size, with_confidence=confident, together=together
+    )
     meter, records = meter or Meter(), io.StringIO()
     outcome = Pipeline(pairs, labeller, style or DrawStyle(), meter, records=records, **options).run()
     return Run(outcome, [json.loads(line) for line in records.getvalue().splitlines()], meter.summary())

@@ -77,25 +77,28 @@ def open_live_text(path: Path, notify: Callable[[str], None]) -> Iterator[LineWr
         with lines:
             yield lines
     finally:
-        if not lines.hangs:  # or it would be waited for
-            file.close()
-        if not existed and target.exists() and not target.stat().st_size:
-            target.unlink()
+        try:
+            if not lines.hangs:  # or it would be waited for
+                file.close()
+        finally:
+            if not existed and target.exists() and not target.stat().st_size:
+                target.unlink()
 
 
 class StandardOutput:
     """Standard output without Python's buffer, which would wait at the end of the program for a reader who hangs."""
 
     def write(self, text: str) -> None:
-        sys.stdout.flush()
-        try:
-            number = sys.stdout.fileno()
-        except UnsupportedOperation:  # it is in memory
-            sys.stdout.write(text)
-            return
-        data = text.encode()
-        while data:
-            data = data[os.write(number, data) :]
+        with write_errors("standard output"):
+            sys.stdout.flush()
+            try:
+                number = sys.stdout.fileno()
+            except UnsupportedOperation:  # it is in memory
+                sys.stdout.write(text)
+                return
+            data = text.encode()
+            while data:
+                data = data[os.write(number, data) :]
 
 
 class LiveTextFile(TextIOWrapper):
@@ -123,9 +126,9 @@ class LiveTextFile(TextIOWrapper):
 
 
 @contextmanager
-def write_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the system, such as a full disk, into a sentence that names the file."""
+def write_errors(place: Path | str) -> Iterator[None]:
+    """Turn an error of the system, such as a full disk, into a sentence that names the place."""
     try:
         yield
     except OSError as error:
-        raise type(error)(f"Could not write {path}: {error.strerror}.") from error
+        raise type(error)(f"Could not write {place}: {error.strerror}.") from error

@@ -146,6 +146,11 @@ class LineSender:
 
         self.sender = LiveSender(name, redact(address), connect, capacity=CAPACITY, noun="line", notify=notify)
 
+    @property
+    def dropped(self) -> int:
+        """How many lines were dropped."""
+        return self.sender.dropped
+
     def write(self, text: str) -> int:
         self.sender.put(text.rstrip("\n"))
         return len(text)

@@ -10,7 +10,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from streamseg.io.sources import Decoding
 from streamseg.io.web import is_address, redact
 
 if TYPE_CHECKING:
-    from av import VideoFrame, VideoStream
+    from av import Packet, VideoFrame, VideoStream
     from av.buffer import Buffer
     from av.container import InputContainer
     from torch import Tensor
@@ -95,27 +95,29 @@ class Video:
         self.converting = threading.Lock()
         """Held while a frame is converted: those of a live video by any thread."""
         self.known_format = ""
-        """The pixel format of the last frame of a live video."""
+        """The pixel format that the last frame of a live video was converted from at once."""
         self.fault: av.error.FFmpegError | None = None
         self.unreadable = 0
         """How many packets could not be decoded."""
         self.end = self.end_of_all = 0.0
         """Where the packets of the video end, and those of video and audio."""
-        decoded = self.decode()
-        first = next(decoded, None)
+        self.frames = self.decode()
+        """The stored frames; its last packet is freed before the container is closed."""
+        first = next(self.frames, None)
         if first is None:
             raise (
                 reading_error(self.fault, name)
                 if self.fault
                 else ValueError(f"{name} has no readable frame: give another file.")
             )
-        self.decoded = itertools.chain([first], decoded)
+        self.decoded = itertools.chain([first], self.frames)
         self.note = fallback_note(name, hardware, first.format.name)
         """A sentence if a hardware decoder was wanted and there is none for this video."""
         self.measure(first)
 
     def measure(self, stored: "VideoFrame") -> None:
         """Take size and orientation of a frame as those of the next ones."""
+        self.known_format = ""
         self.stored_size = (stored.height, stored.width)
         self.orientation = find_orientation(stored)
         self.size = self.stored_size[::-1] if self.orientation.transposed else self.stored_size
@@ -128,6 +130,7 @@ class Video:
         self.close()
 
     def close(self) -> None:
+        self.frames.close()
         self.container.close()
 
     def __iter__(self) -> Iterator[tuple["Tensor", float]]:
@@ -171,9 +174,11 @@ class Video:
             lost = f", at least {self.unreadable} could not be decoded" if self.unreadable else ""
             raise CutShort(f"{self.name} is damaged: {frames} could be read{faults}{lost}.")
 
-    def decode(self) -> Iterator["VideoFrame"]:
+    def decode(self) -> Generator["VideoFrame", None, None]:
         """Yield the stored frames; packets that cannot be decoded are counted and skipped."""
         codec = self.stream.codec_context
+        # a camera's packets are memory of its driver, which is gone when it is closed; frames may lie in them
+        own = copy_packet if "v4l2" in self.container.format.name else None
         started, latest = False, time.monotonic()
         try:
             for packet in self.container.demux(self.stream, *self.container.streams.audio):
@@ -186,7 +191,7 @@ class Video:
                 self.end = max(self.end, end)
                 damaged, frames = packet.is_corrupt, []
                 try:
-                    frames = codec.decode(packet)
+                    frames = codec.decode(own(packet) if own else packet)
                 except av.error.FFmpegError:
                     damaged = True
                 # a recording may start between key frames, and is not damaged before the first
@@ -257,6 +262,13 @@ class Video:
         elif "matroska" in self.container.format.name:  # which has the total duration at its beginning
             missing = (self.container.duration or 0) / av.time_base - self.end_of_all
         return missing > 0.5 + 2 / self.rate
+
+
+def copy_packet(packet: "Packet") -> "Packet":
+    """Return a packet with memory of its own."""
+    copy = av.Packet(bytes(cast("Buffer", packet)))
+    copy.pts, copy.dts, copy.time_base = packet.pts, packet.dts, packet.time_base
+    return copy
 
 
 def find_orientation(frame: "VideoFrame") -> Orientation:

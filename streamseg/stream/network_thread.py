@@ -150,7 +150,20 @@ class NetworkThread:
                 jobs = [stream.inbox.take() for stream in chosen]
                 for stream in chosen:
                     stream.last_batch = number
-            yield jobs
+            if jobs := [job for job in jobs if self.convert(job)]:
+                yield jobs
+
+    def convert(self, job: FrameJob) -> bool:
+        """Convert a live frame to RGB, unless a GPU does that; return False if it fails, which ends its source only."""
+        if self.device_work or job.frame is not NOTHING:
+            return True
+        try:
+            job.frame = job.capture.frame
+        except (ValueError, OSError) as problem:
+            job.stream.report(problem)
+            job.stream.inbox.close()
+            return False
+        return True
 
     def choose(self, streams: Sequence[SourceStream], first: FrameJob) -> list[SourceStream]:
         """Return the sources of a batch: those whose next frame is of the kind of the first, within the time limit."""
@@ -194,10 +207,12 @@ class NetworkThread:
             inbox = job.stream.inbox
             if not (job.stream.source.live and inbox.waiting and self.kind(inbox.waiting[0]) == self.kind(job)):
                 return job
-            self.shared.meter.dropped(1, job.stream.source.name)
             newer = inbox.take()
-            newer.stream.follow_size(newer.shape)
-            return newer
+        if not self.convert(newer):
+            return job
+        self.shared.meter.dropped(1, job.stream.source.name)
+        newer.stream.follow_size(newer.shape)
+        return newer
 
     def prepare(self, jobs: list[FrameJob]) -> bool:
         """Run the engine at the sizes that may be needed, so that no frame is late because of its setup.
@@ -282,9 +297,6 @@ class NetworkThread:
         settings = self.shared.settings
         if self.device_work:
             self.device_work.upload(jobs)
-        else:
-            for job in jobs:
-                job.frame = job.capture.frame if job.frame is NOTHING else job.frame
         if self.is_tiled(jobs[0]) and isinstance(self.engine, EagerEngine):
             for job in jobs:
                 job.scale, job.size = scale, (job.shape[1], job.shape[2])

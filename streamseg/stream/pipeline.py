@@ -21,7 +21,8 @@ from streamseg.engine.engine import to_engine
 from streamseg.io.codec_pool import IDLE
 from streamseg.io.display import DisplayWindow
 from streamseg.io.grid import GridView
-from streamseg.io.line_thread import LineWriter
+from streamseg.io.line_thread import LineThread, LineWriter
+from streamseg.io.live_lines import LineSender
 from streamseg.io.outputs import Output, OutputFiles, share_plan
 from streamseg.io.sources import Source, VideoFile
 from streamseg.io.web import is_address
@@ -143,7 +144,7 @@ class Pipeline:
         """Read, label, draw and write every frame, or all until Ctrl-C; frames that were begun are then finished."""
         threads = torch.get_num_threads()
         self.start_codecs()
-        if self.shared.live:
+        if self.shared.live and self.shared.records is not None:
             self.next_statistics = time.monotonic() + STATISTICS_SECONDS
         with StopSignals() as stop, short_turns(self.shared.on_device):
             self.alone = len(self.streams) == 1 and not needs_threads(self.streams[0])
@@ -184,7 +185,9 @@ class Pipeline:
 
     def summarize(self) -> dict[str, object]:
         """Return the measurements so far, of all sources and of each, for JSON."""
-        return summary_to_json(self.shared.meter.summary(), self.stream_summaries())
+        records = self.shared.records
+        summary = summary_to_json(self.shared.meter.summary(), self.stream_summaries())
+        return summary | ({"lines_dropped": records.dropped} if isinstance(records, LineThread | LineSender) else {})
 
     def stream_summaries(self) -> dict[str, StreamSummary]:
         """Return the measurements of each source that was opened, in their order."""
@@ -233,7 +236,7 @@ class Pipeline:
         now = time.monotonic()
         for stream in self.streams:
             stream.watch(now)
-        if now >= self.next_statistics and not self.stopped:
+        if now >= self.next_statistics and not self.stopped and any(stream.writer.written for stream in self.streams):
             self.next_statistics = now + STATISTICS_SECONDS
             self.shared.write_record({"statistics": self.summarize()})
         self.refresh_display()
@@ -276,5 +279,5 @@ def needs_threads(stream: SourceStream) -> bool:
         return True
     if not (shared.decoding.process and stream.drawn_early):
         return True
-    # standard output, a window or a web server may let one wait
-    return bool(shared.raw) or shared.shows or is_address(source.address)
+    # standard output, a window or a web server may let one wait, and labels as text take as long as a frame
+    return bool(shared.raw) or shared.shows or shared.records_labels or is_address(source.address)

@@ -122,11 +122,11 @@ class SharedRun:
                 self.class_pixels[i] += count
 
     def write_record(self, entry: dict[str, object]) -> None:
-        """Write a line of JSON, if they are asked for."""
-        if self.records is not None:
-            line = json.dumps(entry) + "\n"
-            with self.records_lock:
-                self.records.write(line)
+        """Write a line of JSON, which were asked for."""
+        assert self.records is not None
+        line = json.dumps(entry) + "\n"
+        with self.records_lock:
+            self.records.write(line)
 
     def add_latency(self, job: "FrameJob") -> None:
         """Take the latency of a frame, which ends with its labels on the host."""
@@ -332,7 +332,8 @@ class SourceStream:
         assert shape is not None
         self.size_changes += 1
         too_many = self.size_changes > MAX_SIZE_CHANGES
-        if not self.source.live or self.shared.raw or (too_many and self.results.are_videos):
+        ends = not self.source.live or self.shared.raw or (too_many and self.results.are_videos)
+        if ends or (self.shared.settings.together and self.size is None):  # the others keep their network input size
             raise changed_size(self.source.name, capture, shape)
         if too_many:
             return

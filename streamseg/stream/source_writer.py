@@ -100,14 +100,14 @@ class SourceWriter:
         write_frame(FrameOutput(job.capture, job.picture, job.labels, job.confidence, job.colours))
         if shared.raw:
             write_raw_labels(shared.raw, job.labels)
-        shared.meter.stage("encode", time.perf_counter() - begin)
         age = time.monotonic() - job.started
+        if shared.records is not None:
+            shared.write_record(self.make_record(job, age))
+        shared.meter.stage("encode", time.perf_counter() - begin)
         shared.meter.shown(age)
         self.written += 1
         if isinstance(job.picture, Tensor):
             self.picture = job.picture
-        if shared.records is not None:
-            shared.write_record(self.make_record(job, age))
         shared.observer.frame_written(job.capture, job.shares, self.parts[-1])
 
     def make_record(self, job: "FrameJob", age: float) -> dict[str, object]:

@@ -105,11 +105,12 @@ def test_a_killed_run_leaves_the_lines_of_a_network_camera(here, weights):
             process.kill()
             assert process.wait(PATIENCE) == -9
     assert made(here) == ["a.jsonl"]
-    assert all("shares" in json.loads(line) for line in lines_of("a.jsonl"))
+    assert all(json.loads(line).keys() & {"shares", "statistics"} for line in lines_of("a.jsonl"))
 
 
 @pytest.mark.parametrize("old", [OLD, None])
 def test_a_camera_that_cannot_be_opened_leaves_the_file_as_it_was(here, segment, monkeypatch, capsys, old):
+    monkeypatch.setattr(pipeline, "STATISTICS_SECONDS", 0.0)
     if old:
         Path("a.jsonl").write_text(old)
     monkeypatch.setattr("streamseg.io.resolve.open_camera", failing(OSError("camera0 is away.")))
@@ -194,6 +195,27 @@ def test_the_lines_of_cameras_tell_their_statistics_now_and_then(here, segment, 
     assert segment("0", "--no-overlay", "--json", "a.jsonl") == 1
     *_, last = map(json.loads, lines_of("a.jsonl"))
     assert last["summary"]["streams"]["camera0"]["labelled"] == 3
+
+
+@pytest.mark.parametrize("line", [{"statistics": {}}, {"source": "a", "mask_age_ms": 1.5, "labels": 2**17 * "x"}])
+def test_lines_of_a_run_before_are_replaced(here, segment, line):
+    make_clip(Path("v.mp4"), 1)
+    Path("a.jsonl").write_text(json.dumps(line) + "\n")
+    assert segment("v.mp4", "--no-overlay", "--json", "a.jsonl") == 0
+    assert len(lines_of("a.jsonl")) == 2
+
+
+def test_a_signal_while_a_disk_hangs_does_not_wait_for_it(here, monkeypatch):
+    reading = threading.Event()
+    monkeypatch.setattr(records.LiveTextFile, "write", lambda *_: reading.wait(PATIENCE))
+    monkeypatch.setattr(records.LiveTextFile, "close", failing(AssertionError("It was waited for.")))
+    with pytest.raises(KeyboardInterrupt), records.open_live_text(Path("a.jsonl"), pytest.fail) as lines:
+        lines.write("a line\n")
+        monkeypatch.setattr(lines.ended, "wait", failing(KeyboardInterrupt()))
+    monkeypatch.undo()
+    reading.set()
+    assert lines.ended.wait(PATIENCE)
+    lines.place.close()
 
 
 def test_lines_hold_the_labels_if_they_are_asked_for(here, segment, model, capsys):

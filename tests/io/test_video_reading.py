@@ -16,13 +16,16 @@ from waiting import PATIENCE
 
 import streamseg
 from streamseg.checks import CutShort
+from streamseg.io.planes import Orientation
 from streamseg.io.sources import Decoding
 from streamseg.io.video_reading import (
     FrameClock,
+    copy_packet,
     open_camera,
     open_stream,
     open_video,
     read_label_video,
+    to_tensor,
     video_made_by_streamseg,
 )
 from streamseg.io.video_writing import VIDEO_FORMATS, open_label_writer, open_video_writer, write_frames
@@ -353,6 +356,16 @@ def test_a_live_stream_whose_pixel_format_cannot_be_read_is_told_by_who_reads_it
         monkeypatch.setattr(video, "reformat", failing(ValueError("no such format")))
         with pytest.raises(ValueError, match="has a pixel format that cannot be read"):
             next(video.pictures(Decoding()))
+
+
+def test_packets_are_copied_whole(tmp_path):
+    with av.open(str(make_clip(tmp_path / "a.mkv", 4, codec="rawvideo"))) as container:
+        codec = container.streams.video[0].codec_context
+        copies = [copy_packet(packet) for packet in container.demux(video=0) if packet.size]
+        frames = [frame for packet in copies for frame in codec.decode(packet)]
+    # their memory is not the container's
+    assert [number(to_tensor(frame.reformat(format="rgb24"), Orientation())) for frame in frames] == [0, 1, 2, 3]
+    assert [frame.pts * frame.time_base for frame in frames] == [i / Fraction(25) for i in range(4)]
 
 
 def write_stream_of_two_sizes(path, codec, pixels):

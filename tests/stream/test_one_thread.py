@@ -269,7 +269,7 @@ def test_several_videos_have_threads(model, tmp_path, started):
 
 def stream_of(tmp_path, source="in.mp4", results="a.mkv", early=True, **shared):
     """What tells whether a stream needs threads."""
-    defaults = {"raw": None, "shows": False, "decoding": Decoding(process=True)}
+    defaults = {"raw": None, "shows": False, "records_labels": False, "decoding": Decoding(process=True)}
     return SimpleNamespace(
         shared=SimpleNamespace(**(defaults | shared)),
         source=VideoFile("clip", source) if isinstance(source, str) else source,
@@ -283,6 +283,7 @@ def stream_of(tmp_path, source="in.mp4", results="a.mkv", early=True, **shared):
     [
         {"raw": object()},
         {"shows": True},
+        {"records_labels": True},
         {"decoding": Decoding()},
         {"early": False},
         {"results": LiveOutput()},

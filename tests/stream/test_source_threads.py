@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from clips import make_clip, number, picture
+from commands import failing
 from PIL import Image
 from pipelines import Callbacks, Camera, Clip, Screen, changing_camera, fake_predictions, noise, one_by_one, run, shade
 from source_files import damage
@@ -19,6 +20,7 @@ from waiting import PATIENCE, until
 import streamseg
 from streamseg import draw
 from streamseg.checks import CutShort
+from streamseg.io.decoded_frame import DecodedFrame
 from streamseg.io.files import UNFINISHED
 from streamseg.io.outputs import OutputFiles, plan_outputs
 from streamseg.io.resolve import find_sources
@@ -123,6 +125,40 @@ def test_of_a_size_that_never_rests_no_more_is_said_than_of_the_first_changes(mo
     done = run(model, camera, observer=one_by_one(camera, message=said.append))
     assert done.outcome.problems == []
     assert (len(done.records), len(said)) == (6, 1)
+
+
+def test_of_cameras_that_look_together_one_that_changes_its_size_ends(model, quick, tmp_path):
+    cameras = {"a": changing_camera(2, 2, name="a"), "b": Camera(4, name="b")}
+    observer = Callbacks(frame_written=lambda capture, *_: cameras[capture.name].release(1))
+    results = [OutputFiles(tmp_path / "a.mp4"), OutputFiles(tmp_path / "b.mp4")]
+    done = run(model, *cameras.values(), results=results, observer=observer, together=True)
+    sentence = "a ends after 2 frames: the next one has 64 x 96 pixels, not 32 x 48; scale all of them to one size."
+    assert done.outcome.problems == [sentence]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mp4", "b.mp4"]
+    assert [record["source"] for record in done.records].count("b") == 4
+
+
+@dataclass(eq=False)
+class DamagedCamera(Camera):
+    """A camera whose second frame cannot be converted to RGB."""
+
+    def captures(self):
+        for capture in super().captures():
+            fails = failing(ValueError("camera has a pixel format that cannot be read."))
+            convert = fails if capture.index == 1 else lambda frame=capture.frame: frame
+            yield replace(capture, pixels=DecodedFrame((32, 48), convert))
+
+
+def test_a_live_frame_that_cannot_be_converted_ends_its_camera_only(model, quick, tmp_path):
+    damaged, good = DamagedCamera(3), Camera(3, name="good")
+    cameras = {"camera": damaged, "good": good}
+    observer = Callbacks(frame_written=lambda capture, *_: cameras[capture.name].release(1))
+    results = [OutputFiles(tmp_path / "a.mp4"), OutputFiles(tmp_path / "b.mp4")]
+    done = run(model, damaged, good, results=results, observer=observer)
+    assert done.outcome.problems == ["camera has a pixel format that cannot be read."]
+    for path, length in ((tmp_path / "a.mp4", 1), (tmp_path / "b.mp4", 3)):
+        with open_video(path) as written:
+            assert sum(1 for _ in written) == length
 
 
 def test_raw_labels_of_a_live_source_end_where_its_size_changes(model, quick):
