@@ -119,6 +119,8 @@ class LinesSink:
         except BrokenPipeError:  # no fault: the reader has closed the pipe
             raise
         except OSError as error:
+            if not error.strerror:  # it is a sentence
+                raise
             raise OSError(f"Could not write events to {self.name}: {error.strerror}.") from error
 
 

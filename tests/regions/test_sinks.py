@@ -4,8 +4,10 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
+from types import SimpleNamespace
 
 import pytest
+from commands import failing
 from listeners import LOCALHOST, Broker, free_port
 from waiting import PATIENCE, until
 
@@ -66,6 +68,19 @@ def test_standard_output_gets_lines():
     with open_sink("-", output, pytest.fail) as send:
         send(EVENT)
     assert json.loads(output.getvalue()) == EVENT
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(28, "No space left on device"), "Could not write events to standard output: No space left on device."),
+        (OSError("Could not write standard output: it is full."), "Could not write standard output: it is full."),
+    ],
+)
+def test_an_error_of_standard_output_is_a_sentence(error, sentence):
+    sink = open_sink("-", SimpleNamespace(write=failing(error)), pytest.fail)
+    with sink as send, pytest.raises(OSError, match=f"^{sentence}$"):
+        send(EVENT)
 
 
 def test_a_webhook_gets_the_events_in_order_with_its_password():
