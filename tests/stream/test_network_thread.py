@@ -377,7 +377,7 @@ def test_on_a_gpu_batches_are_powers_of_two(waiting, sizes):
     for _ in range(waiting):
         inbox, labelled = BoundedQueue(group, 1), BoundedQueue(group, 1)
         streams.append(SimpleNamespace(inbox=inbox, labelled=labelled, output=labelled, size=(32, 48), last_batch=-1))
-        inbox.put(SimpleNamespace(stream=streams[-1], shape=shade(0).shape))
+        inbox.put(SimpleNamespace(stream=streams[-1], frame=shade(0), shape=shade(0).shape))
         inbox.close()
     thread = network_thread.NetworkThread(None, streams, shared)
     assert [len(jobs) for jobs in thread.batches()] == sizes
