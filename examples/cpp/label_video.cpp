@@ -34,6 +34,7 @@ int run(const std::string& path, int64_t height, int64_t width, size_t window) {
   std::map<size_t, std::vector<int64_t>> shapes;
   for (size_t i = 0; i < session.GetInputCount(); ++i) {
     names.emplace_back(session.GetInputNameAllocated(i, allocator).get());
+    if (names[i] == "past_luma") throw std::runtime_error(path + " keeps labels steady: export it without --steady.");
     if (names[i].rfind("past", 0) == 0)
       shapes[static_cast<size_t>(names[i][4] - '1')] =
           session.GetInputTypeInfo(i).GetTensorTypeAndShapeInfo().GetShape();

@@ -118,7 +118,8 @@ class ExportModule(nn.Module):
         """Return labels, logits, by how much the labels lose; and, for the next frame, brightness and scores."""
         assert self.steady is not None
         luma = to_luma(shrink_bytes(image, luma_size(scores.shape[2:], image.shape[2:])))
-        fused = average(scores, luma, earlier, before, share, self.steady)
+        seen = None if self.hidden is None else (~self.hidden).float()
+        fused = average(scores, luma, earlier, before, share, self.steady, seen)
         logits = resize(fused.scores, image)
         # as keep_labels, for all pixels
         classes = logits.shape[1]

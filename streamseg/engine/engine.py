@@ -271,7 +271,8 @@ def predict_steadily(
     if mirrored is not None:
         mirror_next -= mirrored
     evidence = list(batch.evidence) or [None] * count
-    fused = fuse_scores(scores, batch.images, evidence, batch.gaps or [0.0] * count, steadiness)
+    gaps = batch.gaps or [0.0] * count
+    fused = fuse_scores(scores, batch.images, evidence, gaps, steadiness, batch.mask)
     predictions = []
     for i, (size, earlier) in enumerate(zip(batch.sizes, evidence, strict=True)):
         labels, confidence = label(fused.scores[i], size)

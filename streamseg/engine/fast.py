@@ -303,7 +303,8 @@ class FastEngine(Engine):
         if size is not None:  # labels of several sizes are made from scores one by one
             classes, height, width = scores.shape[1:]
             with_confidence = buffers.confidence is not None
-            buffers.steady = SteadyBuffers(buffers.frame, (classes, height, width), size, steadiness, with_confidence)
+            shape, mask = (classes, height, width), buffers.view.mask
+            buffers.steady = SteadyBuffers(buffers.frame, shape, size, steadiness, with_confidence, mask)
 
     def set_past(self, buffers: GraphBuffers, past: Tensor | None, weights: tuple[float, ...]) -> None:
         """Copy the past and the scale to their buffers."""

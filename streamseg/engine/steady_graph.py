@@ -27,7 +27,7 @@ from streamseg.engine import kernels
 from streamseg.engine.engine import FrameBatch, Prediction
 from streamseg.engine.evidence import AnyEvidence, Layout, PackedEvidence
 from streamseg.engine.graphs import BESIDE_PRIORITY, SideStream
-from streamseg.engine.steadying import Steadiness, Trust, fit_evidence, luma_size, weigh_gap
+from streamseg.engine.steadying import Steadiness, Trust, fit_evidence, leave_out_hidden, luma_size, weigh_gap
 
 
 class SteadyBuffers:
@@ -40,6 +40,7 @@ class SteadyBuffers:
         images: The frames (B, 3, H', W'), bytes, in the network's buffers.
         scores: Number of classes, height and width of the scores.
         size: Height and width of the labels.
+        mask: The unmasked share of each pixel (B, H', W'), in the network's buffers; None for 1.
     """
 
     @torch.inference_mode(False)
@@ -50,8 +51,9 @@ class SteadyBuffers:
         size: tuple[int, int],
         steadiness: Steadiness,
         with_confidence: bool,
+        mask: Tensor | None = None,
     ):
-        self.images, self.steadiness = images, steadiness
+        self.images, self.steadiness, self.mask = images, steadiness, mask
         batch, device = len(images), images.device
         self.layout = Layout(luma_size(scores[1:], images.shape[2:]), scores, size)
         self.packed = torch.zeros(2, batch, self.layout.length, device=device)
@@ -124,6 +126,8 @@ class SteadyBuffers:
         """
         kernels.write_class_shares(self.previous, self.class_shares)
         comparison = kernels.compare_frames(self.images, self.pair, self.layout.scores[1:], self.steadiness)
+        if self.mask is not None:
+            comparison = leave_out_hidden(comparison, self.mask)
         return kernels.move_scores(self.earlier, comparison, self.weight, self.steadiness, self.carried)
 
     def finish(self, scores: Tensor) -> None:

@@ -50,6 +50,8 @@ COUNTED = 64
 """Classes are counted at so many rows and columns of pixels, or up to twice as many; at all of a smaller frame."""
 USUAL_GAP = 0.1
 """Seconds between frames up to which share and margin count in full; they fall as frames are further apart."""
+MIN_VISIBLE = 1e-3
+"""A smaller share of a frame that no mask hides counts as this one."""
 MIRROR_SHARE = 0.49
 """The smallest share of the earlier frames with which every second frame is mirrored. Two views cancel from 1/2 on;
 with less than that labels would alternate with them. A little less, because STEADY_LOW has 1/2 at 0.15 s, a usual time
@@ -141,12 +143,14 @@ def fuse_scores(
     evidence: Sequence[AnyEvidence | None],
     gaps: Sequence[float],
     steadiness: Steadiness,
+    mask: Tensor | None = None,
 ) -> Fused:
     """Average the scores (B, K, h, w) of frames with those of earlier frames, moved along.
 
     Args:
         images: The frames (B, 3, H', W') in any size, 0 to 255.
         gaps: Seconds between each frame and the one before.
+        mask: The unmasked share of each pixel, (B, H', W').
     """
     # contiguous: channels last, as the fast engine gives them, are slower to move and to label
     scores, luma = scores.float().contiguous(), shrink_to_luma(images, luma_size(scores.shape[2:], images.shape[2:]))
@@ -156,7 +160,7 @@ def fuse_scores(
     before = torch.stack([now if entry is None else entry.luma[None] for entry, now in zip(known, luma, strict=True)])
     earlier = torch.stack([now if entry is None else entry.scores for entry, now in zip(known, scores, strict=True)])
     weights = [0.0 if entry is None else weigh_gap(gap) for entry, gap in zip(known, gaps, strict=True)]
-    return average(scores, luma, earlier, before, scores.new_tensor(weights), steadiness)
+    return average(scores, luma, earlier, before, scores.new_tensor(weights), steadiness, mask)
 
 
 def luma_size(scores: Sequence[int], images: Sequence[int]) -> tuple[int, int]:
@@ -181,7 +185,13 @@ def is_mirrored(evidence: AnyEvidence | None, longest_gap: float, steadiness: St
 
 
 def average(
-    scores: Tensor, luma: Tensor, earlier: Tensor, before: Tensor, weight: Tensor, steadiness: Steadiness
+    scores: Tensor,
+    luma: Tensor,
+    earlier: Tensor,
+    before: Tensor,
+    weight: Tensor,
+    steadiness: Steadiness,
+    mask: Tensor | None = None,
 ) -> Fused:
     """Return the averaged scores of frames, from their scores (B, K, h, w) and brightness (B, 1, l, m).
 
@@ -189,8 +199,11 @@ def average(
         earlier: Carried scores of the frame before, (B, K, h, w).
         before: Its brightness (B, 1, l, m).
         weight: For each stream, how far the frame before counts, 0 to 1, (B,): 0 if there is none.
+        mask: The unmasked share of each pixel of the frames, (B, H', W').
     """
     comparison = compare(luma, before, (scores.shape[2], scores.shape[3]), steadiness)
+    if mask is not None:
+        comparison = leave_out_hidden(comparison, mask)
     trust = weigh(comparison, weight, steadiness)
     moved = move(earlier, comparison.motion, "bicubic")
     carried = torch.lerp(scores, moved, carried_share(trust.share))
@@ -218,6 +231,18 @@ def compare(luma: Tensor, before: Tensor, size: tuple[int, int], steadiness: Ste
     else:  # then they are twice as large
         change, alike = halve(change), halve(alike)
     return Comparison(motion, alike, likeness(change, steadiness.still), found)
+
+
+def leave_out_hidden(comparison: Comparison, mask: Tensor) -> Comparison:
+    """Return a comparison in which only visible pixels are found again: hidden ones look alike in all frames.
+
+    Args:
+        mask: The unmasked share of each pixel, (B, H', W').
+    """
+    visible = mask.to(comparison.found.device).float().mean(dim=(1, 2))[:, None]
+    parts = comparison.found.shape[1]
+    found = (comparison.found - (1 - visible) / parts) / visible.clamp(min=MIN_VISIBLE)
+    return comparison._replace(found=found)
 
 
 def weigh(comparison: Comparison, weight: Tensor, steadiness: Steadiness) -> Trust:

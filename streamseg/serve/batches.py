@@ -35,6 +35,8 @@ class LabelRequest:
     state: State | None
     size: tuple[int, int]
     """Network input size."""
+    seconds: float | None = None
+    """When the frame was taken, on any clock of its stream; None for 1/25 s after the one before."""
     future: "Future[Labelled]" = field(default_factory=Future)
 
 
@@ -70,9 +72,13 @@ class Batcher:
         self.thread = threading.Thread(target=self.work, args=(torch.get_num_threads(),), name="batches", daemon=True)
         self.thread.start()
 
-    def submit(self, frame: Tensor, state: State | None = None) -> "Future[Labelled]":
-        """Queue a frame (3, H, W): a picture, or the next frame of a stream. Cancel the future to drop it."""
-        request = LabelRequest(frame, state, network_size(frame.shape[1], frame.shape[2]))
+    def submit(self, frame: Tensor, state: State | None = None, seconds: float | None = None) -> "Future[Labelled]":
+        """Queue a frame (3, H, W): a picture, or the next frame of a stream. Cancel the future to drop it.
+
+        Args:
+            seconds: When the frame was taken, on any clock of its stream; None for 1/25 s after the one before.
+        """
+        request = LabelRequest(frame, state, network_size(frame.shape[1], frame.shape[2]), seconds)
         with self.change:
             if self.closed:
                 raise RuntimeError("The queue is closed.")
@@ -116,9 +122,9 @@ class Batcher:
         try:
             frames = [request.frame for request in batch]
             states = [request.state and self.finished.pop(request.state, request.state) for request in batch]
-            masks = [self.mask] * len(batch)
+            times, masks = [request.seconds for request in batch], [self.mask] * len(batch)
             labels, states_after = label_batch(
-                self.engine, frames, states, self.window, size=batch[0].size, masks=masks
+                self.engine, frames, states, self.window, times=times, size=batch[0].size, masks=masks
             )
         except Exception as error:  # the clients get it; the thread goes on with the next batch
             for request in batch:

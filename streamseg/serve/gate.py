@@ -252,15 +252,19 @@ class RequestGate:
         with picture_errors():
             return await asyncio.to_thread(decode_uploaded_ids, data, self.limits.pixels)
 
-    async def label(self, frame: Tensor, state: State | None = None) -> Labelled:
-        """Return the labels of a frame and the new state of its stream, within the time limit."""
-        seconds = self.limits.seconds
+    async def label(self, frame: Tensor, state: State | None = None, seconds: float | None = None) -> Labelled:
+        """Return the labels of a frame and the new state of its stream, within the time limit.
+
+        Args:
+            seconds: When the frame of a stream came.
+        """
+        limit = self.limits.seconds
         try:
-            async with asyncio.timeout(seconds):
-                return await asyncio.wrap_future(self.batcher.submit(frame, state))
+            async with asyncio.timeout(limit):
+                return await asyncio.wrap_future(self.batcher.submit(frame, state, seconds))
         except TimeoutError:
             self.dropped.add(reason="late")
-            sentence = f"The picture was not labelled within {seconds:g} s: try again later."
+            sentence = f"The picture was not labelled within {limit:g} s: try again later."
             raise RequestError(503, sentence, self.retry_after()) from None
         except Exception:  # a bug, or out of memory
             logging.getLogger("streamseg").exception("A picture of %s could not be labelled.", tuple(frame.shape))

@@ -189,7 +189,7 @@ class ServedSource:
         state: State | None = None
         while (capture := self.next_frame()) is not None:
             try:
-                answer = self.gate.batcher.submit(capture.frame, state)
+                answer = self.gate.batcher.submit(capture.frame, state, capture.captured)
                 try:
                     labels, state = answer.result(self.gate.limits.seconds)
                 finally:

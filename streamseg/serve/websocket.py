@@ -80,7 +80,7 @@ async def answer_frames(client: WebSocket, gate: RequestGate, name: str, labels_
                 if not message.get("bytes"):
                     raise RequestError(400, "Expected a binary message with a PNG, JPEG or WebP file.")
                 frame = await gate.decode(message["bytes"], codec)
-                labels, state = await gate.label(frame, state)
+                labels, state = await gate.label(frame, state, begin)
                 compressed = await codec.compress(labels)
         except RequestError as error:
             gate.stream_frames.add(1, **labels_of_stream, answer="rejected")

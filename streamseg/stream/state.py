@@ -145,7 +145,7 @@ def find_longest_gap(before: State | None, seconds: float) -> float:
     """
     if before is None:
         return 0.0
-    gap = seconds - before.seconds
+    gap = max(0.0, seconds - before.seconds)  # a clock may go back
     return max(gap, GAP_DECAY * before.longest_gap + (1 - GAP_DECAY) * gap)
 
 

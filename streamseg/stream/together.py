@@ -14,6 +14,7 @@ from torch import Tensor
 
 from streamseg.engine.engine import Engine, FrameBatch, check_past, resize_frames, to_engine
 from streamseg.engine.inputs import to_checked_frame
+from streamseg.engine.steadying import Steadiness
 from streamseg.io.images import Picture
 from streamseg.io.masks import Mask, paint_over, to_mask
 from streamseg.models.checkpoint import Network
@@ -66,7 +67,12 @@ def label_together(
         return tuple(labels), tuple(after)
     if cut is not None:
         raise ValueError("Cameras of several sizes have no check for cuts: give one size=(H, W), or leave out cut.")
-    return label_sizes(engine, tensors, states, to_policy(window), times, sizes, found, shares)
+    policy = to_policy(window)
+    if isinstance(policy.steady, Steadiness):
+        raise ValueError(
+            "Labels of cameras of several sizes are not averaged over time: give one size=(H, W), or steady=0.5."
+        )
+    return label_sizes(engine, tensors, states, policy, times, sizes, found, shares)
 
 
 def pixel_shares(sizes: Sequence[tuple[int, int]], masks: Sequence[Mask | None], device: torch.device) -> Tensor:

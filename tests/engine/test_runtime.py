@@ -16,7 +16,7 @@ import numpy
 import pytest
 import torch
 from commands import complaint, run
-from exports import SIZE, exported as exported, moving, small
+from exports import SIZE, exported as exported, moving, small, small_plus
 from PIL import Image
 from torch.nn import functional as F
 
@@ -24,6 +24,7 @@ import streamseg
 from streamseg import Fading, LastFrames
 from streamseg.class_table import STREET_TABLE
 from streamseg.data import datasets
+from streamseg.deploy.export import export_model
 from streamseg.engine import runtime
 from streamseg.engine.engine import FrameBatch
 from streamseg.engine.open import open_weights
@@ -326,20 +327,38 @@ def test_a_missing_runtime_is_named_with_the_line_that_installs_it(exported, mon
 # the examples
 
 
-def test_the_python_example_carries_the_state_without_torch(exported, tmp_path, monkeypatch):
-    frames = moving(6)
+def run_python_example(path, frames, folder, monkeypatch):
+    """Return the labels that the example gives of frames, without torch and streamseg."""
     for i, frame in enumerate(frames):
-        write_image(tmp_path / f"{i}.png", frame)
-    names = [str(tmp_path / f"{i}.png") for i in range(len(frames))]
-    monkeypatch.setattr(sys, "argv", ["label_frames.py", str(exported("any.onnx")), str(tmp_path), *names])
+        write_image(folder / f"{i}.png", frame)
+    names = [str(folder / f"{i}.png") for i in range(len(frames))]
+    monkeypatch.setattr(sys, "argv", ["label_frames.py", str(path), str(folder), *names])
     for hidden in ("torch", "streamseg"):
         monkeypatch.setitem(sys.modules, hidden, None)
     runpy.run_path(str(EXAMPLES / "label_frames.py"), run_name="__main__")
     monkeypatch.undo()
+    labels = []
+    for i in range(len(frames)):
+        with Image.open(folder / f"{i}-labels.png") as written:
+            labels.append(torch.from_numpy(numpy.array(written)))
+    return labels
+
+
+def test_the_python_example_carries_the_state_without_torch(exported, tmp_path, monkeypatch):
+    frames = moving(6)
+    found = run_python_example(exported("any.onnx"), frames, tmp_path, monkeypatch)
     expected = streamseg.label_frames(open_exported(exported("any.onnx")), frames, 3)
-    for i, (_, labels) in enumerate(expected):
-        with Image.open(tmp_path / f"{i}-labels.png") as written:
-            assert numpy.array_equal(numpy.asarray(written), labels.numpy())
+    assert all(one.equal(labels) for one, (_, labels) in zip(found, expected, strict=True))
+
+
+def test_the_python_example_runs_a_steady_file_of_a_fanet_plus(tmp_path, monkeypatch):
+    path, frames = tmp_path / "a.onnx", moving(6)
+    options = {"size": SIZE, "video": True, "steady": streamseg.STEADY_HIGH, "window": 2}
+    export_model(small_plus(), streamseg.CAMVID, path, **options)
+    found = run_python_example(path, frames, tmp_path, monkeypatch)
+    policy = LastFrames(2, steady=streamseg.STEADY_HIGH)
+    expected = streamseg.label_frames(open_exported(path), frames, policy)
+    assert all(one.equal(labels) for one, (_, labels) in zip(found, expected, strict=True))
 
 
 def test_the_c_plus_plus_example_carries_the_state(exported, tmp_path):

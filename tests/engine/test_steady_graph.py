@@ -50,8 +50,8 @@ def capture(run, device):
 class Steady:
     """Buffers of steady labels with a graph of their own, for scores that a test writes, none of them mirrored."""
 
-    def __init__(self, images, scores, with_confidence=False):
-        self.buffers = SteadyBuffers(images, tuple(scores.shape[1:]), SIZE, STEADY_HIGH, with_confidence)
+    def __init__(self, images, scores, with_confidence=False, mask=None):
+        self.buffers = SteadyBuffers(images, tuple(scores.shape[1:]), SIZE, STEADY_HIGH, with_confidence, mask)
         self.scores = scores  # before the capture, which runs
         self.graph = capture(self.run, images.device)
 
@@ -97,6 +97,26 @@ def test_the_graph_of_a_gpu_computes_what_the_other_engines_do(device, with_conf
         assert (graph.buffers.class_shares < steadying.RARE_NEW).any()
         evidence = [prediction.evidence for prediction in theirs]
         assert [entry.mirror_next.item() for entry in evidence] == [(step + 1) % 2, 1]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_cut_is_seen_beside_a_mask(device):
+    mask = torch.ones(1, *SIZE, device=device)
+    mask[:, SIZE[0] // 16 :] = 0
+    first = torch.where(mask[:, None] > 0, picture(0).to(device), 127).byte()
+    second = torch.where(mask[:, None] > 0, 255 - first, 127).byte()
+    found = []
+    for seen in (None, mask):
+        images, scores = first.clone(), random_scores(0).to(device)
+        graph = Steady(images, scores, mask=seen)
+        batch = FrameBatch(images, None, [0.0], [SIZE], False, STEADY_HIGH, gaps=[0.04], longest_gaps=[0.2])
+        (before,) = graph.predict(batch)
+        images.copy_(second)
+        scores.copy_(random_scores(1))
+        found.append(graph.predict(batch._replace(evidence=[before.evidence]))[0].evidence.scores)
+    without, beside = found
+    assert not without.equal(scores[0])  # what is hidden looks alike
+    assert beside.equal(scores[0])
 
 
 def test_a_stream_without_a_past_gets_nothing_of_the_one_before_it():

@@ -11,9 +11,12 @@ from streamseg.engine.steadying import (
     Evidence,
     Steadiness,
     class_shares,
+    compare,
     fuse_scores,
     interpolate_at,
     keep_labels,
+    leave_out_hidden,
+    weigh,
 )
 
 H, W, SIZE = 16, 32, (64, 128)
@@ -128,6 +131,36 @@ def test_streams_of_a_batch_do_not_mix():
     torch.testing.assert_close(together.scores[:1], alone[1][0].scores)
     assert together.scores[1:].equal(scores[2])
     assert together.margin[1].eq(0).all()
+
+
+@pytest.mark.parametrize("hidden", [0.3, 0.5, 0.7])
+def test_after_a_cut_nothing_counts_however_much_of_the_frame_a_mask_hides(hidden):
+    """What a mask hides is the same grey in all frames, and no part of a scene that is found again."""
+    luma, before = (255 * torch.rand(1, 1, 192, 256, generator=torch.Generator().manual_seed(i)) for i in range(2))
+    mask = torch.ones(1, 192, 256)
+    mask[:, round(192 * (1 - hidden)) :] = 0
+    luma, before = (torch.where(mask[:, None] > 0, one, 127.0) for one in (luma, before))
+    comparison = compare(luma, before, (96, 128), STEADY_HIGH)
+    visible = leave_out_hidden(comparison, mask)
+    assert comparison.found.sum() > 0.9 * hidden
+    assert visible.found.sum() < 0.05
+    assert weigh(visible, torch.ones(1), STEADY_HIGH).share.eq(0).all()
+    same = leave_out_hidden(compare(luma, luma, (96, 128), STEADY_HIGH), mask)
+    assert same.found.sum().item() == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_mask_reaches_the_comparison_of_a_stream():
+    frame, scores = picture(), random_scores()
+    first = fuse_scores(scores, frame, [None], [0.0], PLAIN)
+    evidence = Evidence(first.luma[0, 0], first.carried[0], labels_from_scores(first.scores[0], SIZE))
+    other, now = 255 - frame, random_scores(1)
+    mask = torch.ones(1, *frame.shape[2:])
+    mask[:, frame.shape[2] // 8 :] = 0
+    hidden = torch.where(mask[:, None] > 0, other, frame)  # seven eighths are as before
+    known = fuse_scores(now, hidden, [evidence], [0.04], PLAIN)
+    masked = fuse_scores(now, hidden, [evidence], [0.04], PLAIN, mask)
+    assert not known.scores.equal(now)
+    assert masked.scores.equal(now)  # a cut, by what can be seen
 
 
 def test_the_margin_falls_as_frames_are_further_apart():

@@ -13,7 +13,7 @@ from waiting import PATIENCE, until
 
 from streamseg.engine.engine import EagerEngine, VideoEngine
 from streamseg.engine.prepare import PreparingEngine
-from streamseg.engine.steadying import STEADY_LOW
+from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW
 from streamseg.models.baselines import BASELINES
 from streamseg.models.video.accel import accel
 from streamseg.models.video.clockwork import clockwork_pipelined
@@ -153,6 +153,17 @@ def test_the_state_of_a_stream_goes_in_and_comes_out(engine):
     for frame, (_, expected) in zip(frames, label_frames(engine.engine, frames, 3), strict=True):
         labels, state = batcher.submit(frame, state).result(PATIENCE)
         assert labels.equal(expected)
+    batcher.close()
+
+
+def test_the_time_between_frames_counts(engine):
+    policy = LastFrames(2, steady=STEADY_HIGH)
+    batcher, state, known = Batcher(engine, policy), None, None
+    for i, frame in enumerate(moving(4)):
+        labels, state = batcher.submit(frame, state, 70.0 + 0.5 * i).result(PATIENCE)
+        expected, known = label_frame(engine.engine, frame, known, policy, seconds=0.5 * i)
+        assert labels.equal(expected)
+    assert state.longest_gap == pytest.approx(0.5)
     batcher.close()
 
 

@@ -155,6 +155,13 @@ def test_cameras_of_several_sizes_are_one_pass_at_a_time(engine):
     assert len(again) == 3
 
 
+def test_cameras_of_several_sizes_are_not_averaged_over_time(engine):
+    frames, policy = (noise(0), noise(2, 64, 64)), streamseg.LastFrames(2, steady=streamseg.STEADY_LOW)
+    with pytest.raises(ValueError, match=r"not averaged over time: give one size=\(H, W\), or steady=0.5"):
+        label_together(engine, frames, window=policy)
+    assert len(label_together(engine, frames, window=policy, size=(64, 64))[0]) == 2
+
+
 def test_twins_of_two_sizes_attend_alike(engine):
     """A frame whose others have no share is labelled as alone, by the way of several sizes too."""
     frame, dot = noise(0), noise(3, 32, 32)
