@@ -125,7 +125,7 @@ def check_steady(steady: float | Steadiness) -> None:
     if isinstance(steady, Steadiness):
         return
     if isinstance(steady, bool) or not isinstance(steady, (int, float)) or not 0 <= steady < math.inf:
-        raise ValueError(f"steady is {steady!r:.80}; expected a number from 0 up, such as 1, or STEADY_LOW.")
+        raise ValueError(f"steady is {steady!r:.80}; expected a number from 0 up, such as 1.")
 
 
 def frame_time(state: State | None, seconds: float | None) -> float:
