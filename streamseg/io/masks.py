@@ -39,7 +39,7 @@ class Mask:
             raise ValueError(f"{self.name} is no tensor of bool (H, W), True for pixels that are not ignored.")
         if not x.any():
             raise ValueError(
-                f"{self.name} is all black, so every pixel would be ignored: those darker than 128 are, others are kept."
+                f"{self.name} is all black, so every pixel would be ignored: those below 128 are, others are kept."
             )
 
     @property
