@@ -160,7 +160,7 @@ def test_whatever_a_source_raises_it_is_opened_again(monkeypatch):
 def test_the_frames_of_a_source_and_their_seconds_from_capture_to_labels_are_counted(monkeypatch):
     answered = Future()
     answered.set_result((torch.zeros(32, 32, dtype=torch.uint8), None))
-    source = make_served(submit=lambda frame, state: answered)
+    source = make_served(submit=lambda frame, state, seconds: answered)
     assert source.to_json() == {
         "status": "cam is not available: it has not delivered a frame yet. The server tries again.",
         "up": False,
@@ -200,8 +200,8 @@ def test_a_frame_that_nobody_wanted_before_a_source_was_lost_is_not_shown_afterw
 
 def test_an_answer_that_is_late_is_cancelled(monkeypatch):
     answer = Future()
-    source = make_served(Limits(seconds=0.01), lambda frame, state: answer)
-    frames = iter([SimpleNamespace(frame=None), None])
+    source = make_served(Limits(seconds=0.01), lambda frame, state, seconds: answer)
+    frames = iter([SimpleNamespace(frame=None, captured=0.0), None])
     monkeypatch.setattr(source, "next_frame", lambda: next(frames))
     source.closed.set()
     labelling = threading.Thread(target=source.label)
