@@ -11,7 +11,7 @@ from clips import make_clip
 from exports import exported as exported, moving, small
 from PIL import Image
 from serving import run_server
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 
 import streamseg
 from streamseg.io.images import read_image
@@ -412,8 +412,15 @@ def test_a_frame_of_the_camera_can_be_corrected(tab):
     tab.wait_for_selector("#rate:text('fps')")
     assert tab.is_hidden("#player")
     tab.click("#paint-panel summary")
-    tab.click("#paint")
-    tab.wait_for_selector("#paint[aria-pressed='true']")
+
+    def is_painting():
+        """Click until the button is pressed: while a busy browser shows a frame without labels, a click is lost."""
+        if tab.get_attribute("#paint", "aria-pressed") != "true":
+            tab.click("#paint")
+            tab.wait_for_timeout(2000)
+        return tab.get_attribute("#paint", "aria-pressed") == "true"
+
+    until(is_painting)
     assert tab.input_value("#save-name").startswith("camera-20")
     assert tab.evaluate("document.getElementById('video').srcObject") is None
 
