@@ -414,7 +414,7 @@ def test_a_frame_of_the_camera_can_be_corrected(tab):
     tab.click("#paint-panel summary")
 
     def is_painting():
-        """Click until the button is pressed: while a busy browser shows a frame without labels, a click is lost."""
+        """Click until the button is pressed. Beside other browsers one click was not enough; why is not known."""
         if tab.get_attribute("#paint", "aria-pressed") != "true":
             tab.click("#paint")
             tab.wait_for_timeout(2000)
