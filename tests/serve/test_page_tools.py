@@ -412,17 +412,40 @@ def test_a_frame_of_the_camera_can_be_corrected(tab):
     tab.wait_for_selector("#rate:text('fps')")
     assert tab.is_hidden("#player")
     tab.click("#paint-panel summary")
-
-    def is_painting():
-        """Click until the button is pressed. Beside other browsers one click was not enough; why is not known."""
-        if tab.get_attribute("#paint", "aria-pressed") != "true":
-            tab.click("#paint")
-            tab.wait_for_timeout(2000)
-        return tab.get_attribute("#paint", "aria-pressed") == "true"
-
-    until(is_painting)
+    tab.click("#paint")
+    tab.wait_for_selector("#paint[aria-pressed=true]")
     assert tab.input_value("#save-name").startswith("camera-20")
     assert tab.evaluate("document.getElementById('video').srcObject") is None
+
+
+def test_a_run_that_waits_for_a_frame_ends_when_a_picture_is_opened(tab):
+    sent = []
+    tab.on("websocket", lambda socket: socket.on("framesent", lambda _: sent.append(socket)))
+    tab.evaluate("""() => { // the camera gives a frame when this test says so
+        HTMLVideoElement.prototype.requestVideoFrameCallback = (then) => { window.giveFrame = then; };
+        const wait = window.setTimeout;
+        window.setTimeout = (then, time) => time === 250 ? 0 : wait(then, time);
+    }""")
+
+    def give_frame():
+        return tab.evaluate("() => { const then = window.giveFrame; window.giveFrame = null; then?.(); }")
+
+    tab.click("#camera")
+    until(lambda: "fps" in tab.inner_text("#rate") or give_frame())
+    until(lambda: tab.evaluate("Boolean(window.giveFrame)"))
+    tab.click("#paint-panel summary")
+    tab.click("#paint")
+    tab.wait_for_selector("#paint[aria-pressed=true]")
+    give_frame()
+    tab.wait_for_timeout(500)
+    assert sent.count(sent[-1]) == 1
+
+
+def test_the_page_says_that_the_camera_was_disconnected(tab):
+    tab.click("#camera")
+    tab.wait_for_selector("#rate:text('fps')")
+    tab.evaluate("document.getElementById('video').srcObject.getVideoTracks()[0].dispatchEvent(new Event('ended'))")
+    tab.wait_for_selector("#message.error:text('was disconnected')")
 
 
 @pytest.mark.slow

@@ -175,6 +175,7 @@ async function labelSource() {
     const times = [];
     for (let number = 0; thisRun === latestRun; number++) {
       if (!source.still) await nextFrame();
+      if (thisRun !== latestRun) return; // two runs must not wait for the answers of one stream
       const canvas = copyFrame(frameCanvases[number % 2]);
       const start = performance.now();
       const labels = await engine.label(canvas, source.still);

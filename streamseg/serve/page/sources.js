@@ -1,7 +1,7 @@
 // What can be labelled: pictures, videos, the camera, samples, and sources that the server reads.
 
 import { currentToken } from "./api.js";
-import { byId } from "./status.js";
+import { byId, showMessage } from "./status.js";
 
 export const video = byId("video");
 
