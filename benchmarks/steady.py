@@ -1,7 +1,7 @@
 """Measure what keeps the labels of a video steady, for docs/steady.md.
 
     python benchmarks/steady.py accuracy CAMVID WEIGHTS [WEIGHTS ...]
-    python benchmarks/steady.py moved COMMA10K WEIGHTS
+    python benchmarks/steady.py moved COMMA10K [PICTURES] WEIGHTS [WEIGHTS ...]
     python benchmarks/steady.py tried CAMVID WEIGHTS
     python benchmarks/steady.py time [WEIGHTS [HEIGHT WIDTH]]
     python benchmarks/steady.py gpu [WEIGHTS]
@@ -9,7 +9,8 @@
 accuracy  the network's scores of CamVid's val, computed once, labelled in several ways and as several streams; on a GPU
           if there is one, by its kernels; of several networks, mean and standard deviation, and those of the change
           against off
-moved     pictures of comma10k's val, over which a camera moves and zooms, with noise, at several frame rates
+moved     pictures of comma10k's val, 20 or as many as asked for, over which a camera moves and zooms, with noise, at
+          several frame rates
 tried     high with one of its parts replaced, on CamVid's val
 time      a frame in milliseconds, one way after the other on the same frame, so that a busy machine disturbs all alike
 gpu       the same on a GPU at 720 x 960 and 1024 x 2048, by CUDA events, frames and labels on the GPU; then the time of
@@ -18,12 +19,16 @@ gpu       the same on a GPU at 720 x 960 and 1024 x 2048, by CUDA events, frames
 
 import random
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median, stdev
 from time import perf_counter
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -65,6 +70,10 @@ PICTURES, MOVED_FRAMES, NOISE = 20, 10, 3.0
 """Pictures of comma10k over which a camera moves, frames of each, and the standard deviation of its noise."""
 MOVED_RATES = (60, 15, 5)
 """Frames a second of that camera, whose speed is the same: at 5 it moves three times as far in a frame as at 15."""
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+Row: TypeAlias = tuple[str, str, tuple[float, ...]]
+"""A stream, a way of labelling it, and its figures."""
 
 
 def streams(frames: int) -> dict[str, tuple[list[int], list[float]]]:
@@ -179,29 +188,41 @@ def open_network(weights: str, dataset: Dataset, device: str = "cpu") -> tuple[L
 
 
 def accuracy(data: str, *weights: str) -> None:
-    columns = ["stream", "--steady", "mIoU", "flips, %", "mVC8", "lag, median and mean"]
-    columns += ["mIoU, change", "flips, change"] if len(weights) > 1 else []
+    columns = ["stream", "mIoU", "flips, %", "mVC8", "lag, median", "lag, mean"]
+    print_rows(columns, measure_each(partial(measure_network, data), weights))
+
+
+def measure_each(measure: Callable[[str], Iterator[Row]], weights: Sequence[str]) -> list[Iterable[Row]]:
+    """Return the rows of one network as they come, or of several networks, each in a process of its own."""
+    if len(weights) == 1:
+        return [measure(weights[0])]
+    with ProcessPoolExecutor(len(weights), get_context("spawn")) as pool:
+        return list(pool.map(partial(collect, measure), weights))
+
+
+def collect(measure: Callable[[str], Iterator[Row]], weights: str) -> list[Row]:
+    return list(measure(weights))
+
+
+def print_rows(columns: Sequence[str], tables: Sequence[Iterable[Row]]) -> None:
+    """Print the rows of one network as they come, or of several networks the mean and standard deviation of each row.
+
+    Args:
+        columns: What the first entry of a row is, and its figures, of which the first are mIoU and flips.
+    """
+    columns = [columns[0], "--steady", *columns[1:]]
+    columns += ["mIoU, change", "flips, change"] if len(tables) > 1 else []
     print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
-    tables = [measure_network(data, path) for path in weights]
     for rows in zip(*tables, strict=True):  # of the networks, one row each
         stream, name = rows[0][:2]
         found = [figures for *_, figures in rows]
-        if len(rows) == 1:
-            miou, flips, mvc8, late, mean_late = found[0]
-            print(
-                f"| {stream} | {name} | {miou:.2f} | {flips:.2f} | {mvc8:.2f} | {late:.0f}, {mean_late:.2f} |",
-                flush=True,
-            )
-            continue
+        cells = [f"{x:.2f}" for x in found[0]] if len(rows) == 1 else [spread(x) for x in zip(*found, strict=True)]
         if name == "off":
             plain = found
-        miou, flips, mvc8, late, mean_late = (spread(values) for values in zip(*found, strict=True))
-        gained = spread([ours[0] - off[0] for ours, off in zip(found, plain, strict=True)], "+")
-        fewer = spread([100 * (ours[1] / off[1] - 1) for ours, off in zip(found, plain, strict=True)], "+")
-        print(
-            f"| {stream} | {name} | {miou} | {flips} | {mvc8} | {late}, {mean_late} | {gained} | {fewer} % |",
-            flush=True,
-        )
+        if len(rows) > 1:
+            cells.append(spread([ours[0] - off[0] for ours, off in zip(found, plain, strict=True)], "+"))
+            cells.append(spread([100 * (ours[1] / off[1] - 1) for ours, off in zip(found, plain, strict=True)], "+"))
+        print(f"| {stream} | {name} | {' | '.join(cells)} |", flush=True)
 
 
 def spread(values: Sequence[float], sign: str = "") -> str:
@@ -209,10 +230,9 @@ def spread(values: Sequence[float], sign: str = "") -> str:
     return f"{mean(values):{sign}.2f} ± {stdev(values):.2f}"
 
 
-def measure_network(data: str, weights: str) -> Iterator[tuple[str, str, tuple[float, ...]]]:
-    """Yield stream, way of labelling, and mIoU, flips, mVC8, median and mean lag of a network on CamVid's val."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    labeller, dataset = open_network(weights, streamseg.camvid(Path(data), "val"), device)
+def measure_network(data: str, weights: str) -> Iterator[Row]:
+    """Yield mIoU, flips, mVC8, median and mean lag of a network on CamVid's val, as several streams."""
+    labeller, dataset = open_network(weights, streamseg.camvid(Path(data), "val"), DEVICE)
     clip = labeller.make_clip(dataset[i] for i in range(len(dataset)))
     for stream, (order, times) in streams(len(dataset)).items():
         for name, steady in WAYS.items():
@@ -222,20 +242,26 @@ def measure_network(data: str, weights: str) -> Iterator[tuple[str, str, tuple[f
             yield stream, name, (*figures, *lag(torch.stack(truth), torch.stack(predicted)))
 
 
-def moved(data: str, weights: str) -> None:
-    labeller, dataset = open_network(weights, streamseg.comma10k(Path(data), "val"))
-    step = len(dataset) // PICTURES
-    print("| frames a second | --steady | mIoU | flips, % | mVC8 |\n|" + "---|" * 5)
+def moved(data: str, *weights: str) -> None:
+    pictures = int(weights[0]) if weights[0].isdecimal() else PICTURES
+    paths = weights[1:] if weights[0].isdecimal() else weights
+    columns = ["frames a second", "mIoU", "flips, %", "mVC8"]
+    print_rows(columns, measure_each(partial(measure_moved, data, pictures), paths))
+
+
+def measure_moved(data: str, pictures: int, weights: str) -> Iterator[Row]:
+    """Yield mIoU, flips and mVC8 of a network on pictures of comma10k's val under a moving camera, at several rates."""
+    labeller, dataset = open_network(weights, streamseg.comma10k(Path(data), "val"), DEVICE)
+    step = len(dataset) // pictures
     for rate in MOVED_RATES:
         results: dict[str, list[tuple[list[Tensor], list[Tensor]]]] = {name: [] for name in WAYS}
-        for i in range(PICTURES):
+        for i in range(pictures):
             clip = labeller.make_clip(move_camera(*dataset[i * step], rate, seed=i))
             times = [t / rate for t in range(MOVED_FRAMES)]
             for name, steady in WAYS.items():
                 results[name].append((clip.labels, labeller.label(clip, range(MOVED_FRAMES), times, steady)))
         for name, clips in results.items():
-            figures = " | ".join(f"{x:.2f}" for x in measure(clips, labeller.labels))
-            print(f"| {rate} | {name} | {figures} |", flush=True)
+            yield str(rate), name, measure(clips, labeller.labels)
 
 
 def move_camera(picture: Tensor, labels: Tensor, rate: float, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
