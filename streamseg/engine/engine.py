@@ -76,6 +76,25 @@ class FrameBatch(NamedTuple):
     needs_contexts: bool = True
     """Whether the contexts are used; if not, an engine may return none of them, (0, D, C)."""
 
+    def part(self, frames: slice) -> "FrameBatch":
+        """Return some of the frames as a batch; their shares, if they have any, count in another context then."""
+        return FrameBatch(
+            self.images[frames],
+            None if self.past is None else self.past[frames],
+            self.weights[frames],
+            self.sizes[frames],
+            self.with_confidence,
+            self.steady,
+            self.previous_labels[frames],
+            self.method_states[frames],
+            None if self.mask is None else self.mask[frames],
+            None if self.shares is None else self.shares[frames],
+            self.evidence[frames],
+            self.gaps[frames],
+            self.longest_gaps[frames],
+            self.needs_contexts,
+        )
+
 
 class Engine(Protocol):
     """Labels the frames of streams; `labels = engine(frame)` labels a single frame."""

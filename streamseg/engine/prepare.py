@@ -8,6 +8,10 @@
                 ▼
     later batches of the size ─▶ fast engine ──▶ labels
 
+The first size is that of a single frame: batches of other numbers of frames are labelled in parts that are prepared,
+at worst frame by frame, until they are prepared themselves. The eager network is slower by far, most of all beside the
+preparation.
+
 Both engines have the same contexts, so that a stream keeps its past when the other engine takes over.
 """
 
@@ -17,6 +21,7 @@ import threading
 import time
 import weakref
 from importlib import import_module
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -62,14 +67,29 @@ class PreparingEngine(Engine):
         return self.fast.device
 
     def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
-        key = key_of(batch)
-        if self.fast.is_prepared(key):
+        if self.fast.is_prepared(key_of(batch)):
             return self.fast.predict(batch)
-        predictions, contexts = self.eager.predict(batch)
+        if parts := self.prepared_parts(batch):
+            each, contexts = zip(*map(self.fast.predict, parts), strict=True)
+            result = list(chain.from_iterable(each)), torch.cat(contexts)
+        else:
+            result = self.eager.predict(batch)
         # asked for afterwards: the first labels do not share the machine with a compiler
-        if self.fast.is_frequent(key):
-            self.preparation.request(batch)
-        return predictions, contexts
+        for wanted in ([batch.part(slice(0, 1))] if is_divisible(batch) else []) + [batch]:
+            if self.fast.is_frequent(key_of(wanted)):
+                self.preparation.request(wanted)
+        return result
+
+    def prepared_parts(self, batch: FrameBatch) -> list[FrameBatch]:
+        """Return a batch in parts that the fast engine is prepared for, halves of halves; empty if it is not."""
+        if self.fast.is_prepared(key_of(batch)):
+            return [batch]
+        if not is_divisible(batch):
+            return []
+        half = len(batch.images) // 2
+        first = self.prepared_parts(batch.part(slice(0, half)))
+        rest = self.prepared_parts(batch.part(slice(half, None))) if first else []
+        return first + rest if rest else []
 
     def is_settled(self, batch: FrameBatch) -> bool:
         """Return whether batches like this one are labelled by the engine that will label them from now on.
@@ -82,6 +102,11 @@ class PreparingEngine(Engine):
     def request(self, batch: FrameBatch) -> None:
         """Prepare for batches like this one in the background, before any of them has come."""
         self.preparation.request(batch)
+
+
+def is_divisible(batch: FrameBatch) -> bool:
+    """Return whether the frames of a batch could as well come in several batches."""
+    return len(batch.images) > 1 and batch.shares is None
 
 
 class Preparation:

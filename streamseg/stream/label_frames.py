@@ -278,8 +278,7 @@ def predict_again(engine: Engine, batch: FrameBatch, one: slice) -> list[Predict
     Frames that attend to one context get it anew, and only this one is taken.
     """
     if batch.shares is None:
-        mask = None if batch.mask is None else batch.mask[one]
-        batch = batch._replace(images=batch.images[one], sizes=batch.sizes[one], mask=mask)
+        batch = batch.part(one)
     count = len(batch.images)
     first = batch._replace(past=None, weights=[0.0] * count, previous_labels=[None] * count)
     alone = first._replace(method_states=(), evidence=(), gaps=(), longest_gaps=())
