@@ -22,6 +22,7 @@ from waiting import PATIENCE
 
 import streamseg
 from streamseg.engine.engine import EagerEngine, Engine
+from streamseg.engine.steadying import Steadiness
 from streamseg.io.masks import Mask
 
 # test modules that import this one are skipped where a library is missing
@@ -134,10 +135,11 @@ def run_server(
     zones: ServedZones | None = None,
     folder: Path | None = None,
     mask: Mask | None = None,
+    steady: float | Steadiness = 0.0,
 ) -> Iterator[RunningServer]:
     """Run a server in a thread; weights is the file that it says it serves, sources are those that it reads itself."""
     engine = PausableEngine(small_engine())
-    served = ServedModel(engine, streamseg.CAMVID, WINDOW, weights, mask=mask)
+    served = ServedModel(engine, streamseg.CAMVID, WINDOW, weights, mask=mask, steady=steady)
     saves = DataFolder(folder, streamseg.CAMVID) if folder else None
     gate = RequestGate(served, limits, token, zones=zones, folder=saves)
     add_sources(gate, sources or {})

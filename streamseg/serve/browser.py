@@ -12,9 +12,11 @@ from fastapi.responses import FileResponse, Response
 from starlette.exceptions import HTTPException
 
 import streamseg
-from streamseg.engine.runtime import open_exported
+from streamseg.engine.runtime import Manifest, open_exported
+from streamseg.engine.steadying import MIRROR_SHARE, USUAL_GAP, Steadiness
 from streamseg.serve import page
 from streamseg.serve.gate import RequestError, ServedModel, require_token
+from streamseg.stream.state import GAP_DECAY
 
 CACHE_FOREVER = "private, max-age=31536000, immutable"
 """Cache-Control of files whose address contains their version."""
@@ -31,6 +33,8 @@ class BrowserModel:
 
     async def prepare(self) -> dict[str, object]:
         """Return the addresses of the library and the network, and the network's inputs; make what is missing."""
+        if self.served.mask is not None:
+            raise RequestError(404, "The server hides pixels by a mask, which the network in a browser would see.")
         async with self.lock:
             if not self.description:
                 try:
@@ -53,6 +57,22 @@ class BrowserModel:
             "state": manifest.state,
             "averages": manifest.averages,
             "window": self.served.window,
+            "steady": self.describe_steady(manifest),
+        }
+
+    def describe_steady(self, manifest: Manifest) -> dict[str, object] | None:
+        """Return what worker.js needs to keep labels steady, as the server's streams do; None if the file cannot."""
+        if manifest.steady is None:
+            return None
+        steady = self.served.steady
+        mirrors = isinstance(steady, Steadiness) and steady.mirror
+        return {
+            "keeps": isinstance(steady, Steadiness),
+            "mirrors": "mirrored" in manifest.inputs,
+            "inputs": {name: manifest.inputs[name] for name in ("past_luma", "past_scores", "past_labels")},
+            "usual_gap": USUAL_GAP,
+            "longest_mirrored": manifest.steady.share * USUAL_GAP / MIRROR_SHARE if mirrors else -1.0,
+            "gap_decay": GAP_DECAY,
         }
 
     async def export(self) -> Path:

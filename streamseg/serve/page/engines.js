@@ -105,7 +105,7 @@ export class BrowserEngine {
     await this.request({ reset: true });
   }
 
-  async label(canvas) {
+  async label(canvas, still, seconds = performance.now() / 1000) {
     const { width, height } = canvas;
     const [inputHeight, inputWidth] = this.size ?? [height, width].map((side) => Math.max(this.minSide, side));
     const same = inputHeight === height && inputWidth === width;
@@ -113,7 +113,7 @@ export class BrowserEngine {
     const context = input.getContext("2d", { willReadFrequently: true });
     if (!same) context.drawImage(canvas, 0, 0, inputWidth, inputHeight);
     const { data } = context.getImageData(0, 0, inputWidth, inputHeight);
-    const labels = await this.request({ pixels: data, height: inputHeight, width: inputWidth }, [data.buffer]);
+    const labels = await this.request({ pixels: data, height: inputHeight, width: inputWidth, seconds }, [data.buffer]);
     return same ? labels : resize(labels, inputWidth, inputHeight, width, height);
   }
 

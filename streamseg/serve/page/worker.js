@@ -3,6 +3,7 @@
 let session, library;
 let description; // of the network, from the server; see BrowserModel in browser.py
 let past = []; // contexts of the earlier frames in the window, oldest first
+let before = null; // what the last frame leaves to the next one, if the network keeps labels steady
 
 let last = Promise.resolve(); // the latest request; requests are answered in order
 
@@ -13,9 +14,9 @@ self.onmessage = ({ data }) => {
 async function answer(data) {
   try {
     if (data.open) self.postMessage({ result: await open(data.open, data.token) });
-    else if (data.reset) { past = []; self.postMessage({ result: true }); }
+    else if (data.reset) { forget(); self.postMessage({ result: true }); }
     else {
-      const labels = await label(data.pixels, data.height, data.width);
+      const labels = await label(data.pixels, data.height, data.width, data.seconds);
       self.postMessage({ result: labels }, [labels.buffer]);
     }
   } catch (error) {
@@ -95,13 +96,19 @@ async function labelTestPicture() {
     const x = i % width, y = Math.floor(i / width);
     pixels.set([(5 * x) & 255, (7 * y) & 255, ((x >> 4) ^ (y >> 4)) & 1 ? 220 : 30], 4 * i);
   }
-  const labels = await label(pixels, height, width);
-  past = [];
+  const labels = await label(pixels, height, width, 0);
+  forget();
   return labels;
 }
 
+// Forgets the earlier frames.
+function forget() {
+  past = [];
+  before = null;
+}
+
 // Returns the labels of the next frame of a stream; the inputs and outputs are described in docs/deploy.md.
-async function label(pixels, height, width) {
+async function label(pixels, height, width, seconds) {
   const rgb = new Uint8Array(3 * height * width);
   for (let from = 0, to = 0; from < pixels.length; from += 4) {
     rgb[to++] = pixels[from];
@@ -115,10 +122,41 @@ async function label(pixels, height, width) {
     inputs[`past${stage + 1}`] = new library.Tensor("float32", sum, [1, keys, channels]);
   });
   if (description.averages && description.state.length) inputs.weight = new library.Tensor("float32", [past.length], [1]);
+  const steady = description.steady && timeFrame(seconds);
+  if (steady) Object.assign(inputs, steadyInputs(steady));
   const outputs = await session.run(inputs);
+  if (steady?.keeps) before = await keep(steady, outputs);
   if (description.state.length) {
     past.push(await Promise.all(description.state.map((_, stage) => outputs[`context${stage + 1}`].getData())));
     past = past.slice(Math.max(0, past.length - (description.window - 1)));
   }
   return new Uint8Array(await outputs.labels.getData());
+}
+
+// How the next frame depends on the one before, by the times of both, as for the server's streams (stream/state.py).
+function timeFrame(seconds) {
+  const { keeps, usual_gap, longest_mirrored, gap_decay } = description.steady;
+  if (!before) return { keeps, seconds, longest: 0, share: 0, mirrored: 0 };
+  const gap = Math.max(0, seconds - before.seconds); // a clock may go back
+  const longest = Math.max(gap, gap_decay * before.longest + (1 - gap_decay) * gap);
+  const share = Math.min(1, usual_gap / Math.max(gap, 1e-6));
+  return { keeps, seconds, longest, share, mirrored: longest <= longest_mirrored ? 1 - before.mirrored : 0 };
+}
+
+function steadyInputs({ share, mirrored }) {
+  const inputs = { past_share: new library.Tensor("float32", [share], [1]) };
+  for (const [name, shape] of Object.entries(description.steady.inputs)) {
+    const [type, Numbers] = name === "past_labels" ? ["uint8", Uint8Array] : ["float32", Float32Array];
+    const values = before?.[name] ?? new Numbers(shape.reduce((product, side) => product * side));
+    inputs[name] = new library.Tensor(type, values, shape);
+  }
+  if (description.steady.mirrors) inputs.mirrored = new library.Tensor("float32", [mirrored], [1]);
+  return inputs;
+}
+
+async function keep({ seconds, longest, mirrored }, outputs) {
+  const [past_luma, past_scores, past_labels] = await Promise.all(
+    ["luma", "scores", "labels"].map(async (name) => (await outputs[name].getData()).slice()),
+  );
+  return { seconds, longest, mirrored, past_luma, past_scores, past_labels };
 }
