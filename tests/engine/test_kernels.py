@@ -13,6 +13,7 @@ import pytest
 import torch
 from noise import DEVICE, HALF, noise
 from torch.nn import functional as F
+from waiting import PATIENCE
 
 from streamseg.engine import kernels
 from streamseg.engine.folding import Folder
@@ -347,6 +348,20 @@ def test_a_triton_that_cannot_be_imported_counts_as_none(tmp_path):
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is installed and found first")
+def test_a_folder_called_triton_beside_a_script_is_no_triton(tmp_path):
+    (tmp_path / "triton" / "models").mkdir(parents=True)  # such as that of an inference server
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, streamseg\nfrom streamseg.engine.kernels import backend, language\n"
+        "print(backend.has_triton(), language.VERSION)\n"
+        "print(streamseg.segment(torch.zeros(3, 64, 64, dtype=torch.uint8)).shape)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["False none", "torch.Size([64, 64])"]
 
 
 def test_triton_compiles_for_two_generations_of_gpus():

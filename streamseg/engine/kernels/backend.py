@@ -26,7 +26,8 @@ def has_triton() -> bool:
 
 @cache
 def is_installed() -> bool:
-    return find_spec("triton") is not None
+    found = find_spec("triton")
+    return found is not None and found.origin is not None  # a mere folder of this name has none
 
 
 @cache

@@ -10,7 +10,7 @@ try:
 
     tl, jit = triton.language, triton.jit
     VERSION: str = triton.__version__
-except ImportError:  # no Triton: a machine without a GPU
+except (ImportError, AttributeError):  # no Triton: a machine without a GPU; or a mere folder of this name
     VERSION, tl = "none", None
 
     def jit(kernel):
