@@ -85,7 +85,8 @@ class EvaluateOptions:
     """With --window, --half-life or --video, keep labels steady: low, high, or a margin by which a new class must
     win."""
     mask: Annotated[str, option("FILE", "none")] = ""
-    """A picture whose black pixels are ignored by the network and in all figures."""
+    """A picture whose black pixels are ignored by the network and in all figures; with --video also bonnet, for the
+    own car as the network finds it in the first frames."""
     class_table: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
     """How the network's classes count as labels of the data set: street, or a file of "class, colour, DATA SET, ..."
     lines; FILE:COLUMN names the column of the data set."""
