@@ -250,7 +250,7 @@ def evaluate_sequences(
     figures = video.video_evaluation_to_json(found) | translation_to_json(translation) | data_to_json(options)
     if isinstance(engine, VideoEngine) and engine.model.interval is not None:
         scores = video_methods.evaluate_distances(
-            engine.model, frames, engine.model.interval, threads=torch.get_num_threads(), label_of=label_of
+            engine.model, frames, engine.model.interval, threads=torch.get_num_threads(), label_of=label_of, mask=mask
         )
         print(video_methods.format_distances(scores), file=messages)
         figures["miou_by_distance"] = [None if math.isnan(miou) else miou for miou in scores.mious]
