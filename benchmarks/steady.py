@@ -44,6 +44,7 @@ from streamseg.engine.motion import estimate_motion, halve, move
 from streamseg.engine.steady_graph import SteadyBuffers
 from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW, Steadiness, is_mirrored
 from streamseg.evaluate import metrics
+from streamseg.evaluate.lag import Lag, LagTally
 from streamseg.evaluate.translate import to_lookup, translate_dataset, translate_predicted
 from streamseg.models.fanet import FANet
 from streamseg.models.video.dis import DISFlow
@@ -60,8 +61,6 @@ WAYS: dict[str, float | Steadiness] = {
 }
 RATE = 15
 """Frames a second of CamVid's val."""
-LAG_FRAMES = 6
-"""A true label must stay this long after it has changed to count for the lag."""
 ROUNDS, GPU_ROUNDS = 30, 12
 """Frames that are timed on the CPU, and streams of 16 frames on a GPU, one way after the other."""
 PROFILED = 20
@@ -95,16 +94,12 @@ def streams(frames: int) -> dict[str, tuple[list[int], list[float]]]:
     }
 
 
-def lag(labels: Tensor, predicted: Tensor) -> tuple[float, float]:
-    """Return in how many frames a pixel has its new true label, median and mean, of those that get it in time."""
-    found = []
-    for t in range(1, len(labels) - LAG_FRAMES):
-        changed = (labels[t] != labels[t - 1]) & (labels[t] != 255) & (labels[t - 1] != 255)
-        changed &= (labels[t : t + LAG_FRAMES + 1] == labels[t]).all(dim=0)
-        right = predicted[t : t + LAG_FRAMES + 1, changed] == labels[t, changed]
-        found.append(right.int().argmax(dim=0)[right.any(dim=0)])
-    frames = torch.cat(found).double()
-    return frames.median().item(), frames.mean().item()
+def measure_lag(labels: Sequence[Tensor], predicted: Sequence[Tensor]) -> Lag:
+    """Return the lag of a stream, as streamseg evaluate measures it; what it adds to frame by frame is not measured."""
+    tally = LagTally(labels[0].device)
+    for number, (truth, ours) in enumerate(zip(labels, predicted, strict=True)):
+        tally.add(truth, ours, ours, first=number == 0)
+    return tally.result()
 
 
 @dataclass(frozen=True)
@@ -238,8 +233,8 @@ def measure_network(data: str, weights: str) -> Iterator[Row]:
         for name, steady in WAYS.items():
             predicted = labeller.label(clip, order, times, steady)
             truth = [clip.labels[i] for i in order]
-            figures = measure([(truth, predicted)], labeller.labels)
-            yield stream, name, (*figures, *lag(torch.stack(truth), torch.stack(predicted)))
+            lag = measure_lag(truth, predicted)
+            yield stream, name, (*measure([(truth, predicted)], labeller.labels), lag.median, lag.mean)
 
 
 def moved(data: str, *weights: str) -> None:

@@ -51,6 +51,18 @@ def make_camvid(data, split, names, suffix=".png", size=(8, 12)):
     return data
 
 
+def make_changing_camvid(data, size, frames=12):
+    """Make a val split whose true labels change once, in the fourth frame: the upper half to Road."""
+    names = [f"0016E5_{7959 + 2 * i:05}" for i in range(frames)]
+    make_camvid(data, "val", names, size=size)
+    for i, name in enumerate(names):
+        labels = numpy.full(size, 1, dtype=numpy.uint8)
+        if i >= 3:
+            labels[: size[0] // 2] = 3
+        Image.fromarray(labels).save(data / f"valannot/{name}.png")
+    return data
+
+
 def comma10k_names(devices=40, frames=1):
     """Return names of frames of comma10k, of devices with random names."""
     chance = random.Random(0)

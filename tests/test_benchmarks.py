@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from clips import make_clip
+from make_datasets import make_changing_camvid
 
 import streamseg
 import streamseg.io.video_reading
+from streamseg.evaluate.lag import HELD
+from streamseg.evaluate.video import evaluate_video
 from streamseg.stream.settings import LabelSettings
 from streamseg.stream.state import LastFrames
 
@@ -24,6 +27,7 @@ import lock_variants  # noqa: E402
 import scene  # noqa: E402
 import segment_start  # noqa: E402
 import serve as serve_benchmark  # noqa: E402
+import steady  # noqa: E402
 
 
 def test_a_scene_moves_has_detail_and_is_the_same_in_every_run():
@@ -89,6 +93,28 @@ def test_the_figures_of_cameras_are_written(tmp_path, model, monkeypatch, capsys
     entry = json.loads((tmp_path / "a.json").read_text())
     assert entry.keys() == {"machine", "runs"}
     assert entry["runs"][0]["expected"] == 4
+
+
+def test_steady_labels_have_the_figures_of_evaluate(tmp_path, model, monkeypatch):
+    streamseg.save(model, streamseg.CAMVID, tmp_path / "weights.safetensors")
+    data = make_changing_camvid(tmp_path / "camvid", (48, 64))
+    stream = list(range(12)), [i / steady.RATE for i in range(12)]
+    ways = {"off": 0.0, "2": 2.0, "low": streamseg.STEADY_LOW}
+    monkeypatch.setattr(steady, "streams", lambda frames: {"15 a second": stream})
+    monkeypatch.setattr(steady, "WAYS", ways)
+    monkeypatch.setattr(steady, "DEVICE", "cpu")
+    rows = steady.measure_network(str(data), str(tmp_path / "weights.safetensors"))
+    for (_, name, figures), way in zip(rows, ways, strict=True):
+        found = evaluate_video(model, streamseg.camvid(data, "val"), LastFrames(1, steady=ways[way]))
+        assert name == way
+        expected = (found.miou, found.flip_rate_still, found.mvc8, found.lag.median, found.lag.mean)
+        assert figures == pytest.approx(expected, rel=0.01)
+
+
+def test_a_change_that_is_not_labelled_in_time_counts_in_the_lag_of_steady_labels():
+    true = [torch.tensor([[int(i >= 3)] * 2]) for i in range(12)]
+    late = [torch.tensor([[int(i >= 5), 0]]) for i in range(12)]
+    assert steady.measure_lag(true, late).mean == (2 + HELD) / 2
 
 
 def test_every_cache_of_kernels_is_in_the_given_folder(tmp_path):

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from streamseg.classes import Classes
+    from streamseg.engine.engine import Engine
     from streamseg.io.masks import Mask
     from streamseg.io.sources import Source
     from streamseg.stream.settings import LabelSettings
@@ -22,7 +24,7 @@ def check_mask_file(given: str, bonnet: bool = True) -> None:
         bonnet: Whether it may be the own car instead.
     """
     if given == BONNET and not bonnet:
-        raise ValueError(f"--mask {BONNET} is found in the frames of segment: give a picture here, --mask FILE.")
+        raise ValueError(f"--mask {BONNET} is for segment and evaluate --video: give a picture here, --mask FILE.")
     if given and given != BONNET and not Path(given).is_file():
         either = f", or {BONNET}" if bonnet else ""
         raise FileNotFoundError(f"There is no mask at {given}: give a picture whose black pixels are ignored{either}.")
@@ -44,22 +46,39 @@ def find_masks(
         given: By the name of the source: a file, bonnet, or nothing.
     """
     from streamseg.engine.engine import to_engine
+
+    engine = to_engine(settings.model)
+    return {
+        source.name: find_mask(given.get(source.name, ""), source, engine, settings.classes, settings.size, say)
+        for source in sources
+    }
+
+
+def find_mask(
+    given: str,
+    source: "Source",
+    engine: "Engine",
+    classes: "Classes",
+    size: tuple[int, int] | None,
+    say: Callable[[str], None],
+) -> "Mask | None":
+    """Return the mask of a source: a file, or the own car; None for no mask, and without an own car.
+
+    Args:
+        size: Height and width of the network input.
+        say: Receives a sentence about the own car.
+    """
     from streamseg.stream.bonnet import BONNET_FRAMES, find_bonnet
 
-    masks: dict[str, Mask | None] = {}
-    for source in sources:
-        text = given.get(source.name, "")
-        if text != BONNET:
-            masks[source.name] = read_mask_option(text)
-            continue
-        mask = find_bonnet(to_engine(settings.model), settings.classes, source, settings.size)
-        masks[source.name] = mask
-        if mask is None:
-            say(f"{source.name}: there is no own car in the first {BONNET_FRAMES} frames, so nothing is left out.")
-        else:
-            hidden = 1 - mask.looked_at.double().mean().item()
-            say(f"{source.name}: the own car, {hidden:.0%} of the frame, is left out.")
-    return masks
+    if given != BONNET:
+        return read_mask_option(given)
+    mask = find_bonnet(engine, classes, source, size)
+    if mask is None:
+        say(f"{source.name}: there is no own car in the first {BONNET_FRAMES} frames, so nothing is left out.")
+    else:
+        hidden = 1 - mask.looked_at.double().mean().item()
+        say(f"{source.name}: the own car, {hidden:.0%} of the frame, is left out.")
+    return mask
 
 
 def check_cameras(sources: Sequence["Source"]) -> None:

@@ -85,7 +85,8 @@ class EvaluateOptions:
     """With --window, --half-life or --video, keep labels steady: low, high, or a margin by which a new class must
     win."""
     mask: Annotated[str, option("FILE", "none")] = ""
-    """A picture whose black pixels are ignored by the network and in all figures."""
+    """A picture whose black pixels are ignored by the network and in all figures; with --video also bonnet, for the
+    own car as the network finds it in the first frames."""
     class_table: Annotated[str, option("TABLE", "what is known of the network's classes")] = ""
     """How the network's classes count as labels of the data set: street, or a file of "class, colour, DATA SET, ..."
     lines; FILE:COLUMN names the column of the data set."""
@@ -249,7 +250,7 @@ def evaluate_sequences(
     figures = video.video_evaluation_to_json(found) | translation_to_json(translation) | data_to_json(options)
     if isinstance(engine, VideoEngine) and engine.model.interval is not None:
         scores = video_methods.evaluate_distances(
-            engine.model, frames, engine.model.interval, threads=torch.get_num_threads(), label_of=label_of
+            engine.model, frames, engine.model.interval, threads=torch.get_num_threads(), label_of=label_of, mask=mask
         )
         print(video_methods.format_distances(scores), file=messages)
         figures["miou_by_distance"] = [None if math.isnan(miou) else miou for miou in scores.mious]

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from streamseg.cli.masks import check_mask_file, find_mask
 from streamseg.cli.messages import clear_line, loading, open_messages, pick_progress, print_error, write_figures
 from streamseg.cli.options import (
     check_exported,
@@ -17,7 +18,7 @@ from streamseg.cli.options import (
 if TYPE_CHECKING:
     from streamseg.cli.measuring import EvaluateOptions
 
-FOR_LABELS = ("data", "dataset", "split", "only", "scales", "flip", "class_table", "plots", "ray", "mask")
+FOR_LABELS = ("data", "dataset", "split", "only", "scales", "flip", "class_table", "plots", "ray")
 """Options of evaluate for a data set, which do not go with a video."""
 
 
@@ -39,9 +40,11 @@ def check_video_options(options: "EvaluateOptions", defaults: "EvaluateOptions")
 def evaluate_unlabelled(weights: Path | None, options: "EvaluateOptions") -> int:
     """Label a video, and print how steady its labels are; return 1 if it is damaged."""
     check_source(options.video)
+    check_mask_file(options.mask)
     with loading(options.quiet):
         from streamseg.engine import runtime
         from streamseg.engine.open import open_engine
+        from streamseg.engine.steadying import name_steadiness
         from streamseg.evaluate import video_file
         from streamseg.evaluate.slice import SliceRecorder, check_slice, write_slice
         from streamseg.stream.state import LastFrames
@@ -57,9 +60,16 @@ def evaluate_unlabelled(weights: Path | None, options: "EvaluateOptions") -> int
     )
     size = None
     if isinstance(engine, runtime.ExportedEngine):
-        check_exported(engine, policy, precision=options.precision, steady=steady)
+        check_exported(engine, policy, precision=options.precision, steady=steady, mask=bool(options.mask))
         size = engine.manifest.size
+        exported = name_steadiness(engine.manifest.steady or 0.0)
+        if exported in ("low", "high") and not options.steady:
+            print_error(
+                f"{engine.path} was exported with --steady {exported} and is measured frame by frame: give --steady "
+                f"{exported} to measure the labels that segment writes."
+            )
     policy = set_key_interval(engine, policy) or LastFrames(trained, steady=steady)
+    mask = find_mask(options.mask, source, engine, classes, size, print_error)
     messages = open_messages(options.quiet, options.json)
     recorder = SliceRecorder(options.row) if options.slice else None
     problems: list[str] = []
@@ -68,6 +78,7 @@ def evaluate_unlabelled(weights: Path | None, options: "EvaluateOptions") -> int
         video_file.until_cut(video_file.read_video(source), problems),
         policy,
         size=size,
+        mask=mask,
         recorder=recorder,
         progress=pick_progress(options.quiet),
     )

@@ -102,6 +102,14 @@ STEADY_HIGH = Steadiness(share=0.8, tolerance=24.0, margin=1.4, still=60.0, mirr
 """Steadier still, and about as accurate; less where thin things move."""
 
 
+def name_steadiness(steady: float | Steadiness) -> str:
+    """Return what --steady is for a steadiness, with or without mirrored frames: off, low, high, a margin, or other."""
+    if not isinstance(steady, Steadiness):
+        return f"{steady:g}" if steady else "off"
+    names = {STEADY_LOW.unmirrored(): "low", STEADY_HIGH.unmirrored(): "high"}
+    return names.get(steady.unmirrored(), "other")
+
+
 class Fused(NamedTuple):
     """The averaged scores of a batch, and what else the labels and the next frames need."""
 

@@ -27,6 +27,7 @@ class Lag:
     """Pixels whose true label changed, and then stayed."""
     median: float
     p90: float
+    mean: float
     missed: float
     """Percentage of the changes that were not predicted within HELD frames."""
     added_median: float
@@ -82,6 +83,7 @@ class LagTally:
             changes=changes,
             median=quantile(lags, ours, 0.5),
             p90=quantile(lags, ours, 0.9),
+            mean=(lags * ours).sum().item() / changes if changes else math.nan,
             missed=100 * ours[HELD].item() / changes if changes else math.nan,
             added_median=quantile(added, known.flatten(), 0.5),
             added_p90=quantile(added, known.flatten(), 0.9),
@@ -109,8 +111,8 @@ def format_lag(lag: Lag) -> str:
     if not lag.changes:
         return f"Lag: no true label changes and then stays for {HELD} frames"
     line = (
-        f"Lag after {lag.changes:,} changes of a pixel's true label: median {lag.median:.0f}, p90 {lag.p90:.0f} frames"
-        f" ({lag.missed:.1f} % not within {HELD})"
+        f"Lag after {lag.changes:,} changes of a pixel's true label: median {lag.median:.0f}, p90 {lag.p90:.0f}, "
+        f"mean {lag.mean:.2f} frames ({lag.missed:.1f} % not within {HELD})"
     )
     if math.isnan(lag.added_median):
         return line

@@ -29,7 +29,8 @@ class Steadiness:
     boundary_shift: float
     """Mean distance in pixels from a boundary of a class to the one in the frame before, carried along the motion."""
     flip_rate: float
-    """Percentage of all pixels whose label changes from frame to frame, whether the picture moves or not."""
+    """Percentage of the pixels with a class whose label changes from frame to frame, whether the picture moves or
+    not."""
 
 
 class SteadinessTally:
@@ -43,12 +44,20 @@ class SteadinessTally:
         self.flips = torch.zeros(2, dtype=torch.int64, device=device)
 
     def add(self, previous: Tensor, current: Tensor, motion: Motion) -> None:
-        """Add the labels (H, W) of two neighbouring frames, and the motion between the frames."""
-        carried = carry_labels(previous, motion)
+        """Add the labels (H, W) of two neighbouring frames, and the motion between the frames.
+
+        Pixels with IGNORE in either frame, which a mask hides, are left out.
+        """
+        carried = torch.where(current == IGNORE, IGNORE, carry_labels(previous, motion))
         self.confusion += metrics.confusion_matrix(carried, current, self.classes)
         self.distances += boundary_distances(carried, current)
-        flipped = previous != current
-        self.flips += torch.stack([flipped.sum(), torch.ones_like(flipped).sum()])
+        looked_at = (previous != IGNORE) & (current != IGNORE)
+        self.flips += torch.stack([(looked_at & (previous != current)).sum(), looked_at.sum()])
+
+    def compared(self) -> float:
+        """Return the percentage of the pixels with a class that were compared along the motion."""
+        pixels = self.flips[1].item()
+        return 100 * self.confusion.sum().item() / pixels if pixels else torch.nan
 
     def result(self) -> Steadiness:
         """Return the figures of all pairs that were added."""

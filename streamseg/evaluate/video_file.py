@@ -11,11 +11,15 @@ from typing import NamedTuple
 from torch import Tensor
 
 from streamseg.checks import CutShort
+from streamseg.classes import IGNORE
 from streamseg.engine.engine import Engine, to_engine
+from streamseg.engine.steadying import name_steadiness
 from streamseg.evaluate.motion import estimate_motion
 from streamseg.evaluate.slice import SliceRecorder
 from streamseg.evaluate.steadiness import Steadiness, SteadinessTally
 from streamseg.evaluate.video import labels_alone
+from streamseg.io.images import Picture
+from streamseg.io.masks import GREY, Mask, to_mask
 from streamseg.io.pyav import av
 from streamseg.io.resolve import find_sources
 from streamseg.io.sources import NumberedPictures, Pictures, Source, VideoFile, plural, readable_errors
@@ -24,7 +28,7 @@ from streamseg.io.web import redact
 from streamseg.models.checkpoint import Network
 from streamseg.models.video.flownet import FlowEstimator
 from streamseg.stream.label_frames import check_window, finish_state, label_frame
-from streamseg.stream.state import Policy
+from streamseg.stream.state import Policy, to_policy
 
 
 class TimedFrame(NamedTuple):
@@ -42,10 +46,13 @@ class VideoFileEvaluation:
     frames: int
     size: tuple[int, int]
     visible: float
-    """Percentage of the pixels that the frame before shows too: the others are not compared."""
+    """Percentage of the pixels, of those that no mask hides, that the frame before shows too: the others are not
+    compared."""
     steadiness: Steadiness
     alone: Steadiness | None
     """The same with each frame labelled alone; None if it is that already."""
+    steady: str = "off"
+    """How steady the labels were kept: off, low, high or a margin, as --steady has it."""
 
 
 def evaluate_video_file(
@@ -54,6 +61,7 @@ def evaluate_video_file(
     window: int | Policy,
     *,
     size: tuple[int, int] | None = None,
+    mask: Mask | Picture | None = None,
     flow: FlowEstimator | None = None,
     recorder: SliceRecorder | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -63,31 +71,34 @@ def evaluate_video_file(
     Args:
         window: Number of frames, with the present one; or another policy, such as FadingInTime.
         size: The network input's height and width; by default the frame's own, up to 1024 x 2048 pixels.
+        mask: Pixels to ignore, as in label_frames: they count in no figure, and the motion is estimated without them.
         flow: What estimates the motion, such as DISFlow(); motion.block_flow by default.
         recorder: Where to keep a slice of the video.
         progress: Called after each frame with the number of frames done and the total.
     """
     engine = to_engine(model)
     check_window(engine, window)
+    mask = to_mask(mask)
     forgets, device = labels_alone(engine, window), engine.device
     ours, others = (SteadinessTally(engine.classes, device) for _ in range(2))
-    state, before, count, visible = None, None, 0, 0.0
+    state, before, count = None, None, 0
     for count, (picture, seconds, total) in enumerate(frames, start=1):
         frame = picture.to(device)
         if before is not None:
             check_same_size(frame, before[0], count)
-        labels, state = label_frame(engine, frame, state, window, seconds=seconds, size=size)
+        labels, state = label_frame(engine, frame, state, window, seconds=seconds, size=size, mask=mask)
         state = finish_state(engine, state)
-        alone = labels if forgets else label_frame(engine, frame, size=size)[0]
+        alone = labels if forgets else label_frame(engine, frame, size=size, mask=mask)[0]
+        # by the labels, as an exported file may have a mask built in
+        shown = frame.masked_fill(labels == IGNORE, GREY)
         if before is not None:
-            motion = estimate_motion(frame, before[0], flow)
-            visible += motion.visible.float().mean().item()
+            motion = estimate_motion(shown, before[0], flow)
             ours.add(before[1], labels, motion)
             if not forgets:
                 others.add(before[2], alone, motion)
         if recorder:
             recorder.add(frame, labels, None if forgets else alone)
-        before = (frame, labels, alone)
+        before = (shown, labels, alone)
         if progress is not None:
             progress(count, max(count, total))
     if before is None or count < 2:
@@ -97,7 +108,12 @@ def evaluate_video_file(
         )
     height, width = before[1].shape
     return VideoFileEvaluation(
-        count, (height, width), 100 * visible / (count - 1), ours.result(), None if forgets else others.result()
+        count,
+        (height, width),
+        ours.compared(),
+        ours.result(),
+        alone=None if forgets else others.result(),
+        steady=name_steadiness(to_policy(window).steady),
     )
 
 
@@ -162,6 +178,7 @@ def video_file_evaluation_to_json(evaluation: VideoFileEvaluation) -> dict:
         "frames": evaluation.frames,
         "size": list(evaluation.size),
         "visible": evaluation.visible,
+        "steady": evaluation.steady,
         **steadiness_to_json(evaluation.steadiness),
         **({} if evaluation.alone is None else {"frame_by_frame": steadiness_to_json(evaluation.alone)}),
     }
@@ -189,5 +206,5 @@ def format_video_file_evaluation(evaluation: VideoFileEvaluation) -> str:
         cells = ("-" if math.isnan(value) else f"{value:.{3 if name == 'boundary_shift' else 2}f}" for value in values)
         lines.append(f"{title:24}" + "".join(f"  {cell:>{width}}" for cell in cells))
     rows, wide = evaluation.size
-    compared = f"{evaluation.visible:.1f} % of the pixels compared"
+    compared = f"{evaluation.visible:.1f} % of the pixels compared; --steady {evaluation.steady}"
     return "\n".join([*lines, "", f"{evaluation.frames} frames of {rows} x {wide}; {compared}"])

@@ -20,6 +20,7 @@ from streamseg.engine.engine import VideoEngine
 from streamseg.evaluate import metrics
 from streamseg.evaluate.images import Score, check_engine_fits, to_score, validate
 from streamseg.evaluate.translate import to_lookup, translate_predicted
+from streamseg.io.masks import Mask, paint_over, remove_labels
 from streamseg.models.video import VideoMethod
 from streamseg.parallel import distributed
 
@@ -48,8 +49,13 @@ def evaluate_distances(
     *,
     threads: int = 2,
     label_of: Sequence[int] | None = None,
+    mask: Mask | None = None,
 ) -> DistanceScores:
-    """Return the mIoU of a video method at each distance to its key frame."""
+    """Return the mIoU of a video method at each distance to its key frame.
+
+    Args:
+        mask: Pixels to ignore: they do not count.
+    """
     if not 1 <= interval <= MAX_STREAMS:
         raise ValueError(f"The key interval is {interval}; expected 1 to {MAX_STREAMS} to measure each distance.")
     engine, classes = VideoEngine(method), len(dataset.classes)
@@ -59,16 +65,15 @@ def evaluate_distances(
     for sequence in dataset.labelled_sequences(interval - 1):
         states: list[Any] = [None] * interval
         for number, (frame, labels) in enumerate(in_parallel(dataset.read_sequence_frame, sequence, threads)):
-            image = frame[None].to(engine.device)
+            image = paint_over(frame[None].to(engine.device), mask)
+            truth = remove_labels(labels.to(engine.device), mask)
             for stream in range(min(interval, number + 1)):
                 distance = (number - stream) % interval
                 predicted, states[stream] = label_next(method, image, None if distance == 0 else states[stream])
                 # earlier frames are not seen at every distance
                 if sequence[number].labels is not None and number >= interval - 1:
                     found = translate_predicted(predicted, lookup)
-                    confusions[distance] += metrics.confusion_matrix(
-                        labels.to(engine.device), found, classes, classes + 1
-                    )
+                    confusions[distance] += metrics.confusion_matrix(truth, found, classes, classes + 1)
     return DistanceScores(tuple(to_score(one, dataset).miou for one in confusions.cpu() if one.any()))
 
 

@@ -158,3 +158,5 @@ def test_evaluate_leaves_out_what_a_mask_hides(toy, monkeypatch, capsys, tmp_pat
     assert pixels == [int(labels.ne(255).sum()), int(labels[:, :32].ne(255).sum())]
     status = run(monkeypatch, *command, "--mask", tmp_path / "mask.png", "--flip")
     assert "--mask is for one run of each frame" in error_line(capsys, status)
+    status = run(monkeypatch, *command, "--mask", "bonnet")
+    assert "--mask bonnet is for segment and evaluate --video: give a picture here" in error_line(capsys, status)

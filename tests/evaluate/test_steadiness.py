@@ -129,5 +129,44 @@ def test_a_cut_leaves_nothing_to_compare():
     assert found.flip_rate > 0
 
 
+def test_pixels_without_a_class_in_either_frame_count_in_no_figure():
+    generator = torch.Generator().manual_seed(7)
+    maps = torch.randint(0, 3, (2, 20, 30), generator=generator).to(torch.uint8)
+    maps[:, :5], maps[0, 9, 4], maps[1, 15, 8:20] = IGNORE, IGNORE, IGNORE
+    motion = uniform(3, -1, (20, 30))
+    tally = SteadinessTally(3, CPU)
+    tally.add(*maps, motion)
+    found, (before, now) = tally.result(), maps.tolist()
+    compared, flips, pixels = [], 0, 0
+    for y in range(20):
+        for x in range(30):
+            if IGNORE not in (before[y][x], now[y][x]):
+                flips, pixels = flips + (before[y][x] != now[y][x]), pixels + 1
+            if motion.visible[y, x] and IGNORE not in (before[y - 1][x + 3], now[y][x]):
+                compared.append((before[y - 1][x + 3], now[y][x]))
+    shares = []
+    for label in range(3):
+        both = sum(pair == (label, label) for pair in compared)
+        shares.append(both / sum(label in pair for pair in compared))
+    assert found.flip_rate == pytest.approx(100 * flips / pixels)
+    assert found.consistency == pytest.approx(100 * sum(one == other for one, other in compared) / len(compared))
+    assert found.consistency_miou == pytest.approx(100 * sum(shares) / 3)
+    assert tally.compared() == pytest.approx(100 * len(compared) / pixels)
+
+
+def test_distances_do_not_depend_on_which_frame_hides_a_pixel():
+    maps = torch.stack([blocks(seed=1), blocks(seed=2)])
+    hidden = torch.zeros(48, 64, dtype=torch.bool)
+    hidden[20:30, 10:50] = True
+    still = uniform(0, 0, (48, 64))
+    distances = brute_force(maps[0].masked_fill(hidden, IGNORE), maps[1])
+    expected = pytest.approx(sum(distances) / len(distances))
+    for which in ([0], [1], [0, 1]):
+        marked = maps.clone()
+        marked[which] = marked[which].masked_fill(hidden, IGNORE)
+        assert steadiness(marked, still).boundary_shift == expected
+    assert steadiness(maps, still).boundary_shift != expected
+
+
 def test_one_frame_has_no_steadiness():
     assert all(map(math.isnan, vars(steadiness([blocks()], uniform(0, 0, (48, 64)))).values()))

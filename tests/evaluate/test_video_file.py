@@ -10,7 +10,9 @@ from clips import cut, make_clip
 from make_datasets import save_frame
 from textures import texture
 
+from streamseg.classes import IGNORE
 from streamseg.engine.engine import EagerEngine, ImageEngine
+from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW
 from streamseg.evaluate.motion import estimate_motion
 from streamseg.evaluate.slice import SliceRecorder
 from streamseg.evaluate.steadiness import Steadiness, SteadinessTally
@@ -101,6 +103,98 @@ def test_the_network_input_may_have_another_size(model):
     assert small.steadiness != evaluate_video_file(model, pan(3), 1).steadiness
 
 
+def hide(rows, columns, size=(64, 96)):
+    """A mask that hides a rectangle."""
+    looked_at = torch.ones(size, dtype=torch.bool)
+    looked_at[slice(*rows), slice(*columns)] = False
+    return looked_at
+
+
+BONNET = hide((44, 64), (10, 80))
+POLICIES = [1, 3, LastFrames(1, steady=3.0), LastFrames(1, steady=STEADY_LOW), FadingInTime(0.2, steady=STEADY_HIGH)]
+
+
+def with_noise(video, mask):
+    """The same video with other noise in each frame where a mask hides it."""
+    generator = torch.Generator().manual_seed(0)
+    noise = [torch.randint(0, 256, f.picture.shape, generator=generator).byte() for f in video]
+    return [f._replace(picture=torch.where(mask, f.picture, n)) for f, n in zip(video, noise, strict=True)]
+
+
+@pytest.mark.parametrize("window", POLICIES)
+def test_figures_do_not_depend_on_what_a_mask_hides(model, window):
+    video = pan(4)
+    noisy = with_noise(video, BONNET)
+    found = evaluate_video_file(model, video, window, mask=BONNET)
+    assert evaluate_video_file(model, noisy, window, mask=BONNET) == found
+    assert evaluate_video_file(model, noisy, window) != evaluate_video_file(model, video, window)
+
+
+@pytest.mark.parametrize("window", POLICIES)
+def test_figures_with_a_mask_are_those_of_the_other_pixels(model, window):
+    video = pan(4)
+    frames = [frame.picture for frame in video]
+    times = [frame.seconds for frame in video]
+    maps = [labels for _, labels in label_frames(model, frames, window, times=times, mask=BONNET)]
+    painted = [frame.masked_fill(~BONNET, 114) for frame in frames]
+    same, compared, flips, pixels = 0, 0, 0, 0
+    for i in range(1, 4):
+        flow, visible = estimate_motion(painted[i], painted[i - 1])
+        for y, x in BONNET.nonzero().tolist():
+            label = maps[i][y, x]
+            pixels, flips = pixels + 1, flips + (label != maps[i - 1][y, x]).item()
+            b, a = y + int(flow[1, y, x]), x + int(flow[0, y, x])
+            if visible[y, x] and BONNET[b, a]:
+                compared, same = compared + 1, same + (label == maps[i - 1][b, a]).item()
+    found = evaluate_video_file(model, video, window, mask=BONNET)
+    assert found.steadiness.flip_rate == pytest.approx(100 * flips / pixels)
+    assert found.steadiness.consistency == pytest.approx(100 * same / compared)
+    assert found.visible == pytest.approx(100 * compared / pixels)
+
+
+def test_a_mask_that_hides_nothing_changes_no_figure(model):
+    video, policy = pan(3), LastFrames(2, steady=STEADY_LOW)
+    white = torch.ones(64, 96, dtype=torch.bool)
+    assert evaluate_video_file(model, video, policy, mask=white) == evaluate_video_file(model, video, policy)
+
+
+def test_a_mask_holds_for_labels_frame_by_frame_and_for_the_slice(model):
+    video, recorder = pan(3), SliceRecorder(row=50)
+    policy = LastFrames(1, steady=STEADY_HIGH)
+    found = evaluate_video_file(model, video, policy, mask=BONNET, recorder=recorder)
+    assert found.alone == evaluate_video_file(model, video, 1, mask=BONNET).steadiness
+    drawn = recorder.result()
+    for labels in (drawn.labels, drawn.alone):
+        assert (labels == IGNORE).equal(~BONNET[50].expand(3, -1))
+    assert drawn.pictures.equal(torch.stack([frame.picture[:, 50] for frame in video], dim=1))
+
+
+def test_a_file_with_a_mask_built_in_is_measured_as_a_network_with_the_mask(model):
+    class Masked(ByColour):
+        def predict(self, batch):
+            predictions, contexts = super().predict(batch)
+            return [one._replace(labels=one.labels.masked_fill(~BONNET, IGNORE)) for one in predictions], contexts
+
+    video = pan(4)
+    found = evaluate_video_file(Masked(model), with_noise(video, BONNET), 1)
+    assert found == evaluate_video_file(ByColour(model), video, 1, mask=BONNET)
+
+
+def test_a_mask_of_other_proportions_is_refused(model):
+    with pytest.raises(ValueError, match="the mask has 64 x 64 pixels and the frames 64 x 96, which are other"):
+        evaluate_video_file(model, pan(3), 1, mask=hide((0, 9), (0, 9), (64, 64)))
+
+
+@pytest.mark.parametrize(
+    ("steady", "name"),
+    [(0.0, "off"), (0.5, "0.5"), (2, "2"), (STEADY_LOW, "low"), (STEADY_HIGH.unmirrored(), "high")],
+)
+def test_an_evaluation_says_how_steady_labels_were_kept(model, steady, name):
+    found = evaluate_video_file(model, pan(2), LastFrames(1, steady=steady))
+    assert video_file_evaluation_to_json(found)["steady"] == name
+    assert format_video_file_evaluation(found).endswith(f"% of the pixels compared; --steady {name}")
+
+
 @pytest.mark.parametrize(("frames", "said"), [(1, "1 frame"), (0, "0 frames")])
 def test_a_video_of_one_frame_is_refused(model, frames, said):
     with pytest.raises(ValueError, match=f"^The video has {said}; steadiness is measured .* of two or more.$"):
@@ -163,10 +257,10 @@ STEADY = Steadiness(97.5, math.nan, 1.25, 3.0)
 def test_an_evaluation_is_strict_json():
     one = VideoFileEvaluation(5, (64, 96), 90.0, STEADY, None)
     figures = {"consistency": 97.5, "consistency_miou": None, "boundary_shift": 1.25, "flip_rate": 3.0}
-    expected = {"frames": 5, "size": [64, 96], "visible": 90.0, **figures}
+    expected = {"frames": 5, "size": [64, 96], "visible": 90.0, "steady": "off", **figures}
     assert json.loads(json.dumps(video_file_evaluation_to_json(one), allow_nan=False)) == expected
-    two = VideoFileEvaluation(5, (64, 96), 90.0, STEADY, STEADY)
-    assert video_file_evaluation_to_json(two) == {**expected, "frame_by_frame": figures}
+    two = VideoFileEvaluation(5, (64, 96), 90.0, STEADY, STEADY, "low")
+    assert video_file_evaluation_to_json(two) == {**expected, "steady": "low", "frame_by_frame": figures}
 
 
 def test_an_evaluation_is_a_table():
@@ -176,7 +270,7 @@ def test_an_evaluation_is_a_table():
         "boundary shift, pixels       1.250",
         "flip rate, %                  3.00",
         "",
-        "5 frames of 64 x 96; 90.0 % of the pixels compared",
+        "5 frames of 64 x 96; 90.0 % of the pixels compared; --steady off",
     ]
     two = format_video_file_evaluation(VideoFileEvaluation(5, (64, 96), 90.0, STEADY, STEADY)).splitlines()
     assert two[:2] == [

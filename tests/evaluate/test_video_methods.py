@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,12 +11,14 @@ from make_datasets import make_camvid, make_cityscapes, make_snippets
 
 import streamseg
 from streamseg.data.datasets import camvid, cityscapes
-from streamseg.evaluate.images import validate
+from streamseg.evaluate.images import evaluate, validate
 from streamseg.evaluate.metrics import confusion_matrix, miou
 from streamseg.evaluate.paper import Row, Table
 from streamseg.evaluate.reproduce import RunEvaluator, find_runs, reproduce
 from streamseg.evaluate.video import evaluate_video
 from streamseg.evaluate.video_methods import evaluate_distances, format_distances, validate_method
+from streamseg.io.images import write_image
+from streamseg.io.masks import Mask
 from streamseg.models.video import VIDEO_METHODS
 
 SIZE = (40, 56)
@@ -63,6 +66,22 @@ def test_distance_0_is_the_backbone(method, val):
     )
 
 
+def test_what_a_mask_hides_counts_at_no_distance(method, val):
+    dataset, seen = camvid(val, "val"), torch.ones(SIZE, dtype=torch.bool)
+    seen[-16:] = False
+    mask, noise = Mask(seen), torch.randint(0, 256, (3, *SIZE), generator=torch.Generator().manual_seed(0)).byte()
+    other = replace(
+        dataset,
+        read_image=lambda path: torch.where(seen, dataset.read_image(path), noise),
+        read_labels=lambda path: torch.where(seen, dataset.read_labels(path), 3),
+    )
+    found = evaluate_distances(method, dataset, 3, mask=mask)
+    assert evaluate_distances(method, other, 3, mask=mask) == found
+    assert evaluate_distances(method, other, 3) != evaluate_distances(method, dataset, 3)
+    alone = evaluate_distances(method, dataset, 1, mask=mask).mious[0]
+    assert alone == pytest.approx(evaluate(method.backbone.network, dataset, mask=mask).miou)
+
+
 def test_a_snippet_of_cityscapes_is_started_at_each_distance(tmp_path):
     torch.manual_seed(0)
     method = VIDEO_METHODS["copy-swiftnet18"](19).eval()
@@ -98,6 +117,14 @@ def test_the_verb_evaluate_takes_the_window_as_key_interval(method, val, tmp_pat
     found = json.loads((tmp_path / "found.json").read_text())
     assert len(found["miou_by_distance"]) == 2
     assert found["key_share"] == pytest.approx(100 * 4 / 7)
+    mask = torch.full((3, *SIZE), 255, dtype=torch.uint8)
+    mask[:, -16:] = 0
+    write_image(tmp_path / "mask.png", mask)
+    masked = ("--window", "2", "--mask", str(tmp_path / "mask.png"))
+    assert run(monkeypatch, "evaluate", tmp_path / "w.safetensors", *options, *masked) == 0
+    expected = evaluate_distances(method, camvid(val, "val"), 2, mask=Mask(mask[0] > 0)).mious
+    assert json.loads((tmp_path / "found.json").read_text())["miou_by_distance"] == pytest.approx(expected)
+    assert found["miou_by_distance"] != pytest.approx(expected)
 
 
 def test_table_vi_has_accuracy_flips_and_consistency_of_a_method(method, val, tmp_path):
