@@ -44,7 +44,7 @@ def find_masks(
         given: By the name of the source: a file, bonnet, or nothing.
     """
     from streamseg.engine.engine import to_engine
-    from streamseg.stream.bonnet import BONNET_FRAMES, find_bonnet
+    from streamseg.stream.bonnet import describe_bonnet, find_bonnet
 
     masks: dict[str, Mask | None] = {}
     for source in sources:
@@ -54,11 +54,7 @@ def find_masks(
             continue
         mask = find_bonnet(to_engine(settings.model), settings.classes, source, settings.size)
         masks[source.name] = mask
-        if mask is None:
-            say(f"{source.name}: there is no own car in the first {BONNET_FRAMES} frames, so nothing is left out.")
-        else:
-            hidden = 1 - mask.looked_at.double().mean().item()
-            say(f"{source.name}: the own car, {hidden:.0%} of the frame, is left out.")
+        say(describe_bonnet(source.name, mask))
     return masks
 
 
