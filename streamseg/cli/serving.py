@@ -165,7 +165,6 @@ def serve(
     Examples:
         streamseg serve --host 0.0.0.0 --token mine --precision int8
         streamseg serve --source door=rtsp://camera/1 --zones door=door.toml
-        streamseg serve --fleet fleet.toml
         streamseg serve --replicas 1-8 --gpu-share 0.25 --ray auto
         curl localhost:8000/segment --data-binary @photo.jpg -o labels.png
     """
