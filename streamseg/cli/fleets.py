@@ -1,4 +1,4 @@
-"""The cameras of a fleet file as a plan of segment."""
+"""The cameras of a fleet file as a plan of segment, and as sources of serve."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamseg.cli.masks import BONNET, check_mask_file, find_masks
+from streamseg.cli.masks import BONNET, check_mask_file, find_masks, read_mask_option
 from streamseg.cli.options import parse_size
 from streamseg.cli.regions import RegionOptions
 from streamseg.cli.segmenting import SegmentOptions, SegmentPlan, check_text_outputs
@@ -16,6 +16,7 @@ from streamseg.io.sources import play
 from streamseg.io.web import redact
 
 if TYPE_CHECKING:
+    from streamseg.serve import ServedModel
     from streamseg.stream.settings import DrawStyle, LabelSettings, SourceSettings
 
 
@@ -37,11 +38,7 @@ def plan_fleet(path: Path, options: SegmentOptions, region_options: RegionOption
     outputs: list[Output] = []
     for camera in cameras:
         place = f"{path}, camera {camera.name!r}"
-        parse_size(f"{place}: size", camera.size)
-        try:
-            check_mask_file(camera.mask)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{place}: {error}") from None
+        check_camera(place, camera)
         if camera.out == "-":
             raise ValueError(f"{place}: out is '-', which takes one source only; expected a file or a folder.")
         wanted = {name: camera.outputs.get(name, getattr(options, name)) for name in OUTPUTS}
@@ -59,6 +56,30 @@ def plan_fleet(path: Path, options: SegmentOptions, region_options: RegionOption
         for camera, output in zip(cameras, outputs, strict=True)
     ]
     return SegmentPlan(sources, outputs, list(missing), raw=False, cameras=cameras)
+
+
+def check_camera(place: str, camera: Camera) -> None:
+    """Raise an error if the size of a camera is none, or if there is no mask where it has one."""
+    parse_size(f"{place}: size", camera.size)
+    try:
+        check_mask_file(camera.mask)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{place}: {error}") from None
+
+
+def read_served_fleet(path: Path) -> list[Camera]:
+    """Return the cameras of a fleet as sources of serve; raise an error if one cannot be that."""
+    from streamseg.serve.sources import NAME
+
+    cameras, missing = read_fleet(path)
+    if missing:
+        raise missing[0]
+    for camera in cameras:
+        place = f"{path}, camera {camera.name!r}"
+        check_camera(place, camera)
+        if not NAME.fullmatch(camera.name):
+            raise ValueError(f"{place}: serve has the name in its addresses; expected letters, digits, _ and -.")
+    return cameras
 
 
 def check_apart(path: Path, cameras: Sequence[Camera], outputs: Sequence[Output]) -> None:
@@ -101,6 +122,23 @@ def own_settings(
     return own
 
 
+def served_settings(cameras: Sequence[Camera], model: "ServedModel") -> "dict[str, SourceSettings]":
+    """Return the settings of each camera of a fleet as a source of serve, by name; the own car is found later."""
+    from streamseg.serve.sources import served_style
+    from streamseg.stream.bonnet import own_car_label
+    from streamseg.stream.settings import LabelSettings
+    from streamseg.stream.state import LastFrames
+
+    settings = LabelSettings(model.engine, model.classes, LastFrames(model.window), mask=model.mask)
+    own = fleet_settings(cameras, settings, served_style(model))
+    for camera in cameras:
+        if camera.mask == BONNET:
+            own_car_label(model.classes)  # an error now rather than with the first frames
+        if camera.mask:
+            own[camera.name] = replace(own[camera.name], mask=read_mask_option(camera.mask))
+    return own
+
+
 def fleet_settings(
     cameras: Sequence[Camera], settings: "LabelSettings", style: "DrawStyle"
 ) -> "dict[str, SourceSettings]":
@@ -108,7 +146,8 @@ def fleet_settings(
     from streamseg.engine.runtime import ExportedEngine
     from streamseg.stream.settings import SourceSettings
 
-    fixed = settings.model.manifest.size if isinstance(settings.model, ExportedEngine) else None
+    exported = settings.model if isinstance(settings.model, ExportedEngine) else None
+    fixed = exported and exported.manifest.size
     own = {}
     for camera in cameras:
         size = parse_size("size", camera.size)
@@ -116,6 +155,8 @@ def fleet_settings(
             raise ValueError(
                 f"The weights take only frames of {fixed[0]} x {fixed[1]}: leave out the size of {camera.name!r}."
             )
+        if exported and camera.mask:
+            raise ValueError(f"The weights are an exported file: leave out the mask of {camera.name!r}.")
         try:
             only = tuple(settings.classes.find(name) for name in camera.classes)
         except ValueError as error:

@@ -68,16 +68,12 @@ def find_mask(
         size: Height and width of the network input.
         say: Receives a sentence about the own car.
     """
-    from streamseg.stream.bonnet import BONNET_FRAMES, find_bonnet
+    from streamseg.stream.bonnet import describe_bonnet, find_bonnet
 
     if given != BONNET:
         return read_mask_option(given)
     mask = find_bonnet(engine, classes, source, size)
-    if mask is None:
-        say(f"{source.name}: there is no own car in the first {BONNET_FRAMES} frames, so nothing is left out.")
-    else:
-        hidden = 1 - mask.looked_at.double().mean().item()
-        say(f"{source.name}: the own car, {hidden:.0%} of the frame, is left out.")
+    say(describe_bonnet(source.name, mask))
     return mask
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from streamseg.checks import check_count, check_positive
-from streamseg.cli.masks import check_mask_file, read_mask_option
+from streamseg.cli.masks import BONNET, check_mask_file, read_mask_option
 from streamseg.cli.messages import STANDARD_OUTPUT, loading, open_messages, print_error
 from streamseg.cli.options import (
     Device,
@@ -91,6 +91,9 @@ class StreamOptions:
 
     source: Annotated[tuple[str, ...], option("NAME=ADDRESS", "none")] = ()
     """A camera, stream or video that the server reads and shows at /streams/NAME.mjpeg; may be repeated."""
+    fleet: Annotated[Path | None, option("FILE", "none")] = None
+    """A TOML file with a table [[camera]] for each source, as in segment: name, address, size, classes, mask. Keys of
+    outputs have no effect."""
     hardware_decoding: HardwareDecoder = ""
     """Decode sources by hardware: cuda (NVDEC), vaapi, videotoolbox, or auto for the first that works. What it cannot
     decode is decoded on the CPU, and the log says so."""
@@ -205,19 +208,26 @@ def serve_here(
 ) -> int:
     """Serve in this process until a signal; return the exit status."""
     from streamseg import serve as server
+    from streamseg.cli.fleets import read_served_fleet, served_settings
     from streamseg.io.pictures import allow_large_pictures
 
-    sources, areas = server.parse_sources(streams.source), server.parse_zone_files(streams.zones)
+    cameras = read_served_fleet(streams.fleet) if streams.fleet else []
+    sources = server.parse_sources(streams.source, {camera.name: camera.source.address for camera in cameras})
+    areas = server.parse_zone_files(streams.zones)
     if streams.hardware_decoding and not sources:
-        raise ValueError("--hardware-decoding is for what the server reads: give --source too, or leave it out.")
+        raise ValueError(
+            "--hardware-decoding is for what the server reads: give --source or --fleet too, or leave it out."
+        )
     lost: list[str] = []
     with server.listen(host, port) as listening, open_events(streams.events, areas, lost) as sinks:
         model = open_model()
+        own = served_settings(cameras, model)
+        bonnets = [camera.name for camera in cameras if camera.mask == BONNET]
         allow_large_pictures()  # the server has limits of its own
         watched = server.ServedZones(areas, sinks)
         folder = server.DataFolder(streams.save, model.classes) if streams.save else None
         gate = server.RequestGate(model, limits.limits(), token, limits.batch, watched, folder)
-        server.add_sources(gate, sources, streams.hardware_decoding)
+        server.add_sources(gate, sources, streams.hardware_decoding, own, bonnets)
         announce(host, listening.getsockname()[1], model.title, quiet)
         if not (token or server.is_private(listening)):
             print_error("Everybody who can reach this machine can use the server: give --token to restrict it.")

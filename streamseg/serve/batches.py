@@ -35,6 +35,8 @@ class LabelRequest:
     state: State | None
     size: tuple[int, int]
     """Network input size."""
+    mask: Mask | None = None
+    """Pixels to ignore; None for none."""
     seconds: float | None = None
     """When the frame was taken, on any clock of its stream; None for 1/25 s after the one before."""
     future: "Future[Labelled]" = field(default_factory=Future)
@@ -47,7 +49,6 @@ class Batcher:
         window: Number of frames, or policy, that the past of a stream is made of.
         max_frames: The largest number of frames in a batch; their pixels are limited too, see limit_batches.
         on_batch: Called with the number of frames in each batch.
-        mask: Pixels to ignore.
         seconds: How long a batch should take; None for the default of the engine's device.
     """
 
@@ -57,13 +58,12 @@ class Batcher:
         window: int | Policy = 1,
         max_frames: int = 8,
         on_batch: Callable[[int], None] = lambda number: None,
-        mask: Mask | None = None,
         seconds: float | None = None,
     ):
         self.engine, self.window = engine, window
         self.cuda = engine.device.type == "cuda"
         self.limit = limit_batches(engine.device, max_frames, seconds)
-        self.on_batch, self.mask = on_batch, mask
+        self.on_batch = on_batch
         self.queue: deque[LabelRequest] = deque()
         self.finished: WeakKeyDictionary[State, State] = WeakKeyDictionary()
         """By the state that a stream was answered with: the one after the work that was left for later."""
@@ -72,13 +72,23 @@ class Batcher:
         self.thread = threading.Thread(target=self.work, args=(torch.get_num_threads(),), name="batches", daemon=True)
         self.thread.start()
 
-    def submit(self, frame: Tensor, state: State | None = None, seconds: float | None = None) -> "Future[Labelled]":
+    def submit(
+        self,
+        frame: Tensor,
+        state: State | None = None,
+        seconds: float | None = None,
+        *,
+        size: tuple[int, int] | None = None,
+        mask: Mask | None = None,
+    ) -> "Future[Labelled]":
         """Queue a frame (3, H, W): a picture, or the next frame of a stream. Cancel the future to drop it.
 
         Args:
             seconds: When the frame was taken, on any clock of its stream; None for 1/25 s after the one before.
+            size: Height and width of the network input; None for the frame's own, up to a limit.
+            mask: Pixels to ignore; None for none.
         """
-        request = LabelRequest(frame, state, network_size(frame.shape[1], frame.shape[2]), seconds)
+        request = LabelRequest(frame, state, size or network_size(frame.shape[1], frame.shape[2]), mask, seconds)
         with self.change:
             if self.closed:
                 raise RuntimeError("The queue is closed.")
@@ -122,7 +132,7 @@ class Batcher:
         try:
             frames = [request.frame for request in batch]
             states = [request.state and self.finished.pop(request.state, request.state) for request in batch]
-            times, masks = [request.seconds for request in batch], [self.mask] * len(batch)
+            times, masks = [request.seconds for request in batch], [request.mask for request in batch]
             labels, states_after = label_batch(
                 self.engine, frames, states, self.window, times=times, size=batch[0].size, masks=masks
             )

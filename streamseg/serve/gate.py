@@ -148,9 +148,7 @@ class RequestGate:
         )
         batches = PrometheusHistogram("streamseg_batch_frames", "Frames in a batch.", (1, 2, 4, 8, 16, 32))
         policy = LastFrames(served.window, steady=served.steady)
-        self.batcher = Batcher(
-            served.engine, policy, batch, batches.add, served.mask, seconds=self.limits.batch_seconds
-        )
+        self.batcher = Batcher(served.engine, policy, batch, batches.add, self.limits.batch_seconds)
         count = process_count() if processes is None else processes
         self.codecs = Codecs(self.limits.bytes, self.limits.pixels, count, self.limits.seconds)
         self.metrics: list[Counter | PrometheusHistogram | Gauge] = [
@@ -261,7 +259,7 @@ class RequestGate:
         limit = self.limits.seconds
         try:
             async with asyncio.timeout(limit):
-                return await asyncio.wrap_future(self.batcher.submit(frame, state, seconds))
+                return await asyncio.wrap_future(self.batcher.submit(frame, state, seconds, mask=self.served.mask))
         except TimeoutError:
             self.dropped.add(reason="late")
             sentence = f"The picture was not labelled within {limit:g} s: try again later."

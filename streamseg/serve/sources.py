@@ -9,7 +9,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
@@ -23,10 +23,13 @@ from streamseg.io.resolve import find_sources
 from streamseg.io.sources import Capture, Decoding, LiveSource, PlayedVideo, play
 from streamseg.io.web import is_address, redact, split_address
 from streamseg.parallel.threads import set_torch_threads
+from streamseg.serve.batches import Labelled
 from streamseg.serve.counters import Counter, Gauge
-from streamseg.serve.gate import RequestError, RequestGate
+from streamseg.serve.gate import RequestError, RequestGate, ServedModel
 from streamseg.serve.hls import HlsStream
 from streamseg.serve.segment import shares_as_json
+from streamseg.stream.bonnet import BONNET_FRAMES, describe_bonnet, mask_own_car, own_car_label
+from streamseg.stream.settings import DrawStyle, SourceSettings
 from streamseg.stream.state import State
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -69,11 +72,28 @@ class SourceCounters:
 
 
 class ServedSource:
-    """A source, its two threads, and its newest picture."""
+    """A source, its two threads, and its newest picture.
 
-    def __init__(self, name: str, address: str, gate: RequestGate, counters: SourceCounters, hardware: str = ""):
+    Args:
+        hardware: A hardware decoder; empty for the CPU.
+        settings: Its network input size, mask and style; None for those of the server.
+        bonnet: Whether its mask is the own car, which is found in the first frames that are labelled.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        gate: RequestGate,
+        counters: SourceCounters,
+        hardware: str = "",
+        settings: SourceSettings | None = None,
+        bonnet: bool = False,
+    ):
         self.name, self.address, self.gate, self.counters = name, address, gate, counters
         self.decoding = Decoding(hardware=hardware)
+        self.settings = settings or SourceSettings(None, served_style(gate.served), gate.served.mask)
+        self.mask, self.bonnet = self.settings.mask, bonnet
         self.note = ""
         """The last message of the source about itself: a video that is played again has the same one again."""
         for counter in counters.all:
@@ -149,8 +169,8 @@ class ServedSource:
                     for capture in captures:
                         if self.closed.is_set():
                             return
-                        if self.gate.served.mask:
-                            self.gate.served.mask.check_fits(*capture.pixels.shape[1:])
+                        if self.mask:
+                            self.mask.check_fits(*capture.pixels.shape[1:])
                         attempt, delivered = 0, True
                         if self.fault not in ("", NO_FRAME_YET):
                             logging.getLogger("streamseg").warning("%s delivers frames now.", self.name)
@@ -189,11 +209,10 @@ class ServedSource:
         state: State | None = None
         while (capture := self.next_frame()) is not None:
             try:
-                answer = self.gate.batcher.submit(capture.frame, state, capture.captured)
-                try:
-                    labels, state = answer.result(self.gate.limits.seconds)
-                finally:
-                    answer.cancel()  # if it is late, nobody wants it any more
+                if self.bonnet:
+                    self.find_bonnet()
+                    continue
+                labels, state = self.label_frame(capture, state)
                 self.counters.seconds.add(time.monotonic() - capture.captured, source=self.name)
                 self.counters.frames.add(source=self.name)
                 if self.zones:
@@ -205,6 +224,31 @@ class ServedSource:
                     logging.getLogger("streamseg").exception("A frame of %s could not be labelled.", self.name)
                     self.closed.wait(POLL_SECONDS)
 
+    def label_frame(self, capture: Capture, state: State | None) -> Labelled:
+        """Return the labels of a frame, and the new state of the stream."""
+        size, mask = self.settings.size, self.mask
+        answer = self.gate.batcher.submit(capture.frame, state, capture.captured, size=size, mask=mask)
+        try:
+            return answer.result(self.gate.limits.seconds)
+        finally:
+            answer.cancel()  # if it is late, nobody wants it any more
+
+    def find_bonnet(self) -> None:
+        """Take the own car in the next frames as the mask."""
+        label = own_car_label(self.gate.served.classes)
+        mask = mask_own_car(self.next_labels(BONNET_FRAMES), label, f"The mask of {self.name}")
+        if not self.closed.is_set():
+            self.mask, self.bonnet = mask, False
+            logging.getLogger("streamseg").warning(describe_bonnet(self.name, mask))
+
+    def next_labels(self, number: int) -> Iterator[Tensor]:
+        """Yield the labels of the next frames, each labelled by itself."""
+        for _ in range(number):
+            capture = self.next_frame()
+            if capture is None:
+                return
+            yield self.label_frame(capture, None)[0]
+
     def next_frame(self) -> Capture | None:
         """Wait for a frame and somebody who watches; None at the end."""
         with self.change:
@@ -214,16 +258,18 @@ class ServedSource:
 
     def make_view(self, capture: Capture, labels: Tensor) -> View:
         """Draw and encode what somebody wants of a frame."""
-        served, jpeg, event, packed = self.gate.served, None, None, None
+        classes, style, jpeg, event, packed = self.gate.served.classes, self.settings.style, None, None, None
         if self.viewers or self.hls.running:
-            drawn = overlay(capture.frame, labels.cpu(), served.drawn or served.classes, borders=True)
+            drawn = overlay(
+                capture.frame, labels.cpu(), style.classes or classes, style.alpha, style.only, borders=style.borders
+            )
             drawn = self.zones.draw(drawn) if self.zones else drawn
             jpeg = to_jpeg(drawn) if self.viewers else None
             self.hls.put(drawn)
         if self.listeners:
             age = round(1000 * (time.monotonic() - capture.captured), 1)
             event = {"source": self.name, "frame": capture.index, "seconds": capture.seconds, "age_ms": age}
-            event |= shares_as_json(labels.cpu(), served.classes) | (self.zones.to_json() if self.zones else {})
+            event |= shares_as_json(labels.cpu(), classes) | (self.zones.to_json() if self.zones else {})
         if self.label_listeners:
             packed = pack_labels(labels)
         self.gate.frames.add(source="source")
@@ -271,6 +317,11 @@ class ServedSource:
             raise RequestError(503, self.problem, 5)
 
 
+def served_style(served: ServedModel) -> DrawStyle:
+    """Return how the labels of sources are drawn."""
+    return DrawStyle(borders=True, classes=served.drawn)
+
+
 def find_source(address: str) -> LiveSource | PlayedVideo:
     """Return the source at an address, a file as one that is played."""
     found = find_sources([address])
@@ -282,9 +333,13 @@ def find_source(address: str) -> LiveSource | PlayedVideo:
     return source
 
 
-def parse_sources(given: Sequence[str]) -> dict[str, str]:
-    """Return addresses by name, of texts such as NAME=ADDRESS; raise an error if one cannot be a source."""
-    addresses: dict[str, str] = {}
+def parse_sources(given: Sequence[str], known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return addresses by name, of texts such as NAME=ADDRESS; raise an error if one cannot be a source.
+
+    Args:
+        known: Addresses by name that come first, such as those of a fleet file.
+    """
+    addresses = dict(known or {})
     for text in given:
         name, mark, address = text.partition("=")
         if not mark:
@@ -305,16 +360,27 @@ def parse_sources(given: Sequence[str]) -> dict[str, str]:
     return addresses
 
 
-def add_sources(gate: RequestGate, addresses: dict[str, str], hardware: str = "") -> None:
+def add_sources(
+    gate: RequestGate,
+    addresses: Mapping[str, str],
+    hardware: str = "",
+    own: Mapping[str, SourceSettings] | None = None,
+    bonnets: Collection[str] = (),
+) -> None:
     """Let the server read sources, with their metrics; they start with it.
 
     Args:
         hardware: The hardware decoder of all of them; empty for the CPU.
+        own: The settings of sources that have their own, by name.
+        bonnets: The names of those whose mask is the own car.
     """
     if not addresses:
         return
-    counters = SourceCounters()
-    gate.sources = {name: ServedSource(name, address, gate, counters, hardware) for name, address in addresses.items()}
+    counters, own = SourceCounters(), own or {}
+    gate.sources = {
+        name: ServedSource(name, address, gate, counters, hardware, own.get(name), name in bonnets)
+        for name, address in addresses.items()
+    }
     sources = gate.sources.values()
     gate.metrics += [
         *counters.all,

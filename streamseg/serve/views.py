@@ -31,7 +31,7 @@ async def require_viewer(connection: HTTPConnection, gate: Gate) -> None:
 
 def find_served(gate: RequestGate, name: str) -> ServedSource:
     if name not in gate.sources:
-        there = ", ".join(gate.sources) or "none: start the server with --source NAME=ADDRESS"
+        there = ", ".join(gate.sources) or "none: start the server with --source NAME=ADDRESS or --fleet FILE"
         raise RequestError(404, f"No source is called {name[:80]}; there are {there}.")
     return gate.sources[name]
 

@@ -55,7 +55,7 @@ async def no_upgrade() -> None:
 @router.websocket("/{rest:path}")
 async def no_stream(client: WebSocket, rest: str) -> None:
     await client.send_denial_response(
-        RequestError(404, "WebSockets are at /stream and, with serve --source, at /streams/NAME/events.").response()
+        RequestError(404, "WebSockets are at /stream and, for each source, at /streams/NAME/events.").response()
     )
 
 

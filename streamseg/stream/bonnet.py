@@ -44,6 +44,14 @@ def find_bonnet(engine: Engine, classes: Classes, source: Source, size: tuple[in
         return mask_own_car(labels, label, f"The mask of {source.name}")
 
 
+def describe_bonnet(name: str, mask: Mask | None) -> str:
+    """Return a sentence on what was found in the first frames of a source."""
+    if mask is None:
+        return f"{name}: there is no own car in the first {BONNET_FRAMES} frames, so nothing is left out."
+    hidden = 1 - mask.looked_at.double().mean().item()
+    return f"{name}: the own car, {hidden:.0%} of the frame, is left out."
+
+
 def own_car_label(classes: Classes) -> int:
     """Return the label of the own car."""
     for label, name in enumerate(classes.names):

@@ -14,6 +14,7 @@ from waiting import PATIENCE, until
 from streamseg.engine.engine import EagerEngine, VideoEngine
 from streamseg.engine.prepare import PreparingEngine
 from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW
+from streamseg.io.masks import Mask
 from streamseg.models.baselines import BASELINES
 from streamseg.models.video.accel import accel
 from streamseg.models.video.clockwork import clockwork_pipelined
@@ -55,6 +56,29 @@ def test_frames_of_one_size_share_a_batch_and_are_labelled_as_alone(engine):
         alone, _ = label_frame(engine.engine, frame)
         assert (labels == alone).float().mean() > 0.99
         assert state.weights == ()
+
+
+def test_frames_with_one_network_input_size_share_a_batch_each_with_its_own_mask(engine):
+    upper = torch.arange(72)[:, None].expand(72, 96) < 40
+    given = [
+        (moving(1)[0], (48, 64), Mask(upper)),
+        (moving(1)[0], (64, 48), None),
+        (moving(1, 80, 64)[0], (48, 64), None),
+    ]
+    batcher = Batcher(engine)
+    with engine.pause():
+        first = batcher.submit(moving(1, 64, 64)[0])
+        assert engine.called.wait(PATIENCE)
+        answers = [batcher.submit(frame, size=size, mask=mask) for frame, size, mask in given]
+    first.result(PATIENCE)
+    batcher.close()
+    assert engine.batches == [1, 2, 1]
+    for (frame, size, mask), answer in zip(given, answers, strict=True):
+        labels, _ = answer.result(PATIENCE)
+        alone, _ = label_frame(engine.engine, frame, size=size, mask=mask)
+        assert (labels == alone).float().mean() > 0.99
+    assert answers[0].result()[0][40:].eq(255).all()
+    assert answers[2].result()[0].ne(255).all()
 
 
 @pytest.mark.parametrize(("max_frames", "batches"), [(2, [1, 2, 2, 1]), (8, [1, 5])])

@@ -93,6 +93,7 @@ def test_the_command_line_refuses_what_does_not_fit_together(monkeypatch, capsys
     assert "--gpu-share is 2; expected more than 0, up to 1." in say("--replicas", "2", "--gpu-share", "2")
     assert "leave it out, or serve a checkpoint" in say("--replicas", "2", "--gpu-share", "1", "--device", "cpu")
     assert "--source is for one process" in say("--replicas", "2", "--source", "front=rtsp://camera/1")
+    assert "--fleet is for one process" in say("--replicas", "2", "--fleet", "fleet.toml")
     assert "--hardware-decoding is for one process" in say("--replicas", "2", "--hardware-decoding", "auto")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

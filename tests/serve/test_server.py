@@ -146,7 +146,10 @@ def test_options_that_cannot_be_served_are_one_sentence(tmp_path, monkeypatch, c
         (("--events", "events.jsonl"), "--events reports what happens in zones: give a file of them with --zones."),
         (("--zones", "cross.toml"), "cross.toml: Zone 'z' crosses itself, between its points 1 and 3"),
         (("--zones", "foreign.toml"), "Zone 'z': No class is called 'Submarine'; there are "),
-        (("--hardware-decoding", "auto"), "--hardware-decoding is for what the server reads: give --source too, or"),
+        (
+            ("--hardware-decoding", "auto"),
+            "--hardware-decoding is for what the server reads: give --source or --fleet too",
+        ),
         (("--save", "none"), "No folder none to save into: create it first."),
     ):
         port = () if "--port" in arguments else ("--port", "0")

@@ -28,7 +28,7 @@ def make_served(limits=None, submit=None, hardware=""):
         limits=limits or Limits(),
         batcher=SimpleNamespace(submit=submit),
         zones=ServedZones(),
-        served=SimpleNamespace(classes=None, mask=None),
+        served=SimpleNamespace(classes=None, drawn=None, mask=None),
     )
     return sources.ServedSource("cam", "0", gate, SourceCounters(), hardware)
 
@@ -160,7 +160,7 @@ def test_whatever_a_source_raises_it_is_opened_again(monkeypatch):
 def test_the_frames_of_a_source_and_their_seconds_from_capture_to_labels_are_counted(monkeypatch):
     answered = Future()
     answered.set_result((torch.zeros(32, 32, dtype=torch.uint8), None))
-    source = make_served(submit=lambda frame, state, seconds: answered)
+    source = make_served(submit=lambda frame, state, seconds, **settings: answered)
     assert source.to_json() == {
         "status": "cam is not available: it has not delivered a frame yet. The server tries again.",
         "up": False,
@@ -200,7 +200,7 @@ def test_a_frame_that_nobody_wanted_before_a_source_was_lost_is_not_shown_afterw
 
 def test_an_answer_that_is_late_is_cancelled(monkeypatch):
     answer = Future()
-    source = make_served(Limits(seconds=0.01), lambda frame, state, seconds: answer)
+    source = make_served(Limits(seconds=0.01), lambda frame, state, seconds, **settings: answer)
     frames = iter([SimpleNamespace(frame=None, captured=0.0), None])
     monkeypatch.setattr(source, "next_frame", lambda: next(frames))
     source.closed.set()
@@ -223,3 +223,11 @@ def test_sources_have_names(tmp_path):
     given = [f"drive={tmp_path / 'v.mp4'}", "door=rtsp://host/x?a=b"]
     assert parse_sources(given) == {"drive": str(tmp_path / "v.mp4"), "door": "rtsp://host/x?a=b"}
     assert parse_sources([]) == {}
+
+
+def test_sources_add_up_with_those_of_a_fleet(tmp_path):
+    fleet = {"front": "rtsp://me:secret@host/x"}
+    assert parse_sources(["door=0"], fleet) == fleet | {"door": "0"}
+    assert fleet == {"front": "rtsp://me:secret@host/x"}
+    with pytest.raises(ValueError, match="^Two sources are called front: give each a name of its own"):
+        parse_sources(["front=0"], fleet)
