@@ -1,14 +1,14 @@
 """Measure what keeps the labels of a video steady, for docs/steady.md.
 
-    python benchmarks/steady.py accuracy CAMVID WEIGHTS [WEIGHTS ...]
-    python benchmarks/steady.py moved COMMA10K [PICTURES] WEIGHTS [WEIGHTS ...]
+    python benchmarks/steady.py accuracy CAMVID WEIGHTS [WEIGHTS ...] [WAY ...]
+    python benchmarks/steady.py moved COMMA10K [PICTURES] WEIGHTS [WEIGHTS ...] [WAY ...]
     python benchmarks/steady.py tried CAMVID WEIGHTS
     python benchmarks/steady.py time [WEIGHTS [HEIGHT WIDTH]]
     python benchmarks/steady.py gpu [WEIGHTS]
 
 accuracy  the network's scores of CamVid's val, computed once, labelled in several ways and as several streams; on a GPU
           if there is one, by its kernels; of several networks, mean and standard deviation, and those of the change
-          against off
+          against off. A way, instead of the usual ones, is share,tolerance,margin,still of a Steadiness: 0.8,24,1.4,60
 moved     pictures of comma10k's val, 20 or as many as asked for, over which a camera moves and zooms, with noise, at
           several frame rates
 tried     high with one of its parts replaced, on CamVid's val
@@ -19,7 +19,7 @@ gpu       the same on a GPU at 720 x 960 and 1024 x 2048, by CUDA events, frames
 
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -182,9 +182,20 @@ def open_network(weights: str, dataset: Dataset, device: str = "cpu") -> tuple[L
     return Labeller(model, to_lookup(translation.label_of, count, torch.device(device)), count), dataset
 
 
-def accuracy(data: str, *weights: str) -> None:
+def accuracy(data: str, *arguments: str) -> None:
+    weights, ways = split_ways(arguments)
     columns = ["stream", "mIoU", "flips, %", "mVC8", "lag, median", "lag, mean"]
-    print_rows(columns, measure_each(partial(measure_network, data), weights))
+    print_rows(columns, measure_each(partial(measure_network, data, ways), weights))
+
+
+def split_ways(arguments: Sequence[str]) -> tuple[list[str], dict[str, float | Steadiness]]:
+    """Return weights, and the ways of labelling that are among the arguments, or the usual ones."""
+    ways: dict[str, float | Steadiness] = {}
+    for text in arguments:
+        parts = text.split(",")
+        if len(parts) == 4:
+            ways[text] = Steadiness(*map(float, parts), mirror=True)
+    return [text for text in arguments if text not in ways], {"off": 0.0, **ways} if ways else WAYS
 
 
 def measure_each(measure: Callable[[str], Iterator[Row]], weights: Sequence[str]) -> list[Iterable[Row]]:
@@ -225,35 +236,35 @@ def spread(values: Sequence[float], sign: str = "") -> str:
     return f"{mean(values):{sign}.2f} ± {stdev(values):.2f}"
 
 
-def measure_network(data: str, weights: str) -> Iterator[Row]:
+def measure_network(data: str, ways: Mapping[str, float | Steadiness], weights: str) -> Iterator[Row]:
     """Yield mIoU, flips, mVC8, median and mean lag of a network on CamVid's val, as several streams."""
     labeller, dataset = open_network(weights, streamseg.camvid(Path(data), "val"), DEVICE)
     clip = labeller.make_clip(dataset[i] for i in range(len(dataset)))
     for stream, (order, times) in streams(len(dataset)).items():
-        for name, steady in WAYS.items():
+        for name, steady in ways.items():
             predicted = labeller.label(clip, order, times, steady)
             truth = [clip.labels[i] for i in order]
             lag = measure_lag(truth, predicted)
             yield stream, name, (*measure([(truth, predicted)], labeller.labels), lag.median, lag.mean)
 
 
-def moved(data: str, *weights: str) -> None:
-    pictures = int(weights[0]) if weights[0].isdecimal() else PICTURES
-    paths = weights[1:] if weights[0].isdecimal() else weights
+def moved(data: str, *arguments: str) -> None:
+    weights, ways = split_ways(arguments)
+    pictures = int(weights.pop(0)) if weights[0].isdecimal() else PICTURES
     columns = ["frames a second", "mIoU", "flips, %", "mVC8"]
-    print_rows(columns, measure_each(partial(measure_moved, data, pictures), paths))
+    print_rows(columns, measure_each(partial(measure_moved, data, pictures, ways), weights))
 
 
-def measure_moved(data: str, pictures: int, weights: str) -> Iterator[Row]:
+def measure_moved(data: str, pictures: int, ways: Mapping[str, float | Steadiness], weights: str) -> Iterator[Row]:
     """Yield mIoU, flips and mVC8 of a network on pictures of comma10k's val under a moving camera, at several rates."""
     labeller, dataset = open_network(weights, streamseg.comma10k(Path(data), "val"), DEVICE)
     step = len(dataset) // pictures
     for rate in MOVED_RATES:
-        results: dict[str, list[tuple[list[Tensor], list[Tensor]]]] = {name: [] for name in WAYS}
+        results: dict[str, list[tuple[list[Tensor], list[Tensor]]]] = {name: [] for name in ways}
         for i in range(pictures):
             clip = labeller.make_clip(move_camera(*dataset[i * step], rate, seed=i))
             times = [t / rate for t in range(MOVED_FRAMES)]
-            for name, steady in WAYS.items():
+            for name, steady in ways.items():
                 results[name].append((clip.labels, labeller.label(clip, range(MOVED_FRAMES), times, steady)))
         for name, clips in results.items():
             yield str(rate), name, measure(clips, labeller.labels)

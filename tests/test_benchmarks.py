@@ -101,14 +101,20 @@ def test_steady_labels_have_the_figures_of_evaluate(tmp_path, model, monkeypatch
     stream = list(range(12)), [i / steady.RATE for i in range(12)]
     ways = {"off": 0.0, "2": 2.0, "low": streamseg.STEADY_LOW}
     monkeypatch.setattr(steady, "streams", lambda frames: {"15 a second": stream})
-    monkeypatch.setattr(steady, "WAYS", ways)
     monkeypatch.setattr(steady, "DEVICE", "cpu")
-    rows = steady.measure_network(str(data), str(tmp_path / "weights.safetensors"))
+    rows = steady.measure_network(str(data), ways, str(tmp_path / "weights.safetensors"))
     for (_, name, figures), way in zip(rows, ways, strict=True):
         found = evaluate_video(model, streamseg.camvid(data, "val"), LastFrames(1, steady=ways[way]))
         assert name == way
         expected = (found.miou, found.flip_rate_still, found.mvc8, found.lag.median, found.lag.mean)
         assert figures == pytest.approx(expected, rel=0.01)
+
+
+def test_ways_of_labelling_are_told_from_weights():
+    assert steady.split_ways(["a.safetensors"]) == (["a.safetensors"], steady.WAYS)
+    weights, ways = steady.split_ways(["20", "a.safetensors", "0.8,24,1.4,60"])
+    assert weights == ["20", "a.safetensors"]
+    assert ways == {"off": 0.0, "0.8,24,1.4,60": streamseg.STEADY_HIGH}
 
 
 def test_a_change_that_is_not_labelled_in_time_counts_in_the_lag_of_steady_labels():
