@@ -46,6 +46,7 @@ from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW, Steadiness, is_m
 from streamseg.evaluate import metrics
 from streamseg.evaluate.lag import Lag, LagTally
 from streamseg.evaluate.translate import to_lookup, translate_dataset, translate_predicted
+from streamseg.machine import available_cores
 from streamseg.models.fanet import FANet
 from streamseg.models.video.dis import DISFlow
 from streamseg.stream.label_frames import label_frame, step_batch
@@ -195,6 +196,8 @@ def split_ways(arguments: Sequence[str]) -> tuple[list[str], dict[str, float | S
         parts = text.split(",")
         if len(parts) == 4:
             ways[text] = Steadiness(*map(float, parts), mirror=True)
+    if not set(arguments) - set(ways):
+        sys.exit(__doc__)
     return [text for text in arguments if text not in ways], {"off": 0.0, **ways} if ways else WAYS
 
 
@@ -203,10 +206,11 @@ def measure_each(measure: Callable[[str], Iterator[Row]], weights: Sequence[str]
     if len(weights) == 1:
         return [measure(weights[0])]
     with ProcessPoolExecutor(len(weights), get_context("spawn")) as pool:
-        return list(pool.map(partial(collect, measure), weights))
+        return list(pool.map(partial(collect, measure, max(1, available_cores() // len(weights))), weights))
 
 
-def collect(measure: Callable[[str], Iterator[Row]], weights: str) -> list[Row]:
+def collect(measure: Callable[[str], Iterator[Row]], threads: int, weights: str) -> list[Row]:
+    torch.set_num_threads(threads)
     return list(measure(weights))
 
 
@@ -250,7 +254,7 @@ def measure_network(data: str, ways: Mapping[str, float | Steadiness], weights: 
 
 def moved(data: str, *arguments: str) -> None:
     weights, ways = split_ways(arguments)
-    pictures = int(weights.pop(0)) if weights[0].isdecimal() else PICTURES
+    pictures = int(weights.pop(0)) if len(weights) > 1 and weights[0].isdecimal() else PICTURES
     columns = ["frames a second", "mIoU", "flips, %", "mVC8"]
     print_rows(columns, measure_each(partial(measure_moved, data, pictures, ways), weights))
 
@@ -258,7 +262,8 @@ def moved(data: str, *arguments: str) -> None:
 def measure_moved(data: str, pictures: int, ways: Mapping[str, float | Steadiness], weights: str) -> Iterator[Row]:
     """Yield mIoU, flips and mVC8 of a network on pictures of comma10k's val under a moving camera, at several rates."""
     labeller, dataset = open_network(weights, streamseg.comma10k(Path(data), "val"), DEVICE)
-    step = len(dataset) // pictures
+    step = max(1, len(dataset) // pictures)
+    pictures = min(pictures, len(dataset))
     for rate in MOVED_RATES:
         results: dict[str, list[tuple[list[Tensor], list[Tensor]]]] = {name: [] for name in ways}
         for i in range(pictures):

@@ -75,7 +75,7 @@ class PreparingEngine(Engine):
         else:
             result = self.eager.predict(batch)
         # asked for afterwards: the first labels do not share the machine with a compiler
-        for wanted in ([batch.part(slice(0, 1))] if is_divisible(batch) else []) + [batch]:
+        for wanted in [*single_frames(batch), batch]:
             if self.fast.is_frequent(key_of(wanted)):
                 self.preparation.request(wanted)
         return result
@@ -107,6 +107,12 @@ class PreparingEngine(Engine):
 def is_divisible(batch: FrameBatch) -> bool:
     """Return whether the frames of a batch could as well come in several batches."""
     return len(batch.images) > 1 and batch.shares is None
+
+
+def single_frames(batch: FrameBatch) -> list[FrameBatch]:
+    """Return a frame of each kind in a batch as a batch of its own: labels may differ in size; none if it is one."""
+    parts = [batch.part(slice(i, i + 1)) for i in range(len(batch.images))] if is_divisible(batch) else []
+    return list({key_of(part): part for part in parts}.values())
 
 
 class Preparation:

@@ -21,7 +21,15 @@ from pathlib import Path
 
 from streamseg.io import web
 from streamseg.io.resolve import resolve_name, safe_file_name
-from streamseg.io.sources import DEFAULT_RATE, LiveSource, NumberedPictures, VideoFile, open_stream
+from streamseg.io.sources import (
+    DEFAULT_RATE,
+    NUMBER_FIELD,
+    LiveSource,
+    NumberedPictures,
+    VideoFile,
+    numbered_files,
+    open_stream,
+)
 from streamseg.io.web import is_address
 
 OUTPUTS = ("overlay", "labels", "confidence", "colours")
@@ -121,7 +129,8 @@ def find_source(name: str, address: str, path: Path, place: str) -> LiveSource |
         if is_address(address):
             return LiveSource(name, web.join_address(web.split_address(address)), open_stream)
         beside = path.parent / address
-        items = resolve_name(str(beside) if beside.exists() else address, None, DEFAULT_RATE)
+        is_beside = beside.exists() or bool(NUMBER_FIELD.search(beside.name) and numbered_files(beside))
+        items = resolve_name(str(beside) if is_beside else address, None, DEFAULT_RATE)
     except ValueError as error:
         raise ValueError(f"{place} {error}") from None
     except OSError as error:

@@ -6,6 +6,7 @@ label is IGNORE, which no statistic counts.
 Shapes: H height, W width.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -50,7 +51,7 @@ class Mask:
     def check_fits(self, height: int, width: int) -> None:
         """Raise a ValueError if frames have other proportions; a mask of the same proportions is resized."""
         rows, columns = self.looked_at.shape
-        if abs(height * columns / (width * rows) - 1) > MAX_DISTORTION:
+        if not have_same_proportions((height, width), (rows, columns)):
             raise ValueError(
                 f"{self.name} has {rows} x {columns} pixels and the frames {height} x {width}, which are other "
                 "proportions: draw the mask on a frame of this camera."
@@ -63,6 +64,11 @@ class Mask:
     def shares(self, size: tuple[int, int], device: torch.device) -> Tensor:
         """Return the unmasked share of each pixel in frames of a size, (H, W), 0 to 1."""
         return resize_mask(self, size, device, "area")
+
+
+def have_same_proportions(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Return whether two sizes, height and width, have the same proportions but for rounding."""
+    return abs(one[0] * other[1] / (one[1] * other[0]) - 1) <= MAX_DISTORTION
 
 
 @lru_cache(maxsize=64)  # one of each kind for the sizes of some cameras

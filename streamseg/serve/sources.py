@@ -18,6 +18,7 @@ from torch import Tensor
 from streamseg.draw import overlay
 from streamseg.io.images import to_jpeg
 from streamseg.io.live_sender import PAUSES
+from streamseg.io.masks import have_same_proportions
 from streamseg.io.packed_labels import pack_labels
 from streamseg.io.resolve import find_sources
 from streamseg.io.sources import Capture, Decoding, LiveSource, PlayedVideo, play
@@ -94,6 +95,8 @@ class ServedSource:
         self.decoding = Decoding(hardware=hardware)
         self.settings = settings or SourceSettings(None, served_style(gate.served), gate.served.mask)
         self.mask, self.bonnet = self.settings.mask, bonnet
+        self.sought: Sequence[int] | None = None
+        """Height and width of the frames in which the own car was sought."""
         self.note = ""
         """The last message of the source about itself: a video that is played again has the same one again."""
         for counter in counters.all:
@@ -169,7 +172,7 @@ class ServedSource:
                     for capture in captures:
                         if self.closed.is_set():
                             return
-                        if self.mask:
+                        if self.mask and not self.bonnet:  # that of the own car is sought again
                             self.mask.check_fits(*capture.pixels.shape[1:])
                         attempt, delivered = 0, True
                         if self.fault not in ("", NO_FRAME_YET):
@@ -209,8 +212,9 @@ class ServedSource:
         state: State | None = None
         while (capture := self.next_frame()) is not None:
             try:
-                if self.bonnet:
-                    self.find_bonnet()
+                if self.bonnet and not (self.sought and have_same_proportions(capture.pixels.shape[1:], self.sought)):
+                    self.find_bonnet(capture.pixels.shape[1:])
+                    state = None
                     continue
                 labels, state = self.label_frame(capture, state)
                 self.counters.seconds.add(time.monotonic() - capture.captured, source=self.name)
@@ -233,19 +237,20 @@ class ServedSource:
         finally:
             answer.cancel()  # if it is late, nobody wants it any more
 
-    def find_bonnet(self) -> None:
-        """Take the own car in the next frames as the mask."""
+    def find_bonnet(self, size: Sequence[int]) -> None:
+        """Take the own car in the next frames, of a height and width, as the mask."""
+        self.mask = None
         label = own_car_label(self.gate.served.classes)
-        mask = mask_own_car(self.next_labels(BONNET_FRAMES), label, f"The mask of {self.name}")
+        mask = mask_own_car(self.next_labels(BONNET_FRAMES, size), label, f"The mask of {self.name}")
         if not self.closed.is_set():
-            self.mask, self.bonnet = mask, False
+            self.mask, self.sought = mask, size
             logging.getLogger("streamseg").warning(describe_bonnet(self.name, mask))
 
-    def next_labels(self, number: int) -> Iterator[Tensor]:
-        """Yield the labels of the next frames, each labelled by itself."""
+    def next_labels(self, number: int, size: Sequence[int]) -> Iterator[Tensor]:
+        """Yield the labels of the next frames of a height and width, each labelled by itself."""
         for _ in range(number):
             capture = self.next_frame()
-            if capture is None:
+            if capture is None or capture.pixels.shape[1:] != size:
                 return
             yield self.label_frame(capture, None)[0]
 
@@ -342,13 +347,14 @@ def parse_sources(given: Sequence[str], known: Mapping[str, str] | None = None) 
     addresses = dict(known or {})
     for text in given:
         name, mark, address = text.partition("=")
-        if not mark:
+        if not mark or is_address(text):  # an address may have a mark of its own
             raise ValueError(
                 f"--source is {redact(text)!r:.80}; expected NAME=ADDRESS, such as front={redact(text):.80}."
             )
         if not address or not NAME.fullmatch(name):
             raise ValueError(
-                f"--source takes NAME=ADDRESS, with letters, digits, _ and - in the name; {name!r:.80} does not fit."
+                "--source takes NAME=ADDRESS, with letters, digits, _ and - in the name; "
+                f"{redact(name)!r:.80} does not fit."
             )
         if name in addresses:
             raise ValueError(f"Two sources are called {name}: give each a name of its own.")

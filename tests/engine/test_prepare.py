@@ -144,6 +144,16 @@ def test_the_eager_network_labels_a_batch_if_a_part_is_not_prepared(engine, slow
     assert slow.labelled == []
 
 
+def test_a_frame_of_each_size_of_labels_is_prepared(engine, slow, frames):
+    slow.may_go_on.set()
+    for count in (3, 4, 5, 6):  # cameras of two sizes whose frames are labelled at one
+        sizes = [(96, 160)] * (count - 1) + [(48, 80)]
+        step_batch(engine, torch.stack(frames[:count]), [None] * count, STEADY, sizes=sizes)
+        until(lambda: engine.preparation.thread is None)
+    assert [(shape[0], steady[1]) for shape, *_, steady in slow.asked] == [(1, (96, 160)), (1, (48, 80))]
+    assert [shape[0] for shape in slow.labelled] == [1] * (5 + 6)
+
+
 def test_frames_that_attend_to_one_context_stay_together(engine, slow, frames):
     slow.ready = keys_of(1)
     for _ in range(3):

@@ -4,7 +4,7 @@ import pytest
 from source_files import film, numbers, paint
 
 from streamseg.io.fleet import read_fleet
-from streamseg.io.sources import LiveSource, VideoFile
+from streamseg.io.sources import LiveSource, NumberedPictures, VideoFile
 
 FLEET = """
 [defaults]
@@ -70,6 +70,16 @@ def test_a_camera_of_this_machine_and_a_video_beside_the_file_belong_to_a_fleet_
     assert isinstance(road.source, VideoFile)
     assert (desk.source.name, desk.source.address, road.source.name) == ("desk", "0", "road")
     assert numbers(road.source) == list(range(6))
+
+
+def test_numbered_pictures_beside_the_file_belong_to_a_fleet_too(here):
+    Path("sub").mkdir()
+    for number in range(3):
+        paint(f"sub/frame_{number:04d}.png", number)
+    Path("sub/fleet.toml").write_text('[[camera]]\nname = "road"\naddress = "frame_%04d.png"\n')
+    (road,), _ = read_fleet(Path("sub/fleet.toml"))
+    assert isinstance(road.source, NumberedPictures)
+    assert numbers(road.source) == [0, 1, 2]
 
 
 def test_a_camera_that_is_not_there_is_a_problem_of_its_own(here):

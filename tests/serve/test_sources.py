@@ -52,6 +52,40 @@ def test_a_dead_source_gets_503_with_a_sentence_and_is_found_when_it_comes(monke
         until(lambda: not server.gate.sources["door"].problem)
 
 
+def test_an_own_car_is_sought_again_when_the_proportions_change(monkeypatch):
+    asked = []
+
+    def submit(frame, state, seconds, *, size, mask):
+        height, width = frame.shape[1:]
+        asked.append((height, width, mask is not None and mask.looked_at.shape))
+        labels = torch.zeros(height, width, dtype=torch.uint8)
+        labels[-height // 4 :] = 4
+        answer = Future()
+        answer.set_result((labels, state))
+        return answer
+
+    served = make_served(submit=submit)
+    served.bonnet, served.viewers = True, 1
+    monkeypatch.setattr(sources, "own_car_label", lambda classes: 4)
+    monkeypatch.setattr(served, "publish", lambda view: None)
+    monkeypatch.setattr(served, "make_view", lambda capture, labels: None)
+    labels = threading.Thread(target=served.label, daemon=True)
+    labels.start()
+    sizes = [(48, 64)] * 30 + [(24, 32)] + [(48, 48)] * 30  # the second has the proportions of the first
+    for number, size in enumerate(sizes):
+        served.offer(Capture(torch.zeros(3, *size, dtype=torch.uint8), "cam", number, 0.04 * number, time.monotonic()))
+        until(lambda: served.frame is None)
+    served.close()
+    labels.join(PATIENCE)
+    masks = [mask for *_, mask in asked]
+    first = sources.BONNET_FRAMES
+    assert masks[:first] == [False] * first
+    assert set(masks[first : 30 - 1]) == {(48, 64)}
+    assert asked[30 - 1] == (24, 32, (48, 64))
+    assert masks[30 : 30 + first] == [False] * first
+    assert set(masks[30 + first :]) == {(48, 48)}
+
+
 def read_attempts(monkeypatch, served, attempts):
     """Read a source until its attempts are used up, each an error or a number of frames; return what is logged."""
     left, logged = iter(attempts), []
@@ -124,6 +158,10 @@ def test_a_camera_that_is_lost_is_opened_again(monkeypatch):
     ("given", "expected"),
     [
         (["rtsp://u:secret@h/x"], "--source is 'rtsp://h/x'; expected NAME=ADDRESS, such as front=rtsp://h/x."),
+        (
+            ["rtsp://u:secret@h/x?channel=1"],
+            r"--source is 'rtsp://h/x\?…'; expected NAME=ADDRESS, such as front=rtsp://h/x\?….",
+        ),
         (["drive.mp4"], "--source is 'drive.mp4'; expected NAME=ADDRESS, such as front=drive.mp4."),
         (["a b=0"], "'a b' does not fit"),
         (["a="], "--source takes NAME=ADDRESS"),
