@@ -22,7 +22,7 @@ from torch import Tensor
 import streamseg
 from streamseg.deploy.export import export_model
 from streamseg.engine.engine import EagerEngine, resize_frames
-from streamseg.engine.fast import pick_engine
+from streamseg.engine.pick import pick_engine
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 SIZE = (512, 1024)

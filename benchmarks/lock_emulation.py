@@ -44,7 +44,7 @@ from streamseg.io.codec_process import SLOTS
 from streamseg.io.outputs import OutputFiles
 from streamseg.io.sources import Capture
 from streamseg.parallel.threads import BoundedQueue, ThreadGroup
-from streamseg.stream import device_work, pipeline, source_threads, source_writer
+from streamseg.stream import device_work, pipeline, shared_run, source_threads, source_writer
 from streamseg.stream.latency import Meter
 from streamseg.stream.pipeline import Pipeline
 from streamseg.stream.settings import DrawStyle, LabelSettings
@@ -200,7 +200,7 @@ def gpu_calls(one_thread: bool) -> Iterator[None]:
     stream, work, count = SourceStream, device_work.DeviceWork, source_threads.count_labels
     if one_thread:
         changes = [
-            patch.object(source_threads, "works_on_device", lambda device: True),
+            patch.object(shared_run, "works_on_device", lambda device: True),
             patch.object(device_work, "upload", after(device_work.upload, UPLOAD_CALLS // 2)),
             patch.object(device_work, "count_batch", after(device_work.count_batch, 3)),
             patch.object(device_work, "start_download", after(device_work.start_download, 3)),

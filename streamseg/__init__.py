@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from streamseg.deploy.export import export_model as export_model
     from streamseg.deploy.hub import push_to_hub as push_to_hub
     from streamseg.draw import overlay as overlay, show as show
-    from streamseg.engine.fast import accelerate as accelerate
+    from streamseg.engine.pick import accelerate as accelerate
     from streamseg.engine.runtime import open_exported as open_exported
     from streamseg.engine.steadying import (
         STEADY_HIGH as STEADY_HIGH,
@@ -89,7 +89,7 @@ MODULES = {
     "deploy.export": "export_model",
     "deploy.hub": "push_to_hub",
     "draw": "overlay show",
-    "engine.fast": "accelerate",
+    "engine.pick": "accelerate",
     "engine.runtime": "open_exported",
     "engine.steadying": "STEADY_HIGH STEADY_LOW Steadiness",
     "engine.tiles": "label_tiled",

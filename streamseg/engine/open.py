@@ -7,7 +7,8 @@ import torch
 
 from streamseg.classes import Classes
 from streamseg.engine.engine import EagerEngine, Engine
-from streamseg.engine.fast import FastEngine, pick_engine
+from streamseg.engine.fast import FastEngine
+from streamseg.engine.pick import pick_engine
 from streamseg.engine.prepare import PreparingEngine
 from streamseg.engine.runtime import OPENERS, ExportedEngine, open_exported
 from streamseg.models import checkpoint

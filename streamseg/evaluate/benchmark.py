@@ -21,9 +21,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from streamseg.engine import kernels
 from streamseg.engine.engine import FrameBatch
-from streamseg.engine.fast import PRECISIONS, FastEngine, accelerate, fast_precisions
+from streamseg.engine.fast import FastEngine
 from streamseg.engine.graphs import capture_graph
 from streamseg.engine.labels import labels_from_scores
+from streamseg.engine.pick import PRECISIONS, accelerate, fast_precisions
 from streamseg.engine.runtime import OPENERS, ExportedEngine, open_exported
 from streamseg.evaluate import paper, plot
 from streamseg.io.hub import is_hub_address

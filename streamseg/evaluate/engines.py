@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from streamseg.classes import Classes
 from streamseg.data.datasets import Dataset
 from streamseg.engine.engine import EagerEngine, Engine, ImageEngine, VideoEngine
-from streamseg.engine.fast import CALIBRATION_FRAMES, FastEngine, accelerate
+from streamseg.engine.fast import CALIBRATION_FRAMES, FastEngine
 from streamseg.engine.open import open_engine
+from streamseg.engine.pick import accelerate
 from streamseg.models.checkpoint import Network
 from streamseg.models.fanet import FANet
 

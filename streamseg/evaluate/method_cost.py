@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from streamseg.engine.fast import PRECISIONS, fast_precisions
+from streamseg.engine.pick import PRECISIONS, fast_precisions
 from streamseg.evaluate.benchmark import (
     Call,
     Cost,

@@ -20,7 +20,8 @@ from torch import nn
 from streamseg.classes import Classes
 from streamseg.data.datasets import Dataset
 from streamseg.engine.engine import Engine, VideoEngine
-from streamseg.engine.fast import FastEngine, accelerate
+from streamseg.engine.fast import FastEngine
+from streamseg.engine.pick import accelerate
 from streamseg.evaluate import plot
 from streamseg.evaluate.benchmark import (
     Call,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from streamseg.engine.labels import count_batch
 from streamseg.io.yuv import Yuv420
-from streamseg.stream.source_threads import NOTHING, FrameJob, SharedRun
+from streamseg.stream.shared_run import NOTHING, FrameJob, SharedRun
 from streamseg.stream.transfers import start_download, upload
 
 STAGES = ("upload", "network", "draw", "download")

@@ -22,7 +22,8 @@ from streamseg.stream.batch_limit import BATCH_SECONDS, BatchLimit, floor_power_
 from streamseg.stream.deadline import MIN_SCALE, POOR_SCALE, WARM_UP_PASSES, scale_size
 from streamseg.stream.device_work import DeviceWork
 from streamseg.stream.label_frames import MAX_PIXELS, finish_state, network_size, pick_steadiness, step_batch
-from streamseg.stream.source_threads import NOTHING, FrameJob, SharedRun, SourceStream
+from streamseg.stream.shared_run import NOTHING, FrameJob, SharedRun
+from streamseg.stream.source_threads import SourceStream
 from streamseg.stream.state import State
 from streamseg.stream.together import check_one_size, pixel_shares
 

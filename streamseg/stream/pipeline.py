@@ -34,7 +34,8 @@ from streamseg.stream.network_thread import NetworkThread
 from streamseg.stream.observer import PipelineObserver
 from streamseg.stream.region_outputs import RegionSettings
 from streamseg.stream.settings import DrawStyle, LabelSettings, SourceSettings
-from streamseg.stream.source_threads import SharedRun, SourceStream
+from streamseg.stream.shared_run import SharedRun
+from streamseg.stream.source_threads import SourceStream
 
 STOP_TIMEOUT = 5.0
 """Seconds that each thread has to end when a run is aborted."""

@@ -13,7 +13,8 @@ from streamseg.io.packed_labels import pack_labels
 
 if TYPE_CHECKING:
     from streamseg.io.live_video import LiveFrame
-    from streamseg.stream.source_threads import FrameJob, SourceStream
+    from streamseg.stream.shared_run import FrameJob
+    from streamseg.stream.source_threads import SourceStream
 
 
 class SourceWriter:

@@ -12,13 +12,13 @@ from waiting import until
 
 import streamseg
 from streamseg.io.web import redact
-from streamseg.stream import source_threads
+from streamseg.stream import shared_run
 
 
 @pytest.mark.parametrize("receiver", [rtmp_receiver, rtsp_receiver])
 @pytest.mark.parametrize("on_device", [False, True], ids=["CPU", "as on a GPU"])
 def test_the_overlay_of_a_video_is_sent_to_an_address(here, segment, model, capsys, monkeypatch, receiver, on_device):
-    monkeypatch.setattr(source_threads, "works_on_device", lambda device: on_device)
+    monkeypatch.setattr(shared_run, "works_on_device", lambda device: on_device)
     make_clip(Path("drive.mp4"), 60, rate=20)
     with receiving(receiver()) as peer:
         assert segment("drive.mp4", peer.address, "--steady", "off") == 0

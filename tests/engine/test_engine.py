@@ -14,7 +14,7 @@ from torch import nn
 import streamseg
 from streamseg.engine import convolutions, fast
 from streamseg.engine.engine import EagerEngine, ImageEngine
-from streamseg.engine.fast import accelerate, pick_engine
+from streamseg.engine.pick import accelerate, pick_engine
 from streamseg.models import baselines
 from streamseg.models.fanet_plus import fanetplus18
 from streamseg.models.layers import check_image

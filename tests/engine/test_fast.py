@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import streamseg
 from streamseg.engine import fast
 from streamseg.engine.engine import EagerEngine, FrameBatch
-from streamseg.engine.fast import accelerate
+from streamseg.engine.pick import accelerate
 from streamseg.engine.steadying import STEADY_HIGH
 from streamseg.models.fanet import fanet18, init_as_identity
 from streamseg.stream.label_frames import label_batch, label_frame, label_frames, segment, step_batch

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import streamseg
-from streamseg.engine import convolutions, fast
-from streamseg.engine.fast import accelerate
+from streamseg.engine import convolutions, pick
+from streamseg.engine.pick import accelerate
 from streamseg.models.fanet_plus import fanetplus18
 
 
@@ -61,7 +61,7 @@ def test_without_private_operators_floats_are_the_same_and_int8_is_refused(netwo
     labels, found = accelerate(network).step(frame)
     assert (labels == expected).float().mean() > 0.999
     torch.testing.assert_close(found, context, atol=1e-4, rtol=1e-3)
-    assert fast.fast_precisions(torch.device("cpu")) == ("fp32",)
+    assert pick.fast_precisions(torch.device("cpu")) == ("fp32",)
     with pytest.raises(ValueError, match=r"int8 needs convolutions that torch \S+ does not have here: choose fp32"):
         accelerate(network, "int8")
 

@@ -17,8 +17,9 @@ import streamseg
 from streamseg.engine import fast, prepare
 from streamseg.engine.buffers import key_of
 from streamseg.engine.engine import EagerEngine, FrameBatch
-from streamseg.engine.fast import FastEngine, accelerate
+from streamseg.engine.fast import FastEngine
 from streamseg.engine.open import open_preparing_engine
+from streamseg.engine.pick import accelerate
 from streamseg.engine.prepare import PreparingEngine
 from streamseg.io.masks import to_mask
 from streamseg.stream.label_frames import label_frames, segment, step_batch

@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 
 from streamseg.engine import fast
 from streamseg.engine.engine import FrameBatch
+from streamseg.engine.pick import accelerate
 from streamseg.engine.sizes import RECENT, SizeCounter
 
 EAGER, CAPTURE = 5.0, 2000.0
@@ -42,7 +43,7 @@ class Clock:
 
 @pytest.fixture
 def clock(model, monkeypatch):
-    return Clock(fast.accelerate(model), monkeypatch)
+    return Clock(accelerate(model), monkeypatch)
 
 
 def sizes_of(kind, count, seed=0):
@@ -125,7 +126,7 @@ def run_batch(engine, *size):
 
 
 def test_a_graph_is_captured_when_a_size_comes_again_and_kept_while_others_come_once(model, graphs):
-    engine = fast.accelerate(model)
+    engine = accelerate(model)
     assert run_batch(engine, 64, 64).graph is None
     assert run_batch(engine, 64, 64).graph is not None
     for side in range(32, 32 + 2 * fast.MAX_GRAPHS):
@@ -136,7 +137,7 @@ def test_a_graph_is_captured_when_a_size_comes_again_and_kept_while_others_come_
 
 
 def test_a_size_that_another_engine_has_labelled_is_worth_a_graph_when_it_comes_again(model, graphs):
-    engine, size = fast.accelerate(model), (torch.Size((1, 3, 64, 64)), False, False, False, None)
+    engine, size = accelerate(model), (torch.Size((1, 3, 64, 64)), False, False, False, None)
     assert [engine.is_frequent(size) for _ in range(3)] == [False, True, True]
     for side in range(32, 32 + fast.MAX_GRAPHS):
         for _ in range(20):
@@ -149,7 +150,7 @@ def test_a_size_that_another_engine_has_labelled_is_worth_a_graph_when_it_comes_
 
 
 def test_labels_are_the_same_with_and_without_a_graph(model, graphs):
-    engine = fast.accelerate(model)
+    engine = accelerate(model)
     dice = torch.Generator().manual_seed(0)
     image = torch.randint(0, 256, (1, 3, 64, 96), dtype=torch.uint8, generator=dice)
     batch = FrameBatch(image, None, [0.0], [(64, 96)])

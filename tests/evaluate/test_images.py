@@ -7,7 +7,7 @@ import torch
 from painted import InMemory, halves, painted, painter
 
 from streamseg.classes import Classes
-from streamseg.engine.fast import accelerate
+from streamseg.engine.pick import accelerate
 from streamseg.evaluate.engines import averaging_engine, sample_frames
 from streamseg.evaluate.images import (
     Evaluation,

@@ -15,8 +15,8 @@ from streamseg.io.codec_pool import IDLE
 from streamseg.io.outputs import plan_outputs
 from streamseg.io.resolve import find_sources
 from streamseg.io.sources import Decoding, VideoFile
-from streamseg.stream import source_threads
-from streamseg.stream.source_threads import SharedRun, uses_codec_processes
+from streamseg.stream import shared_run
+from streamseg.stream.shared_run import SharedRun, uses_codec_processes
 
 pytestmark = pytest.mark.skipif(not codec_pool.are_possible(), reason="needs Linux")
 
@@ -37,7 +37,7 @@ def segment(model, folder, out):
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_processes_write_the_same_files_as_threads(model, quick, tmp_path, monkeypatch, on_device):
-    monkeypatch.setattr(source_threads, "works_on_device", lambda device: on_device)
+    monkeypatch.setattr(shared_run, "works_on_device", lambda device: on_device)
     (tmp_path / "in").mkdir()
     for name, sound in (("a", "aac"), ("b", None)):
         make_clip(tmp_path / "in" / f"{name}.mp4", 9, size=REPRODUCIBLE, sound=sound)

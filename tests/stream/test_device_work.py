@@ -11,7 +11,7 @@ from streamseg.engine.labels import count_batch, count_labels
 from streamseg.io.outputs import OutputFiles
 from streamseg.io.sources import VideoFile
 from streamseg.io.video_reading import read_label_video
-from streamseg.stream import source_threads
+from streamseg.stream import shared_run
 from streamseg.stream.device_work import DETAILED_INTERVAL, STAGES, StageMarks
 from streamseg.stream.latency import Meter
 from streamseg.stream.settings import DrawStyle
@@ -23,7 +23,7 @@ def on_device(monkeypatch):
     """Work as on a GPU."""
 
     def switch():
-        monkeypatch.setattr(source_threads, "works_on_device", lambda device: True)
+        monkeypatch.setattr(shared_run, "works_on_device", lambda device: True)
 
     return switch
 

@@ -18,7 +18,7 @@ from streamseg.io.outputs import LiveOutput, OutputFiles
 from streamseg.io.sources import Decoding, PlayedVideo, VideoFile
 from streamseg.io.video_reading import read_label_video
 from streamseg.parallel.threads import ThreadGroup
-from streamseg.stream import network_thread, pipeline, source_threads
+from streamseg.stream import network_thread, pipeline, shared_run
 from streamseg.stream.latency import Meter
 from streamseg.stream.source_threads import SourceStream
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not codec_pool.are_possible(), reason="needs Lin
 @pytest.fixture(autouse=True)
 def beside_a_gpu(monkeypatch):
     """Work as beside a GPU, with codecs in processes."""
-    monkeypatch.setattr(source_threads, "works_on_device", lambda device: True)
+    monkeypatch.setattr(shared_run, "works_on_device", lambda device: True)
     monkeypatch.delenv("STREAMSEG_CODECS", raising=False)
     yield
     IDLE.end()

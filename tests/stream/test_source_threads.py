@@ -29,7 +29,7 @@ from streamseg.io.video_reading import open_video, read_label_video
 from streamseg.stream import latency, network_thread, source_threads
 from streamseg.stream.latency import Meter
 from streamseg.stream.settings import DrawStyle
-from streamseg.stream.source_threads import SharedRun
+from streamseg.stream.shared_run import SharedRun
 
 
 def test_a_lost_stream_is_the_bottleneck(model, priced, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import streamseg
-from streamseg.engine.fast import accelerate
+from streamseg.engine.pick import accelerate
 from streamseg.io.masks import GREY, Mask
 from streamseg.stream.label_frames import label_batch, label_frame, label_frames
 from streamseg.stream.state import FadingInTime
