@@ -33,7 +33,7 @@ __main__
 # the only place that imports a third-party package
 DOORS = {
     "PIL": "io.captions io.images io.pictures",
-    "av": "io.codec_process io.hardware io.live_process io.pyav io.video_reading io.video_writing",
+    "av": "io.codec_process io.hardware io.live_process io.pyav io.video_reading io.video_streams io.video_writing",
     "cv2": "models.video.dis",
     "cyclopts": "cli",
     "fastapi": "serve",

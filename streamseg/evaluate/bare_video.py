@@ -13,7 +13,8 @@ from pathlib import Path
 from torch import Tensor
 
 from streamseg.io.pyav import av
-from streamseg.io.video_reading import open_container, open_video
+from streamseg.io.video_reading import open_video
+from streamseg.io.video_streams import open_container
 from streamseg.io.video_writing import VideoWriter, open_label_writer, open_video_writer
 from streamseg.parallel.threads import BoundedQueue, GroupStopped, ThreadGroup
 

@@ -263,11 +263,11 @@ def is_json_lines(path: Path) -> bool:
 
 def file_made_by_streamseg(path: Path) -> bool:
     """Return whether streamseg wrote a picture or a video."""
-    from streamseg.io import images, video_reading
+    from streamseg.io import images, video_streams
 
     if path.suffix.lower() in PICTURE_SUFFIXES:
         return images.picture_made_by_streamseg(path)
-    return video_reading.video_made_by_streamseg(path)
+    return video_streams.video_made_by_streamseg(path)
 
 
 @contextmanager

@@ -347,7 +347,7 @@ def find_address(address: str) -> Item:
             what = "sound" if content.startswith("audio/") else "a web page"
             raise ValueError(f"{redact(address)} is {what}, not a video.")
         has_end = "Content-Length" in response.headers or suffix in INDEXED_SUFFIXES
-    from streamseg.io.video_reading import has_known_length
+    from streamseg.io.video_streams import has_known_length
 
     # asked after the response has been closed: some servers take one connection at a time
     live = content.startswith("multipart/") or not (has_end or has_known_length(address))

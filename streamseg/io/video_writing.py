@@ -32,7 +32,7 @@ from streamseg.io.pyav import (
     time_base,
 )
 from streamseg.io.sources import DEFAULT_RATE, Source
-from streamseg.io.video_reading import open_container
+from streamseg.io.video_streams import open_container
 from streamseg.io.web import redact
 
 if TYPE_CHECKING:

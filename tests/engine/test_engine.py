@@ -14,7 +14,7 @@ from torch import nn
 import streamseg
 from streamseg.engine import convolutions, fast
 from streamseg.engine.engine import EagerEngine, ImageEngine
-from streamseg.engine.pick import accelerate, pick_engine
+from streamseg.engine.pick import accelerate
 from streamseg.models import baselines
 from streamseg.models.fanet_plus import fanetplus18
 from streamseg.models.layers import check_image
@@ -202,32 +202,6 @@ def test_a_network_of_any_attention_becomes_an_engine_to_call(attention):
     assert (labels == after).float().mean() > 0.999
     for alone, theirs in zip(expected, call_from_threads(engine, list(frames), 3), strict=True):
         assert all((found == alone).float().mean() > 0.999 for found in theirs)
-
-
-@pytest.mark.parametrize("attention", ATTENTIONS[:4])
-def test_int8_of_another_attention_is_refused(attention):
-    model = streamseg.fanet18(classes=5, attention=attention).eval()
-    for make in (lambda: accelerate(model, "int8"), lambda: pick_engine(model, torch.device("cpu"), "int8")):
-        with pytest.raises(
-            ValueError,
-            match=f"int8 needs a FANet with fast attention, and this one has {attention.__name__}",
-        ):
-            make()
-
-
-def test_int8_of_other_networks_is_refused():
-    with pytest.raises(ValueError, match="int8 needs a FANet with fast attention, and this one has Conv-0 reduced"):
-        accelerate(streamseg.fanet18(classes=5, reduction="Conv-0").eval(), "int8")
-    with pytest.raises(ValueError, match="int8 needs a FANet with fast attention, and the network is ENet"):
-        pick_engine(baselines.enet(5).eval(), torch.device("cpu"), "int8")
-
-
-def test_a_precision_is_that_of_the_engine(network):
-    model = streamseg.fanet18(classes=5, attention=streamseg.NoAttention).eval()
-    assert accelerate(model, "fp32").model is model
-    engine = accelerate(copy.deepcopy(model).double(), "fp32")
-    assert engine.model.mean.dtype == torch.float32
-    assert pick_engine(copy.deepcopy(model), torch.device("cpu"), "bf16").model.mean.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("kind", ["fast", "int8", "eager", "baseline"])

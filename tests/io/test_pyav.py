@@ -9,7 +9,7 @@ import streamseg
 
 
 def test_without_pyav_the_module_imports_and_says_what_to_install(monkeypatch):
-    for module in ("pyav", "video_reading", "video_writing"):
+    for module in ("pyav", "video_streams", "video_reading", "video_writing"):
         # both are restored after the test
         monkeypatch.setattr(streamseg.io, module, importlib.import_module(f"streamseg.io.{module}"))
         monkeypatch.delitem(sys.modules, f"streamseg.io.{module}")

@@ -26,9 +26,8 @@ from streamseg.io.video_reading import (
     open_video,
     read_label_video,
     to_tensor,
-    video_made_by_streamseg,
 )
-from streamseg.io.video_writing import VIDEO_FORMATS, open_label_writer, open_video_writer, write_frames
+from streamseg.io.video_writing import open_label_writer, open_video_writer, write_frames
 from streamseg.io.yuv import as_rgb
 
 
@@ -254,20 +253,6 @@ def test_sound_alone_and_a_video_of_no_frames_are_refused(tmp_path):
             open_video(tmp_path / name)
 
 
-def test_a_missing_video_a_folder_and_a_pipe_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"No video at .*nowhere\.mp4: check the path\."):
-        open_video(tmp_path / "nowhere.mp4")
-    with pytest.raises(IsADirectoryError, match="is a folder: give a video"):
-        open_video(tmp_path)
-    with pytest.raises(ValueError, match="is a device or a pipe"):
-        open_video("/dev/null")
-
-
-def test_a_name_may_look_like_an_address(tmp_path):
-    path = make_clip(tmp_path / "a.mp4", 3).rename(tmp_path / "http:%03d?.mp4")
-    assert read(path)[0] == [0, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [("a.mp4", {"sound": "aac"}), ("a.mkv", {}), ("a.avi", {"codec": "mpeg4"}), ("a.ts", {})],
@@ -409,15 +394,6 @@ def test_every_column_of_a_video_is_read(tmp_path, width):
     for found in streamseg.read_frames(tmp_path / "a.mp4"):
         far = (found[:, :, :width].int() - frame.int()).abs().amax(dim=(0, 1))
         assert far.max() < 16, f"columns {far.ge(16).nonzero().flatten().tolist()}"
-
-
-def test_written_videos_are_recognised(tmp_path):
-    make_clip(tmp_path / "other.mp4", 3)
-    (tmp_path / "text.mp4").write_text("no video")
-    for suffix in VIDEO_FORMATS:
-        assert video_made_by_streamseg(write(tmp_path / f"a{suffix}", even(3)))
-    for name in ("other.mp4", "text.mp4", "nowhere.mp4"):
-        assert not video_made_by_streamseg(tmp_path / name)
 
 
 def test_a_video_of_colours_holds_no_labels(tmp_path):

@@ -15,8 +15,8 @@ from streamseg.io.files import written_whole
 from streamseg.io.video_reading import (
     open_video,
     read_label_video,
-    video_made_by_streamseg,
 )
+from streamseg.io.video_streams import video_made_by_streamseg
 from streamseg.io.video_writing import VIDEO_FORMATS, open_label_writer, open_video_writer, write_frames
 
 

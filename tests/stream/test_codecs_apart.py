@@ -2,7 +2,6 @@
 
 import os
 import signal
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from streamseg.io.outputs import plan_outputs
 from streamseg.io.resolve import find_sources
 from streamseg.io.sources import Decoding, VideoFile
 from streamseg.stream import shared_run
-from streamseg.stream.shared_run import SharedRun, uses_codec_processes
 
 pytestmark = pytest.mark.skipif(not codec_pool.are_possible(), reason="needs Linux")
 
@@ -90,31 +88,12 @@ def test_where_no_process_starts_codecs_are_threads(model, quick, tmp_path, monk
     assert segment(model, tmp_path, tmp_path / "out").frames == 3
 
 
-@pytest.mark.parametrize(("hardware", "apart"), [("", True), ("cuda", False)])
-def test_a_hardware_decoder_runs_in_this_process(hardware, apart):
-    shared = SimpleNamespace(on_device=True, device=torch.device("cpu"), hardware=hardware, codec_processes=True)
-    assert SharedRun.decoding.fget(shared).process == apart
-
-
 def test_a_video_is_not_opened_again_for_its_rate(tmp_path, monkeypatch):
     source = VideoFile("a", str(make_clip(tmp_path / "a.mp4", 3)))
     for _ in source.captures():
         monkeypatch.delattr(video_reading, "open_video")
         assert source.rate == 25
         monkeypatch.undo()
-
-
-@pytest.mark.parametrize(
-    ("on_device", "setting", "expected"),
-    [(True, None, True), (False, None, False), (True, "threads", False), (False, "processes", True)],
-)
-def test_beside_a_gpu_codecs_have_processes(monkeypatch, on_device, setting, expected):
-    monkeypatch.delenv("STREAMSEG_CODECS", raising=False)
-    if setting:
-        monkeypatch.setenv("STREAMSEG_CODECS", setting)
-    assert uses_codec_processes(on_device) == expected
-    monkeypatch.setattr(codec_pool, "are_possible", lambda: False)
-    assert not uses_codec_processes(on_device)
 
 
 @pytest.mark.gpu
