@@ -21,7 +21,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
@@ -31,26 +31,23 @@ from time import perf_counter
 from typing import TypeAlias
 
 import torch
+from labelled_clips import open_network
 from torch import Tensor
 from torch.autograd import DeviceType
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import streamseg
-from streamseg.data.datasets import Dataset
 from streamseg.engine import steadying
-from streamseg.engine.engine import Engine, FrameBatch, ImageEngine, Prediction
+from streamseg.engine.engine import Engine
 from streamseg.engine.motion import estimate_motion, halve, move
-from streamseg.engine.steady_graph import SteadyBuffers
-from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW, Steadiness, is_mirrored
+from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW, Steadiness
 from streamseg.evaluate import metrics
 from streamseg.evaluate.lag import Lag, LagTally
-from streamseg.evaluate.translate import to_lookup, translate_dataset, translate_predicted
 from streamseg.machine import available_cores
-from streamseg.models.fanet import FANet
 from streamseg.models.video.dis import DISFlow
-from streamseg.stream.label_frames import label_frame, step_batch
-from streamseg.stream.state import LastFrames, State, find_longest_gap
+from streamseg.stream.label_frames import label_frame
+from streamseg.stream.state import LastFrames, State
 
 WAYS: dict[str, float | Steadiness] = {
     "off": 0.0,
@@ -101,86 +98,6 @@ def measure_lag(labels: Sequence[Tensor], predicted: Sequence[Tensor]) -> Lag:
     for number, (truth, ours) in enumerate(zip(labels, predicted, strict=True)):
         tally.add(truth, ours, ours, first=number == 0)
     return tally.result()
-
-
-@dataclass(frozen=True)
-class Clip:
-    """Frames (3, H, W) of a video with true labels (H, W), and their scores (1, K, h, w), computed once."""
-
-    frames: list[Tensor]
-    labels: list[Tensor]
-    scores: list[Tensor]
-    mirrored: list[Tensor]
-    """The scores of the mirrored frames, which are mirrored."""
-
-
-class KernelEngine(ImageEngine):
-    """Keeps labels steady by the kernels of a GPU, for one stream of one size at a time."""
-
-    steady: SteadyBuffers | None = None
-
-    def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
-        if not isinstance(batch.steady, Steadiness):
-            return super().predict(batch)
-        scores = self.score(batch.images)
-        if self.steady is None:
-            _, classes, height, width = scores.shape
-            shape = (classes, height, width)
-            self.steady = SteadyBuffers(torch.empty_like(batch.images), shape, batch.sizes[0], batch.steady, False)
-        self.steady.images.copy_(batch.images)
-        self.steady.set_evidence(batch)
-        self.steady.start()
-        self.steady.compare()
-        self.steady.finish(scores)
-        return self.steady.read(), scores.new_zeros(1, 0, 0)
-
-
-@dataclass(frozen=True)
-class Labeller:
-    """A network whose scores are known, and how its classes count as labels of a data set."""
-
-    model: FANet
-    lookup: Tensor
-    labels: int
-
-    @torch.no_grad()
-    def make_clip(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Clip:
-        device = self.lookup.device
-        frames, labels = map(list, zip(*((frame.to(device), truth.to(device)) for frame, truth in pairs), strict=True))
-        scores, mirrored = (
-            [self.model.outputs(frame[None])[0] for frame in each]
-            for each in (frames, [frame.flip(2) for frame in frames])
-        )
-        return Clip(frames, labels, scores, mirrored)
-
-    def label(
-        self, clip: Clip, order: Sequence[int], times: Sequence[float], steady: float | Steadiness
-    ) -> list[Tensor]:
-        """Return the labels of some frames of a clip, as a stream."""
-        current: list[Tensor] = []
-        kind = KernelEngine if self.lookup.is_cuda else ImageEngine
-        engine = kind(self.model, lambda _: current[0])
-        state: State | None = None
-        predicted = []
-        for i, seconds in zip(order, times, strict=True):
-            mirrored = isinstance(steady, Steadiness) and is_mirrored(
-                state and state.evidence, find_longest_gap(state, seconds), steady
-            )
-            current[:] = [(clip.mirrored if mirrored else clip.scores)[i]]
-            images, policy = clip.frames[i][None], LastFrames(1, steady=steady)
-            sizes = [(images.shape[2], images.shape[3])]
-            (one,), (state,) = step_batch(engine, images, [state], policy, sizes=sizes, times=[seconds])
-            predicted.append(translate_predicted(one.labels, self.lookup))
-        return predicted
-
-
-def open_network(weights: str, dataset: Dataset, device: str = "cpu") -> tuple[Labeller, Dataset]:
-    """Return the network of a checkpoint, and a data set with the labels that it has."""
-    model, classes = streamseg.load(weights)
-    translation, dataset = translate_dataset(classes, dataset)
-    count = len(dataset.classes)
-    model = model.to(device, memory_format=torch.channels_last)
-    return Labeller(model, to_lookup(translation.label_of, count, torch.device(device)), count), dataset
 
 
 def accuracy(data: str, *arguments: str) -> None:

@@ -3,10 +3,12 @@
 import base64
 import io
 import shutil
+from contextlib import contextmanager
 
 import numpy
 import pytest
 from PIL import Image
+from waiting import PATIENCE
 
 FAKE_CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
 
@@ -24,6 +26,21 @@ def browser():
         found = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", *FAKE_CAMERA])
         yield found
         found.close()
+
+
+@contextmanager
+def open_page(browser, running, fragment=""):
+    """The page of a server, in a browser of its own; no error occurs in it."""
+    wrong = []
+    context = browser.new_context(viewport={"width": 1000, "height": 800}, permissions=["camera"])
+    tab = context.new_page()
+    tab.set_default_timeout(1000 * PATIENCE)
+    tab.on("pageerror", lambda error: wrong.append(str(error)))
+    tab.goto(f"http://127.0.0.1:{running.port}/{fragment}")
+    tab.wait_for_selector("#classes li")
+    yield tab
+    context.close()
+    assert wrong == []
 
 
 def pixels(tab):

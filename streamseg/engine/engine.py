@@ -78,21 +78,18 @@ class FrameBatch(NamedTuple):
 
     def part(self, frames: slice) -> "FrameBatch":
         """Return some of the frames as a batch; their shares, if they have any, count in another context then."""
-        return FrameBatch(
-            self.images[frames],
-            None if self.past is None else self.past[frames],
-            self.weights[frames],
-            self.sizes[frames],
-            self.with_confidence,
-            self.steady,
-            self.previous_labels[frames],
-            self.method_states[frames],
-            None if self.mask is None else self.mask[frames],
-            None if self.shares is None else self.shares[frames],
-            self.evidence[frames],
-            self.gaps[frames],
-            self.longest_gaps[frames],
-            self.needs_contexts,
+        return self._replace(
+            images=self.images[frames],
+            past=None if self.past is None else self.past[frames],
+            weights=self.weights[frames],
+            sizes=self.sizes[frames],
+            previous_labels=self.previous_labels[frames],
+            method_states=self.method_states[frames],
+            mask=None if self.mask is None else self.mask[frames],
+            shares=None if self.shares is None else self.shares[frames],
+            evidence=self.evidence[frames],
+            gaps=self.gaps[frames],
+            longest_gaps=self.longest_gaps[frames],
         )
 
 

@@ -68,7 +68,7 @@ class BrowserModel:
         mirrors = isinstance(steady, Steadiness) and steady.mirror
         return {
             "keeps": isinstance(steady, Steadiness),
-            "mirrors": "mirrored" in manifest.inputs,
+            "takes_mirrored": "mirrored" in manifest.inputs,
             "inputs": {name: manifest.inputs[name] for name in ("past_luma", "past_scores", "past_labels")},
             "usual_gap": USUAL_GAP,
             "longest_mirrored": manifest.steady.share * USUAL_GAP / MIRROR_SHARE if mirrors else -1.0,

@@ -1,17 +1,15 @@
-"""The tools of the page: thumbnails, regions, zones, corrections, the camera, and the link to its settings."""
+"""The tools of the page: thumbnails, regions, zones, corrections, and the link to its settings."""
 
 import json
-from contextlib import contextmanager
 from urllib.parse import quote
 
 import numpy
 import pytest
-from browsing import browser as browser, download, pixels, wait_for_labels
+from browsing import browser as browser, download, open_page, pixels, wait_for_labels
 from clips import make_clip
 from exports import exported as exported, moving, small
 from PIL import Image
 from serving import run_server
-from waiting import PATIENCE, until
 
 import streamseg
 from streamseg.io.images import read_image
@@ -19,26 +17,11 @@ from streamseg.regions.events import ZoneMonitor
 from streamseg.regions.regions import find_regions
 from streamseg.regions.tracking import RegionTracker
 from streamseg.regions.zones import Lane, Zone, fit_area, read_zones
-from streamseg.serve import ServedZones, page
+from streamseg.serve import ServedZones
 from streamseg.stream.label_frames import label_frame
 
 CLASSES = streamseg.CAMVID
 FRAME = moving(1, 120, 160)[0]
-
-
-@contextmanager
-def open_page(browser, running, fragment=""):
-    """The page of a server, in a browser of its own; no error occurs in it."""
-    wrong = []
-    context = browser.new_context(viewport={"width": 1000, "height": 800}, permissions=["camera"])
-    tab = context.new_page()
-    tab.set_default_timeout(1000 * PATIENCE)
-    tab.on("pageerror", lambda error: wrong.append(str(error)))
-    tab.goto(f"http://127.0.0.1:{running.port}/{fragment}")
-    tab.wait_for_selector("#classes li")
-    yield tab
-    context.close()
-    assert wrong == []
 
 
 @pytest.fixture(scope="module")
@@ -405,57 +388,3 @@ def test_a_frame_of_a_served_source_is_opened_with_its_zones(browser, tmp_path):
         assert tab.inner_text("#resolution") == "64 × 48"
         assert tab.locator("#layer-zones text").text_content().startswith("door")
         assert tab.url.endswith("#source=road")
-
-
-def test_a_frame_of_the_camera_can_be_corrected(tab):
-    tab.click("#camera")
-    tab.wait_for_selector("#rate:text('fps')")
-    assert tab.is_hidden("#player")
-    tab.click("#paint-panel summary")
-    tab.click("#paint")
-    tab.wait_for_selector("#paint[aria-pressed=true]")
-    assert tab.input_value("#save-name").startswith("camera-20")
-    assert tab.evaluate("document.getElementById('video').srcObject") is None
-
-
-def test_a_run_that_waits_for_a_frame_ends_when_a_picture_is_opened(tab):
-    sent = []
-    tab.on("websocket", lambda socket: socket.on("framesent", lambda _: sent.append(socket)))
-    tab.evaluate("""() => { // the camera gives a frame when this test says so
-        HTMLVideoElement.prototype.requestVideoFrameCallback = (then) => { window.giveFrame = then; };
-        const wait = window.setTimeout;
-        window.setTimeout = (then, time) => time === 250 ? 0 : wait(then, time);
-    }""")
-
-    def give_frame():
-        return tab.evaluate("() => { const then = window.giveFrame; window.giveFrame = null; then?.(); }")
-
-    tab.click("#camera")
-    until(lambda: "fps" in tab.inner_text("#rate") or give_frame())
-    until(lambda: tab.evaluate("Boolean(window.giveFrame)"))
-    tab.click("#paint-panel summary")
-    tab.click("#paint")
-    tab.wait_for_selector("#paint[aria-pressed=true]")
-    give_frame()
-    tab.wait_for_timeout(500)
-    assert sent.count(sent[-1]) == 1
-
-
-def test_the_page_says_that_the_camera_was_disconnected(tab):
-    tab.click("#camera")
-    tab.wait_for_selector("#rate:text('fps')")
-    tab.evaluate("document.getElementById('video').srcObject.getVideoTracks()[0].dispatchEvent(new Event('ended'))")
-    tab.wait_for_selector("#message.error:text('was disconnected')")
-
-
-@pytest.mark.slow
-def test_the_camera_is_labelled_in_this_browser(browser, exported):
-    if page.find_library() is None:
-        pytest.skip("onnxruntime-web is missing: python -m streamseg.serve.page downloads it")
-    with run_server(weights=exported("any.onnx")) as running, open_page(browser, running) as tab:
-        tab.click("#camera-here")
-        tab.wait_for_selector("#where:text('in this browser')")
-        tab.wait_for_selector("#rate:text('fps')")
-        assert tab.inner_text("#privacy") == "Nothing leaves this computer."
-        assert tab.url.endswith("#place=browser")
-        assert running.gate.streams == 0

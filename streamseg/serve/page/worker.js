@@ -150,7 +150,7 @@ function steadyInputs({ share, mirrored }) {
     const values = before?.[name] ?? new Numbers(shape.reduce((product, side) => product * side));
     inputs[name] = new library.Tensor(type, values, shape);
   }
-  if (description.steady.mirrors) inputs.mirrored = new library.Tensor("float32", [mirrored], [1]);
+  if (description.steady.takes_mirrored) inputs.mirrored = new library.Tensor("float32", [mirrored], [1]);
   return inputs;
 }
 
