@@ -9,8 +9,11 @@
     later batches of the size ─▶ fast engine ──▶ labels
 
 The first size is that of a single frame: batches of other numbers of frames are labelled in parts that are prepared,
-at worst frame by frame, until they are prepared themselves. The eager network is slower by far, most of all beside the
-preparation.
+at worst frame by frame, until they are prepared themselves.
+
+Much of a preparation is Python: beside it the eager network, which calls torch a thousand times for a batch, would take
+ten times as long or more. So the background thread gives way to it (RightOfWay) where frames come from live sources.
+Where they wait for labels, as those of files do, all of them take less time if it does not.
 
 Both engines have the same contexts, so that a stream keeps its past when the other engine takes over.
 """
@@ -20,6 +23,7 @@ import logging
 import threading
 import time
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from itertools import chain
 
@@ -29,7 +33,7 @@ from torch import Tensor
 from streamseg.engine.buffers import Size, key_of
 from streamseg.engine.engine import EagerEngine, Engine, FrameBatch, Prediction
 from streamseg.engine.fast import FastEngine
-from streamseg.parallel.threads import set_torch_threads
+from streamseg.parallel.threads import RightOfWay, set_torch_threads
 
 LOG = logging.getLogger("streamseg")
 
@@ -73,7 +77,8 @@ class PreparingEngine(Engine):
             each, contexts = zip(*map(self.fast.predict, parts), strict=True)
             result = list(chain.from_iterable(each)), torch.cat(contexts)
         else:
-            result = self.eager.predict(batch)
+            with self.preparation.right_of_way.taken():
+                result = self.eager.predict(batch)
         # asked for afterwards: the first labels do not share the machine with a compiler
         for wanted in [*single_frames(batch), batch]:
             if self.fast.is_frequent(key_of(wanted)):
@@ -104,6 +109,11 @@ class PreparingEngine(Engine):
         self.preparation.request(batch)
 
 
+def is_preparing(engine: Engine) -> bool:
+    """Return whether the eager network may label frames meanwhile, so that their times say little about later ones."""
+    return isinstance(engine, PreparingEngine) and engine.preparation.thread is not None
+
+
 def is_divisible(batch: FrameBatch) -> bool:
     """Return whether the frames of a batch could as well come in several batches."""
     return len(batch.images) > 1 and batch.shares is None
@@ -129,6 +139,10 @@ class Preparation:
         self.failed: set[Size] = set()
         """The sizes that could not be prepared."""
         self.thread: threading.Thread | None = None
+        self.right_of_way = RightOfWay()
+        """Of threads that label frames."""
+        self.gives_way = True
+        """Whether the background thread waits for them, which live sources need and files do not."""
         self.stopped = self.announced = False
 
     def request(self, batch: FrameBatch) -> None:
@@ -143,21 +157,30 @@ class Preparation:
                 self.thread.start()
 
     def work(self) -> None:
-        """Prepare sizes until none is left; the background thread."""
+        """The background thread."""
         try:
             time.sleep(DELAY_SECONDS)
-            import_whole("streamseg.engine.kernels.language")  # with Triton
+            import_whole("streamseg.engine.kernels.language", self.manners())  # with Triton
             set_torch_threads(1)
-            while (batch := self.first()) is not None:
-                self.announce(batch)
-                try:
-                    self.fast.prepare(batch)
-                except Exception as error:  # such as out of memory, or no compiler: frames are labelled anyway
-                    self.fail(batch, error)
-                with self.lock:
-                    del self.waiting[key_of(batch)]
+            with self.manners():
+                self.prepare_sizes()
         except PreparationStopped:
             pass
+
+    def manners(self) -> AbstractContextManager[None]:
+        """Return the context of a thread that prepares."""
+        return self.right_of_way.given() if self.gives_way else nullcontext()
+
+    def prepare_sizes(self) -> None:
+        """Prepare sizes until none is left."""
+        while (batch := self.first()) is not None:
+            self.announce(batch)
+            try:
+                self.fast.prepare(batch)
+            except Exception as error:  # such as out of memory, or no compiler: frames are labelled anyway
+                self.fail(batch, error)
+            with self.lock:
+                del self.waiting[key_of(batch)]
 
     def first(self) -> FrameBatch | None:
         """Return the batch to prepare for; None if none is left, which ends the thread."""
@@ -203,9 +226,14 @@ class Preparation:
         thread.join(STOP_SECONDS)
 
 
-def import_whole(module: str) -> None:
+def import_whole(module: str, manners: AbstractContextManager[None]) -> None:
     """Import a module in a thread that nothing ends: Triton cannot be imported again if half of it was."""
-    thread = threading.Thread(target=import_module, args=(module,), name="import", daemon=True)
+
+    def work() -> None:
+        with manners:
+            import_module(module)
+
+    thread = threading.Thread(target=work, name="import", daemon=True)
     thread.start()
     thread.join()
 

@@ -6,6 +6,7 @@ frame would take longer than the frames do.
 
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ Item = TypeVar("Item")
 
 TURN_SECONDS = 5e-5
 """Python's own is 100 times as long: see benchmarks/lock_emulation.py --interval."""
+
+WAIT_SECONDS, GO_SECONDS = 0.02, 0.01
+"""How long a thread waits at most for those that have the right of way, and then goes on beside them."""
 
 
 class GroupStopped(Exception):  # noqa: N818 (no error: another thread has the error)
@@ -173,6 +177,57 @@ def short_turns(wanted: bool = True, seconds: float = TURN_SECONDS) -> Iterator[
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+class RightOfWay:
+    """Lets a thread that computes in Python wait for those that call torch, for a while each time.
+
+    Each of the thousand calls of a network gives Python's lock up and wants it back at once. The other thread has taken
+    it by then, for a turn that is ten times as long as the call (short_turns), if not a hundred times.
+    """
+
+    def __init__(self, wait: float = WAIT_SECONDS, go: float = GO_SECONDS):
+        self.wait, self.go = wait, go
+        self.lock = threading.Lock()
+        self.running = 0
+        """How many threads have the right of way."""
+        self.is_free = threading.Event()
+        self.is_free.set()
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """A context in which this thread has the right of way."""
+        self.count(1)
+        try:
+            yield
+        finally:
+            self.count(-1)
+
+    def count(self, change: int) -> None:
+        with self.lock:
+            self.running += change
+            if self.running:
+                self.is_free.clear()
+            else:
+                self.is_free.set()
+
+    @contextmanager
+    def given(self) -> Iterator[None]:
+        """A context in which this thread waits for those that have the right of way, where it calls a function."""
+        may_go_until = 0.0
+
+        def wait(*_: object) -> None:
+            nonlocal may_go_until
+            if not self.is_free.is_set() and time.monotonic() > may_go_until:
+                self.is_free.wait(self.wait)
+                may_go_until = time.monotonic() + self.go
+
+        before = sys.getprofile()
+        sys.setprofile(wait)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
 
 
 def set_torch_threads(count: int) -> None:

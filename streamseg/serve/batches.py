@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from streamseg.engine.engine import Engine
+from streamseg.engine.prepare import is_preparing
 from streamseg.io.masks import Mask
 from streamseg.parallel.threads import set_torch_threads, short_turns
 from streamseg.stream.batch_limit import BATCH_SECONDS, MAX_BATCH_PIXELS, BatchLimit, floor_power_of_two
@@ -119,7 +120,8 @@ class Batcher:
             if not self.queue:
                 return []
             size = self.queue[0].size
-            batch = [request for request in self.queue if request.size == size][: self.limit.frames(size)]
+            most = self.limit.most_frames(size) if is_preparing(self.engine) else self.limit.frames(size)
+            batch = [request for request in self.queue if request.size == size][:most]
             if self.cuda:
                 del batch[floor_power_of_two(len(batch)) :]
             self.queue = deque(request for request in self.queue if request not in batch)
@@ -141,7 +143,8 @@ class Batcher:
                 request.future.set_exception(error)
         else:
             # on a GPU too, the labels are on the host by now
-            self.limit.record(batch[0].size, len(batch), perf_counter() - begin)
+            if not is_preparing(self.engine):
+                self.limit.record(batch[0].size, len(batch), perf_counter() - begin)
             for request, labelled in zip(batch, zip(labels, states_after, strict=True), strict=True):
                 request.future.set_result(labelled)
             for state in states_after:

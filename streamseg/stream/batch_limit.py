@@ -3,7 +3,9 @@
 A batch waits for nothing: while the network is busy, frames of other streams arrive and form the next batch; when it is
 idle, a frame that waited for company would only be older. So batches are as large as the load requires. Each frame
 of a live source waits for the batch before it and then for its own, which is why a batch is limited in time: where a
-larger one takes longer in proportion, as on a CPU, streams take turns instead, each with its newest frame.
+larger one takes longer in proportion, as on a CPU, streams take turns instead, each with its newest frame. On a GPU the
+network itself, which labels frames while the fast engine is prepared, takes about as long for many as for one: then the
+time is no limit.
 
 Sizes are (height, width) of the network input, times are seconds.
 """
@@ -39,9 +41,13 @@ class BatchLimit:
         self.frame_seconds: dict[tuple[int, int], float] = {}
         """The share of a frame in the time of the last batch of a size."""
 
+    def most_frames(self, size: tuple[int, int]) -> int:
+        """Return how many frames of a size may share a batch, however long it takes."""
+        return max(1, min(self.max_frames, self.max_pixels // (size[0] * size[1])))
+
     def frames(self, size: tuple[int, int]) -> int:
         """Return how many frames of a size may share a batch; one, while it is unknown how long it takes."""
-        most = max(1, min(self.max_frames, self.max_pixels // (size[0] * size[1])))
+        most = self.most_frames(size)
         seconds = self.frame_seconds.get(size, self.budget)
         return most if most * seconds <= self.budget else max(1, int(self.budget / seconds))
 

@@ -14,7 +14,7 @@ from itertools import count, islice
 import torch
 
 from streamseg.engine.engine import EagerEngine, Engine, FrameBatch, VideoEngine, resize_frames
-from streamseg.engine.prepare import PreparingEngine
+from streamseg.engine.prepare import PreparingEngine, is_preparing
 from streamseg.engine.tiles import label_tiled
 from streamseg.io.codec_client import ProcessVideo
 from streamseg.io.masks import paint_over
@@ -50,6 +50,8 @@ class NetworkThread:
         self.engine, self.streams, self.shared = engine, streams, shared
         self.cuda = shared.device.type == "cuda"
         self.device_work = DeviceWork(shared) if shared.on_device else None
+        if isinstance(engine, PreparingEngine):
+            engine.preparation.gives_way = shared.live
         self.reading: Generator[FrameJob, None, None] | None = None
         """Reads the frames of the only source, if this thread does so."""
         self.started = self.prepared = self.warned = False
@@ -168,7 +170,8 @@ class NetworkThread:
 
     def choose(self, streams: Sequence[SourceStream], first: FrameJob) -> list[SourceStream]:
         """Return the sources of a batch: those whose next frame is of the kind of the first, within the time limit."""
-        kind, most = self.kind(first), self.limit.frames(self.input_size(first, self.shared.deadline.scale))
+        kind, size = self.kind(first), self.input_size(first, self.shared.deadline.scale)
+        most = self.limit.most_frames(size) if is_preparing(self.engine) else self.limit.frames(size)
         alike = (stream for stream in streams if self.kind(stream.inbox.waiting[0]) == kind)
         chosen = list(islice(alike, most))
         if self.cuda:
@@ -351,7 +354,7 @@ class NetworkThread:
         seconds = time.perf_counter() - begin
         for job in jobs:
             job.latency, job.network_seconds = time.monotonic() - job.started, seconds
-        if shared.live:
+        if shared.live and not is_preparing(self.engine):
             self.limit.record(jobs[0].size, len(jobs), seconds)
         if not self.device_work:
             shared.meter.stage("network", seconds, len(jobs))

@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -195,7 +196,7 @@ def test_a_module_is_imported_whole_by_a_thread_that_is_stopped_meanwhile(tmp_pa
 
     def work():
         try:
-            prepare.import_whole("streamseg_slow_module")
+            prepare.import_whole("streamseg_slow_module", nullcontext())
         except prepare.PreparationStopped:
             ended.append("stopped")
 
@@ -207,6 +208,39 @@ def test_a_module_is_imported_whole_by_a_thread_that_is_stopped_meanwhile(tmp_pa
     thread.join(PATIENCE)
     assert ended == ["stopped"]
     assert sys.modules.pop("streamseg_slow_module").whole
+
+
+def test_the_preparation_gives_way_to_the_eager_network_if_frames_are_live(plus, slow, monkeypatch):
+    for live in (True, False):
+        engine = PreparingEngine(EagerEngine(plus), slow)
+        engine.preparation.gives_way = live
+        found = {}
+
+        def predict(batch, way=engine.preparation.right_of_way, found=found):
+            found["running"] = way.running
+            return [], torch.zeros(0)
+
+        def prepare_one(batch, found=found):
+            found["hook"] = sys.getprofile()
+
+        monkeypatch.setattr(engine.eager, "predict", predict)
+        monkeypatch.setattr(slow, "prepare", prepare_one)
+        engine.predict(batch_of(1, 32, 32))
+        engine.request(batch_of(1, 32, 32))
+        until(lambda engine=engine: engine.preparation.thread is None)
+        assert found["running"] == 1
+        assert engine.preparation.right_of_way.running == 0
+        assert (found["hook"] is not None) == live
+
+
+def test_an_engine_is_preparing_until_its_last_size_is_prepared(engine, slow, plus):
+    assert not prepare.is_preparing(engine)
+    engine.request(batch_of(1, 32, 32))
+    assert prepare.is_preparing(engine)
+    slow.may_go_on.set()
+    until(lambda: not prepare.is_preparing(engine))
+    assert prepared(engine, 1, 32, 32)
+    assert not prepare.is_preparing(EagerEngine(plus))
 
 
 def test_a_stopped_preparation_takes_no_more_sizes(engine, slow):

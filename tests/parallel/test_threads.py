@@ -5,7 +5,7 @@ import pytest
 import torch
 from waiting import PATIENCE, until
 
-from streamseg.parallel.threads import TURN_SECONDS, BoundedQueue, GroupStopped, ThreadGroup, short_turns
+from streamseg.parallel.threads import TURN_SECONDS, BoundedQueue, GroupStopped, RightOfWay, ThreadGroup, short_turns
 
 
 @pytest.fixture
@@ -152,3 +152,58 @@ def test_turns_are_short_within_the_context_only_and_never_longer_than_they_were
             assert sys.getswitchinterval() == pytest.approx(TURN_SECONDS / 2, abs=2e-6)
     finally:
         sys.setswitchinterval(before)
+
+
+@pytest.fixture
+def computing():
+    """Starts a thread that computes in Python and gives way; returns the number of its steps, which it counts."""
+    ends, threads = threading.Event(), []
+
+    def start(way):
+        steps = [0]
+
+        def step():
+            steps[0] += 1
+
+        def work():
+            with way.given():
+                while not ends.is_set():
+                    step()
+
+        threads.append(threading.Thread(target=work))
+        threads[0].start()
+        return steps
+
+    yield start
+    ends.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_thread_that_computes_waits_for_those_that_have_the_right_of_way(computing):
+    way = RightOfWay(wait=PATIENCE, go=0.0)
+    steps = computing(way)
+    with way.taken(), way.taken():
+        before = steps[0]
+        threading.Event().wait(0.2)
+        assert steps[0] <= before + 1  # it was in the middle of one
+    before = steps[0]
+    until(lambda: steps[0] > before + 10)
+
+
+def test_a_thread_waits_for_the_right_of_way_for_a_while_only(computing):
+    way = RightOfWay(wait=0.001, go=0.001)
+    steps = computing(way)
+    with way.taken():
+        before = steps[0]
+        until(lambda: steps[0] > before + 10)
+
+
+def test_a_right_of_way_ends_with_an_error_and_leaves_the_profiler_as_it_was():
+    way, before = RightOfWay(), sys.getprofile()
+    with pytest.raises(KeyError), way.taken(), way.given():
+        assert sys.getprofile() is not before
+        raise KeyError
+    assert sys.getprofile() is before
+    assert way.running == 0
+    assert way.is_free.is_set()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from pipelines import FULL, Callbacks, Camera, Clip, fake_predictions, noise, run, shade
-from preparing import SlowEngine
+from preparing import SlowEngine, batch_of
 from waiting import PATIENCE, until
 
 import streamseg
@@ -27,7 +27,7 @@ from streamseg.stream.label_frames import label_frames
 from streamseg.stream.latency import Meter
 from streamseg.stream.pipeline import Pipeline
 from streamseg.stream.settings import DrawStyle, LabelSettings
-from streamseg.stream.state import FadingInTime
+from streamseg.stream.state import FadingInTime, LastFrames
 
 
 @pytest.mark.parametrize("window", [1, 3])
@@ -191,6 +191,22 @@ def preparing(plus):
     yield engine
     slow.may_go_on.set()
     engine.preparation.stop()
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_a_preparation_gives_way_to_live_sources_and_time_does_not_limit_their_batches(preparing, is_live):
+    settings = LabelSettings(preparing, streamseg.CAMVID, LastFrames(1))
+    deadline = SimpleNamespace(seconds=None, scale=1.0)
+    device = torch.device("cpu")
+    shared = SimpleNamespace(settings=settings, deadline=deadline, live=is_live, on_device=False, device=device)
+    thread = network_thread.NetworkThread(preparing, [], shared)
+    assert preparing.preparation.gives_way == is_live
+    job = SimpleNamespace(stream=SimpleNamespace(size=None), shape=(3, 32, 48))
+    streams = [SimpleNamespace(inbox=SimpleNamespace(waiting=[job])) for _ in range(5)]
+    thread.limit.record((32, 48), 1, 10.0)
+    assert len(thread.choose(streams, job)) == (1 if is_live else 5)
+    preparing.request(batch_of(1, 32, 48))
+    assert len(thread.choose(streams, job)) == 5
 
 
 def test_a_video_is_labelled_from_its_first_frame_on_and_changes_engines_without_a_gap(preparing, plus):
