@@ -23,7 +23,7 @@ from streamseg.engine.kernels import (
     stem,
 )
 
-HALVES, FLOATS, BYTES, SHORTS, NUMBERS, FLOAT = "*fp16", "*fp32", "*u8", "*i16", "*i32", "fp32"
+HALVES, FLOATS, BYTES, SHORTS, NUMBERS, SUMS, FLOAT = "*fp16", "*fp32", "*u8", "*i16", "*i32", "*i64", "fp32"
 SHARED = {86: 99, 90: 227}
 """Limit of shared memory per program, in KiB, by compute capability."""
 
@@ -112,13 +112,16 @@ KERNELS = [
     (
         labels.label_kernel,
         {"CLASSES": 19, "ROWS": 8, "BLOCK": 64, "CONFIDENCE": True, "STEADY": False} | RARE,
-        {"scores": HALVES, "labels": BYTES, "confidence": BYTES, "previous": BYTES, "margin": HALVES, "shares": HALVES},
+        {"scores": HALVES, "margin": HALVES, "shares": HALVES}
+        | dict.fromkeys(("labels", "confidence", "previous", "changes"), BYTES),
         {"num_warps": 2},
     ),
     (
         labels.label_kernel,
         {"CLASSES": 13, "ROWS": 8, "BLOCK": 64, "CONFIDENCE": True, "STEADY": True} | RARE,
-        {"scores": FLOATS, "labels": BYTES, "confidence": BYTES, "previous": BYTES, "margin": FLOATS, "shares": FLOATS},
+        dict.fromkeys(("scores", "margin", "shares"), FLOATS)
+        | dict.fromkeys(("labels", "confidence", "previous"), BYTES)
+        | {"changes": SUMS},
         {"num_warps": 2},
     ),
     (
@@ -163,15 +166,16 @@ KERNELS = [
     (
         averaging.move_kernel,
         {"CUT": 0.6, "SAME_SCENE": 0.75, "PARTS": 256, "CHUNK": 5, "BLOCK": 128},
-        dict.fromkeys(("earlier", "motion", "alike", "still", "found", "weight", "out", "share", "margin"), FLOATS)
-        | dict.fromkeys(("max_share", "max_margin"), FLOAT),
+        dict.fromkeys(("earlier", "motion", "alike", "still", "found", "weight", "out", "likeness", "margin"), FLOATS)
+        | {"changes": SUMS, "max_margin": FLOAT},
         {},
     ),
     *(
         (
             averaging.average_kernel,
-            {"CHUNK": 5, "BLOCK": 128, "MIRROR": mirror},
-            {"scores": HALVES} | dict.fromkeys(("share", "moved", "out", "mirrored", "next_mirrored"), FLOATS),
+            {"UNIT": averaging.UNIT, "CHUNK": 5, "BLOCK": 128, "MIRROR": mirror},
+            dict.fromkeys(("likeness", "moved", "out", "mirrored", "next_mirrored"), FLOATS)
+            | {"scores": HALVES, "changes": SUMS, "share": FLOAT},
             {},
         )
         for mirror in (False, True)

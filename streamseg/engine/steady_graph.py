@@ -27,6 +27,7 @@ from streamseg.engine import kernels
 from streamseg.engine.engine import FrameBatch, Prediction
 from streamseg.engine.evidence import AnyEvidence, Layout, PackedEvidence
 from streamseg.engine.graphs import BESIDE_PRIORITY, SideStream
+from streamseg.engine.mirroring import mirror
 from streamseg.engine.steadying import Steadiness, Trust, fit_evidence, leave_out_hidden, luma_size, weigh_gap
 
 
@@ -40,7 +41,8 @@ class SteadyBuffers:
         images: The frames (B, 3, H', W'), bytes, in the network's buffers.
         scores: Number of classes, height and width of the scores.
         size: Height and width of the labels.
-        mask: The unmasked share of each pixel (B, H', W'), in the network's buffers; None for 1.
+        mask: The unmasked share of each pixel (B, H', W'), in the network's buffers, mirrored where it sees the frame
+            mirrored; None for 1.
     """
 
     @torch.inference_mode(False)
@@ -71,6 +73,8 @@ class SteadyBuffers:
         self.class_shares = torch.empty(batch, scores[0], device=device)
         self.scores = torch.empty(batch, *scores, device=device)
         """Averaged scores, which decide the labels."""
+        self.changes = torch.zeros(batch, 2, dtype=torch.int64, device=device)
+        """How much the scores of the frames differ from those before; see average_scores."""
         self.weight = torch.zeros(batch, device=device)
         self.weights = [0.0] * batch
         """What `weight` holds."""
@@ -127,8 +131,8 @@ class SteadyBuffers:
         kernels.write_class_shares(self.previous, self.class_shares)
         comparison = kernels.compare_frames(self.images, self.pair, self.layout.scores[1:], self.steadiness)
         if self.mask is not None:
-            comparison = leave_out_hidden(comparison, self.mask)
-        return kernels.move_scores(self.earlier, comparison, self.weight, self.steadiness, self.carried)
+            comparison = leave_out_hidden(comparison, mirror(self.mask, self.mirrored))
+        return kernels.move_scores(self.earlier, comparison, self.weight, self.steadiness, self.carried, self.changes)
 
     def finish(self, scores: Tensor) -> None:
         """Compute averaged scores, labels and confidence from the scores (B, K, h, w) and what compare() has found.
@@ -138,8 +142,9 @@ class SteadyBuffers:
         assert self.trust is not None
         self.beside.join()
         flags = None if self.mirrored is None else self.flags
-        kernels.average_scores(scores, self.trust.share, self.carried, self.scores, flags)
-        steady = self.previous, self.trust.margin, self.class_shares
+        share = self.steadiness.share
+        kernels.average_scores(scores, self.trust.likeness, share, self.carried, self.scores, self.changes, flags)
+        steady = self.previous, self.trust.margin, self.class_shares, self.changes
         kernels.label(self.scores, self.layout.labels, self.labels, self.confidence, steady)
 
     def read(self) -> list[Prediction]:

@@ -3,9 +3,10 @@
 The motion of each pixel of the scores is estimated on the brightness at twice their size, by Lucas and Kanade's method
 from coarse to fine. The earlier scores are moved by it and averaged with the new ones where the moved picture
 looks like the new one: not where something was uncovered, and nowhere after a cut. At full size a pixel then changes
-its class only if the new one scores higher by a margin, which is smaller where the picture changes, and where one of
-both classes is rare in the frame before: poles, signs and distant people would otherwise come in late, and dashes of a
-lane marking, which move, would leave late.
+its class only if the new one scores higher by a margin. It is a multiple of how much scores change on average from one
+frame to the next: a network that is sure of itself, or whose scores are small, needs less. It is smaller where the
+picture changes, and where one of both classes is rare in the frame before: poles, signs and distant people would
+otherwise come in late, and dashes of a lane marking, which move, would leave late.
 
 The network sees every second frame mirrored, so that two views of a scene are averaged: its errors in them differ more
 than those in two frames. Where the views disagree the scores alternate, and labels must not. So two averages are made
@@ -44,8 +45,9 @@ and the second or more in one scene, where all of it counts. On CamVid's val 0.8
 more at 5, and 0.54 or less 3 seconds later."""
 MIN_TOLERANCE = 1e-3
 """A smaller tolerance counts as this one: no division by 0."""
-RARE_NEW, RARE_OLD = 0.02, 0.06
-"""Shares of the frame before, below which a class comes in, or leaves, by less than the margin, in proportion."""
+RARE_NEW, RARE_OLD = 0.03, 0.5
+"""Shares of the frame before, below which a class comes in, or leaves, by less than the margin: it falls with their
+square roots."""
 COUNTED = 64
 """Classes are counted at so many rows and columns of pixels, or up to twice as many; at all of a smaller frame."""
 USUAL_GAP = 0.1
@@ -69,7 +71,7 @@ class Steadiness:
     """Difference of brightness, 0 to 255, at which that share has fallen to 0.37 of its value."""
     margin: float
     """How much higher a new class must score to replace the class of a pixel, where neither is rare and the picture
-    does not change."""
+    does not change: so many times as much as scores change on average from one frame to the next."""
     still: float
     """Difference of brightness between two frames, at the same place, at which the margin has fallen to 0.37."""
     mirror: bool = False
@@ -96,10 +98,10 @@ class Steadiness:
         return replace(self, mirror=False)
 
 
-STEADY_LOW = Steadiness(share=0.75, tolerance=16.0, margin=0.9, still=60.0, mirror=True)
+STEADY_LOW = Steadiness(share=0.75, tolerance=12.0, margin=3.0, still=60.0, mirror=True)
 """The default of videos: more accurate than frame by frame, and steadier."""
-STEADY_HIGH = Steadiness(share=0.8, tolerance=24.0, margin=1.4, still=60.0, mirror=True)
-"""Steadier still, and about as accurate; less where thin things move."""
+STEADY_HIGH = Steadiness(share=0.8, tolerance=10.0, margin=5.7, still=60.0, mirror=True)
+"""Steadier still, and not quite as accurate."""
 
 
 def name_steadiness(steady: float | Steadiness) -> str:
@@ -139,10 +141,10 @@ class Comparison(NamedTuple):
 class Trust(NamedTuple):
     """How far the frames before count."""
 
-    share: Tensor
-    """Their share in the scores that decide the labels, (B, 1, h, w)."""
+    likeness: Tensor
+    """How far each pixel of theirs counts, 0 to 1, (B, 1, h, w)."""
     margin: Tensor
-    """By how much a new class must win where neither is rare, (B, 1, h, w)."""
+    """By how many mean changes of the scores a new class must win where neither is rare, (B, 1, h, w)."""
 
 
 def fuse_scores(
@@ -214,8 +216,20 @@ def average(
         comparison = leave_out_hidden(comparison, mask)
     trust = weigh(comparison, weight, steadiness)
     moved = move(earlier, comparison.motion, "bicubic")
-    carried = torch.lerp(scores, moved, carried_share(trust.share))
-    return Fused(torch.lerp(scores, moved, trust.share), carried, luma, trust.margin)
+    share = steadiness.share * trust.likeness
+    carried = torch.lerp(scores, moved, carried_share(share))
+    margin = trust.margin * mean_change(scores, moved, trust.likeness)
+    return Fused(torch.lerp(scores, moved, share), carried, luma, margin)
+
+
+def mean_change(scores: Tensor, moved: Tensor, likeness: Tensor) -> Tensor:
+    """Return how much scores (B, K, h, w) differ from the moved ones on average, (B, 1, 1, 1).
+
+    Args:
+        likeness: How far each pixel counts, (B, 1, h, w). If none does, 0 is returned.
+    """
+    change = (scores - moved).abs().mean(dim=1, keepdim=True) * likeness
+    return change.sum(dim=(2, 3), keepdim=True) / likeness.sum(dim=(2, 3), keepdim=True).clamp(min=1e-6)
 
 
 def carried_share(share: Tensor) -> Tensor:
@@ -242,7 +256,7 @@ def compare(luma: Tensor, before: Tensor, size: tuple[int, int], steadiness: Ste
 
 
 def leave_out_hidden(comparison: Comparison, mask: Tensor) -> Comparison:
-    """Return a comparison in which only visible pixels are found again: hidden ones look alike in all frames.
+    """Return a comparison in which only visible pixels are found again, or alike: hidden ones are so in all frames.
 
     Args:
         mask: The unmasked share of each pixel, (B, H', W').
@@ -250,7 +264,8 @@ def leave_out_hidden(comparison: Comparison, mask: Tensor) -> Comparison:
     visible = mask.to(comparison.found.device).float().mean(dim=(1, 2))[:, None]
     parts = comparison.found.shape[1]
     found = (comparison.found - (1 - visible) / parts) / visible.clamp(min=MIN_VISIBLE)
-    return comparison._replace(found=found)
+    shown = resize_map(mask.to(comparison.found.device).float(), comparison.alike[0, 0])
+    return comparison._replace(alike=comparison.alike * shown[:, None], found=found)
 
 
 def weigh(comparison: Comparison, weight: Tensor, steadiness: Steadiness) -> Trust:
@@ -263,9 +278,7 @@ def weigh(comparison: Comparison, weight: Tensor, steadiness: Steadiness) -> Tru
     found = comparison.found.sum(dim=1).view(-1, 1, 1, 1)
     # a factor instead of an if: the host would have to wait for the device
     seen_again = ((found - CUT) / (SAME_SCENE - CUT)).clamp(0, 1) * weight.view(-1, 1, 1, 1)
-    return Trust(
-        share=steadiness.share * comparison.alike * seen_again, margin=steadiness.margin * comparison.still * seen_again
-    )
+    return Trust(comparison.alike * seen_again, steadiness.margin * comparison.still * seen_again)
 
 
 def fit_evidence(evidence: AnyEvidence, scores: Tensor, brightness: Tensor) -> Evidence:
@@ -338,7 +351,7 @@ def class_shares(labels: Tensor, classes: int) -> Tensor:
 
 def margin_share(new: Tensor, old: Tensor) -> Tensor:
     """Return the share of the margin, 0 to 1, by which a new class must win over an old one, from those of both."""
-    return (new / RARE_NEW).clamp(max=1) * (old / RARE_OLD).clamp(max=1)
+    return ((new / RARE_NEW).clamp(max=1) * (old / RARE_OLD).clamp(max=1)).sqrt()
 
 
 def counting_steps(labels: Tensor) -> tuple[int, int]:

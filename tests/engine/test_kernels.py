@@ -269,10 +269,11 @@ def test_triton_keeps_labels_that_lose_by_less_than_the_margin(triton, plain, cl
     previous = torch.randint(0, classes, (2, *size), generator=dice).byte().to(DEVICE)
     previous[:, 0] = 255  # no class of the network
     shares = torch.rand(2, classes, generator=dice).div(10).to(DEVICE)  # some rare
+    changes = torch.tensor([[3 * classes * 2**16, 2**16], [classes, 2]], device=DEVICE)  # 3 and a half on average
     found = []
     for module in (triton, plain):
         labels, confidence = torch.zeros(2, 2, *size, dtype=torch.uint8, device=DEVICE)
-        module.label(scores, size, labels, confidence, (previous, margin, shares))
+        module.label(scores, size, labels, confidence, (previous, margin, shares, changes))
         found.append((labels, confidence))
     (ours, sure), (theirs, as_sure) = found
     same = ours == theirs

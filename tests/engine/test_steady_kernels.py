@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from streamseg.engine import kernels, motion, steadying
 from streamseg.engine.engine import FrameBatch, find_mirrored, predict_steadily
-from streamseg.engine.kernels import backend, brightness
+from streamseg.engine.kernels import averaging, backend, brightness
 from streamseg.engine.mirroring import mirror
 from streamseg.engine.steady_graph import SteadyBuffers, label_on_gpu
 from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW, Steadiness
@@ -117,18 +117,25 @@ def test_triton_averages_scores(use_triton, classes, layout):
     carried, out = torch.full((2, 3, classes, h, w), torch.nan, device=DEVICE)
     trust = steadying.weigh(comparison, weight, STEADY_HIGH)
     moved = motion.move(earlier, comparison.motion, "bicubic")
-    expected = [torch.lerp(scores.float(), moved, part) for part in (trust.share, steadying.carried_share(trust.share))]
+    shares = STEADY_HIGH.share * trust.likeness
+    expected = [torch.lerp(scores.float(), moved, part) for part in (shares, steadying.carried_share(shares))]
+    change = steadying.mean_change(scores.float(), moved, trust.likeness).flatten()
     earlier[2] = torch.nan  # a stream without a past
     use_triton(True)
-    share, margin = kernels.move_scores(earlier, comparison, weight, STEADY_HIGH, carried)
-    again, other = carried.clone(), torch.full_like(out, torch.nan)
-    kernels.average_scores(scores, share, carried, out)
+    changes = torch.full((3, 2), 7, device=DEVICE)
+    likeness, margin = kernels.move_scores(earlier, comparison, weight, STEADY_HIGH, carried, changes)
+    assert changes.eq(0).all()
+    again, other, changes_again = carried.clone(), torch.full_like(out, torch.nan), changes.clone()
+    kernels.average_scores(scores, likeness, STEADY_HIGH.share, carried, out, changes)
+    torch.testing.assert_close(averaging.mean_changes(changes, classes), change, rtol=1e-3, atol=1e-3)
     for ours, theirs in zip((out, carried), expected, strict=True):
         torch.testing.assert_close(ours[:2], theirs[:2], rtol=1e-4, atol=1e-4)
     flags = torch.tensor([[5.0, 5.0, 5.0], [1.0, 0.0, 1.0]], device=DEVICE)
-    kernels.average_scores(mirror(scores, flags[1]), share, again, other, flags)
+    given = mirror(scores, flags[1]), likeness, STEADY_HIGH.share
+    kernels.average_scores(*given, again, other, changes_again, flags)
     assert again.equal(carried)
     assert other.equal(out)
+    assert changes_again.equal(changes)
     assert flags.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]]
     torch.testing.assert_close(margin, trust.margin, rtol=1e-5, atol=1e-6)
     assert out[2].equal(scores[2].float())
@@ -145,8 +152,9 @@ def test_triton_drops_all_evidence_after_a_cut(use_triton):
     sharp = Steadiness(share=0.8, tolerance=0.0, margin=1.0, still=0.0)  # no division by 0
     for steadiness in (STEADY_HIGH, sharp):
         comparison = kernels.compare_frames(images, pair, (16, 32), steadiness)
-        share, margin = kernels.move_scores(earlier, comparison, weight, steadiness, carried)
-        kernels.average_scores(scores, share, carried, out)
+        changes = torch.zeros(2, 2, dtype=torch.int64, device=DEVICE)
+        likeness, margin = kernels.move_scores(earlier, comparison, weight, steadiness, carried, changes)
+        kernels.average_scores(scores, likeness, steadiness.share, carried, out, changes)
         assert margin[1].eq(0).all()
         for averaged in (out, carried):
             assert averaged[1].equal(scores[1])

@@ -14,6 +14,10 @@ from streamseg.engine.kernels.language import jit, release, tl, wait
 from streamseg.engine.mirroring import mirror
 from streamseg.engine.motion import move
 
+UNIT = 2**16
+"""Sums of changes are counted in integers of this part of 1, so that the order in which they are added does not matter.
+"""
+
 
 def move_scores(
     earlier: Tensor,
@@ -21,6 +25,7 @@ def move_scores(
     weight: Tensor,
     steadiness: steadying.Steadiness,
     out: Tensor,
+    changes: Tensor,
 ) -> steadying.Trust:
     """Write the averaged scores of the frames before, moved along, and return how far they count.
 
@@ -28,13 +33,15 @@ def move_scores(
         earlier: Averaged scores of the frames before, (B, K, h, w), fp32, those of each frame contiguous.
         weight: How far these count, 0 to 1, (B,).
         out: Receives the moved scores, in the same layout.
+        changes: (B, 2), int64, for average_scores; set to 0.
     """
     if not backend.use_triton(earlier):
         out.copy_(move(earlier, comparison.motion, "bicubic"))
+        changes.zero_()
         return steadying.weigh(comparison, weight, steadiness)
     batch, classes, h, w = earlier.shape
     block, chunk = 128, 5
-    share, margin = torch.empty(2, batch, 1, h, w, device=earlier.device)
+    likeness, margin = torch.empty(2, batch, 1, h, w, device=earlier.device)
     # not launched early, like all kernels beside the network (motion.py)
     move_kernel[backend.cdiv(h * w, block), backend.cdiv(classes, chunk), batch](
         earlier,
@@ -44,15 +51,15 @@ def move_scores(
         comparison.found,
         weight,
         out,
-        share,
+        likeness,
         margin,
+        changes,
         classes,
         h,
         w,
         comparison.found.shape[1],
         earlier.stride(0),
         out.stride(0),
-        steadiness.share,
         steadiness.margin,
         CUT=steadying.CUT,
         SAME_SCENE=steadying.SAME_SCENE,
@@ -60,17 +67,28 @@ def move_scores(
         CHUNK=chunk,
         BLOCK=block,
     )
-    return steadying.Trust(share, margin)
+    return steadying.Trust(likeness, margin)
 
 
-def average_scores(scores: Tensor, share: Tensor, moved: Tensor, out: Tensor, flags: Tensor | None = None) -> None:
+def average_scores(
+    scores: Tensor,
+    likeness: Tensor,
+    share: float,
+    moved: Tensor,
+    out: Tensor,
+    changes: Tensor,
+    flags: Tensor | None = None,
+) -> None:
     """Average the scores of frames (B, K, h, w) with moved ones.
 
     Args:
         scores: Those of the frames, in any layout and precision.
-        share: That of the moved ones in the scores that decide the labels, (B, 1, h, w).
+        likeness: How far each pixel of the moved ones counts, (B, 1, h, w).
+        share: That of the moved ones in the scores that decide the labels, where they count in full.
         moved: fp32, those of each frame contiguous; replaced by the scores that are carried to the next frames.
         out: Receives the scores that decide the labels, fp32, contiguous.
+        changes: (B, 2), int64, zeros; receives the sum of the differences between scores and moved ones, and that of
+            the likeness, in units of 1 / UNIT.
         flags: (2, B), fp32; the second row is 1 for frames whose scores are mirrored, or else 0, and the first one
             receives 1 minus that, for the next frames. None if no scores are mirrored.
     """
@@ -78,29 +96,40 @@ def average_scores(scores: Tensor, share: Tensor, moved: Tensor, out: Tensor, fl
         if flags is not None:
             scores = mirror(scores, flags[1])
             flags[0] = 1 - flags[1]
-        out.copy_(torch.lerp(scores.float(), moved, share))
-        moved.copy_(torch.lerp(scores.float(), moved, steadying.carried_share(share)))
+        scores, shares = scores.float(), share * likeness
+        sums = ((scores - moved).abs() * likeness).sum(dim=(1, 2, 3)), likeness.sum(dim=(1, 2, 3))
+        changes.copy_((torch.stack(sums, dim=1) * UNIT).round())
+        out.copy_(torch.lerp(scores, moved, shares))
+        moved.copy_(torch.lerp(scores, moved, steadying.carried_share(shares)))
         return
     batch, classes, h, w = scores.shape
     block, chunk = 128, 5
     average_kernel[backend.cdiv(h * w, block), backend.cdiv(classes, chunk), batch](
         scores,
-        share,
+        likeness,
         moved,
         out,
-        share if flags is None else flags[1],
-        share if flags is None else flags[0],
+        changes,
+        likeness if flags is None else flags[1],
+        likeness if flags is None else flags[0],
         classes,
         h,
         w,
         *scores.stride(),
         moved.stride(0),
         1 if flags is None else flags.stride(1),
+        share,
+        UNIT=UNIT,
         CHUNK=chunk,
         BLOCK=block,
         MIRROR=flags is not None,
         **backend.early(scores.device),
     )
+
+
+def mean_changes(changes: Tensor, classes: int) -> Tensor:
+    """Return how much scores differ from the moved ones on average, (B,), from the sums of average_scores."""
+    return changes[:, 0] / (classes * changes[:, 1].clamp(min=1))
 
 
 @jit
@@ -112,15 +141,15 @@ def move_kernel(
     found,
     weight,
     out,
-    share,
+    likeness,
     margin,
+    changes,
     classes,
     h,
     w,
     parts,
     stride_earlier,
     stride_out,
-    max_share,
     max_margin,
     CUT: tl.constexpr,
     SAME_SCENE: tl.constexpr,
@@ -159,16 +188,19 @@ def move_kernel(
         again = tl.sum(tl.load(found + image * parts + part, part < parts, 0.0), axis=0)
         again = tl.minimum(tl.maximum((again - CUT) / (SAME_SCENE - CUT), 0.0), 1.0) * tl.load(weight + image)
         place = image * h * w + pixel
-        tl.store(share + place, max_share * tl.load(alike + place, inside, 0.0) * again, inside)
+        tl.store(likeness + place, tl.load(alike + place, inside, 0.0) * again, inside)
         tl.store(margin + place, max_margin * tl.load(still + place, inside, 0.0) * again, inside)
+        if tl.program_id(0) == 0:
+            tl.store(changes + 2 * image + tl.arange(0, 2), tl.zeros((2,), tl.int64))
 
 
 @jit
 def average_kernel(
     scores,
-    share,
+    likeness,
     moved,
     out,
+    changes,
     mirrored,
     next_mirrored,
     classes,
@@ -180,6 +212,8 @@ def average_kernel(
     stride_x,
     stride_moved,
     stride_mirrored,
+    share,
+    UNIT: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
     MIRROR: tl.constexpr,
@@ -195,8 +229,10 @@ def average_kernel(
         column = tl.where(flag > 0, w - 1 - column, column)
         if (tl.program_id(0) == 0) & (chunk == 0):
             tl.store(next_mirrored + image * stride_mirrored, 1.0 - flag)
-    of_moved = tl.load(share + image * h * w + pixel, inside, 0.0)
+    alike = tl.load(likeness + image * h * w + pixel, inside, 0.0)
+    of_moved = share * alike
     of_carried = tl.maximum(2.0 * of_moved - 1.0, 0.0)
+    changed = tl.zeros((BLOCK,), tl.float32)
     for number in tl.static_range(CHUNK):
         k = chunk * CHUNK + number
         known = inside & (k < classes)
@@ -204,9 +240,13 @@ def average_kernel(
         score = tl.load(place, known, 0.0).to(tl.float32)
         target = moved + image * stride_moved + k * h * w + pixel
         # where nothing is known of a frame before, not even a nan of it counts
-        change = tl.where(of_moved > 0, tl.load(target, known, 0.0) - score, 0.0)
+        change = tl.where(alike > 0, tl.load(target, known, 0.0) - score, 0.0)
+        changed += tl.abs(change)
         tl.store(out + (image * classes + k) * h * w + pixel, score + of_moved * change, known)
         tl.store(target, score + of_carried * change, known)
+    tl.atomic_add(changes + 2 * image, (tl.sum(changed * alike, axis=0) * UNIT).to(tl.int64))
+    if chunk == 0:
+        tl.atomic_add(changes + 2 * image + 1, (tl.sum(alike, axis=0) * UNIT).to(tl.int64))
     release(EARLY)
 
 

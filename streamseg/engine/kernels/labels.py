@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from streamseg.engine import steadying
 from streamseg.engine.kernels import backend
+from streamseg.engine.kernels.averaging import mean_changes
 from streamseg.engine.kernels.language import jit, tl, wait
 
 
@@ -19,7 +20,7 @@ def label(
     size: tuple[int, int],
     labels: Tensor,
     confidence: Tensor | None = None,
-    steady: tuple[Tensor, Tensor, Tensor] | None = None,
+    steady: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> None:
     """Write the labels (B, H, W) of scores (B, K, h, w), resized bilinearly, and their probabilities (255 is 1).
 
@@ -27,15 +28,17 @@ def label(
 
     Args:
         steady: Labels of the frame before (B, H, W), uint8, as far apart as `labels`, which are kept where the best
-            class does not win by a margin (B, 1, h, w), resized bilinearly, which is smaller between classes that are
-            rare by their shares (B, K) of that frame. Margin and shares are fp32, contiguous.
+            class does not win by a margin (B, 1, h, w), resized bilinearly, in units of the mean change of the scores,
+            whose sums (B, 2) average_scores gives. It is smaller between classes that are rare by their shares (B, K)
+            of that frame. Margin and shares are fp32, contiguous.
     """
     height, width = size
     if not backend.use_triton(scores):
         full = F.interpolate(scores.float(), size, mode="bilinear", align_corners=False)
         score, best = full.max(dim=1, keepdim=True)
         if steady is not None:
-            previous, margin, shares = steady
+            previous, margin, shares, changes = steady
+            margin = margin * mean_changes(changes, full.shape[1]).view(-1, 1, 1, 1)
             previous = previous[:, None].long().clamp(max=full.shape[1] - 1)
             rest = full.gather(1, previous)
             needed = F.interpolate(margin, size, mode="bilinear", align_corners=False)
@@ -52,7 +55,7 @@ def label(
         scores,
         labels,
         labels if confidence is None else confidence,
-        *(steady or (labels, scores, scores)),
+        *(steady or (labels, scores, scores, labels)),
         h,
         w,
         height,
@@ -79,6 +82,7 @@ def label_kernel(
     previous,
     margin,
     shares,
+    changes,
     h,
     w,
     height,
@@ -135,9 +139,12 @@ def label_kernel(
         over, under = margin + (image * h + top) * w, margin + (image * h + bottom) * w
         a, b, c, d = tl.load(over + left), tl.load(over + right), tl.load(under + left), tl.load(under + right)
         upper, lower = a + (b - a) * across, c + (d - c) * across
-        needed = upper[None, :] + (lower - upper)[None, :] * down[:, None]
+        changed, counted = tl.load(changes + 2 * image), tl.maximum(tl.load(changes + 2 * image + 1), 1)
+        unit = changed.to(tl.float32) / (counted.to(tl.float32) * CLASSES)
+        needed = unit * (upper[None, :] + (lower - upper)[None, :] * down[:, None])
         of_new, of_old = tl.load(shares + image * CLASSES + best_class), tl.load(shares + image * CLASSES + known)
-        keep = best - rest < needed * (tl.minimum(of_new / RARE_NEW, 1.0) * tl.minimum(of_old / RARE_OLD, 1.0))
+        rare = tl.sqrt(tl.minimum(of_new / RARE_NEW, 1.0) * tl.minimum(of_old / RARE_OLD, 1.0))
+        keep = best - rest < needed * rare
         best_class = tl.where(keep, known, best_class)
         if CONFIDENCE:
             total = tl.where(keep, total * tl.exp(best - rest), total)
