@@ -15,8 +15,7 @@ from streamseg.engine.mirroring import mirror
 from streamseg.engine.motion import move
 
 UNIT = 2**16
-"""Sums of changes are counted in integers of this part of 1, so that the order in which they are added does not matter.
-"""
+"""Changes are added as integers, in this part of 1: then their order does not matter."""
 
 
 def move_scores(
