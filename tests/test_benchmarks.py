@@ -112,9 +112,9 @@ def test_steady_labels_have_the_figures_of_evaluate(tmp_path, model, monkeypatch
 
 def test_ways_of_labelling_are_told_from_weights():
     assert steady.split_ways(["a.safetensors"]) == (["a.safetensors"], steady.WAYS)
-    weights, ways = steady.split_ways(["20", "a.safetensors", "0.8,24,1.4,60"])
+    weights, ways = steady.split_ways(["20", "a.safetensors", "0.8,10,5.7,60"])
     assert weights == ["20", "a.safetensors"]
-    assert ways == {"off": 0.0, "0.8,24,1.4,60": streamseg.STEADY_HIGH}
+    assert ways == {"off": 0.0, "0.8,10,5.7,60": streamseg.STEADY_HIGH}
 
 
 def test_a_change_that_is_not_labelled_in_time_counts_in_the_lag_of_steady_labels():

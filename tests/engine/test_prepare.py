@@ -164,6 +164,7 @@ def test_many_threads_share_an_engine_while_it_changes(engine, slow, plus, frame
         thread.join(PATIENCE)
     assert len(agreements) == 24
     assert min(agreements) > 0.995
+    until(lambda: engine.preparation.thread is None)  # it has given way to them
     assert len(slow.asked) == 1
 
 
