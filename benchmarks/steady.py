@@ -231,7 +231,7 @@ def tried(data: str, weights: str) -> None:
     print("| what | mIoU | flips |\n|---|---|---|")
     show("off", 0.0)
     for share in (0.3, 0.5):
-        average = replace(STEADY_HIGH, share=share, margin=0.0)
+        average = replace(STEADY_HIGH.unmirrored(), share=share, margin=0.0)
         show(f"exponential average, share {share}", average, estimate_motion=no_motion, likeness=always)
     show("low", STEADY_LOW)
     show("high", STEADY_HIGH)
@@ -246,7 +246,7 @@ def tried(data: str, weights: str) -> None:
         show("DIS flow", STEADY_HIGH, estimate_motion=flow)
     show("no likeness", STEADY_HIGH, likeness=always)
     show("no margin", replace(STEADY_HIGH, margin=0.0))
-    show("no averaging", replace(STEADY_HIGH, share=0.0))
+    show("no averaging", replace(STEADY_HIGH.unmirrored(), share=0.0))
     show("moved bilinearly", STEADY_HIGH, move=lambda values, motion, mode="": move(values, motion))
     show("margin 4", replace(STEADY_HIGH, margin=4.0))
     show("one margin for all scores", STEADY_HIGH, mean_change=lambda *_: torch.full((1, 1, 1, 1), 0.5))

@@ -109,9 +109,12 @@ class PreparingEngine(Engine):
         self.preparation.request(batch)
 
 
-def is_preparing(engine: Engine) -> bool:
-    """Return whether the eager network may label frames meanwhile, so that their times say little about later ones."""
-    return isinstance(engine, PreparingEngine) and engine.preparation.thread is not None
+def is_preparing(engine: Engine, size: tuple[int, int]) -> bool:
+    """Return whether batches of frames of a height and width are being prepared for.
+
+    The eager network may label them until then, so that their times say little about later ones.
+    """
+    return isinstance(engine, PreparingEngine) and engine.preparation.is_preparing(size)
 
 
 def is_divisible(batch: FrameBatch) -> bool:
@@ -156,19 +159,24 @@ class Preparation:
                 self.thread = threading.Thread(target=self.work, name="prepare", daemon=True)
                 self.thread.start()
 
+    def is_preparing(self, size: tuple[int, int]) -> bool:
+        """Return whether batches of frames of a height and width wait for it."""
+        with self.lock:
+            return any(tuple(shape[-2:]) == size for shape, *_ in self.waiting)
+
     def work(self) -> None:
-        """The background thread."""
+        """Prepare sizes in the background thread."""
         try:
             time.sleep(DELAY_SECONDS)
-            import_whole("streamseg.engine.kernels.language", self.manners())  # with Triton
+            import_whole("streamseg.engine.kernels.language", self.giving_way())  # with Triton
             set_torch_threads(1)
-            with self.manners():
+            with self.giving_way():
                 self.prepare_sizes()
         except PreparationStopped:
             pass
 
-    def manners(self) -> AbstractContextManager[None]:
-        """Return the context of a thread that prepares."""
+    def giving_way(self) -> AbstractContextManager[None]:
+        """Return the context of a thread that prepares, in which it waits for those that label live frames."""
         return self.right_of_way.given() if self.gives_way else nullcontext()
 
     def prepare_sizes(self) -> None:
@@ -226,11 +234,15 @@ class Preparation:
         thread.join(STOP_SECONDS)
 
 
-def import_whole(module: str, manners: AbstractContextManager[None]) -> None:
-    """Import a module in a thread that nothing ends: Triton cannot be imported again if half of it was."""
+def import_whole(module: str, context: AbstractContextManager[None]) -> None:
+    """Import a module in a thread that nothing ends: Triton cannot be imported again if half of it was.
+
+    Args:
+        context: That of the thread.
+    """
 
     def work() -> None:
-        with manners:
+        with context:
             import_module(module)
 
     thread = threading.Thread(target=work, name="import", daemon=True)

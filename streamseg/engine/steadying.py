@@ -101,7 +101,7 @@ class Steadiness:
 STEADY_LOW = Steadiness(share=0.75, tolerance=12.0, margin=3.0, still=60.0, mirror=True)
 """The default of videos: more accurate than frame by frame, and steadier."""
 STEADY_HIGH = Steadiness(share=0.8, tolerance=10.0, margin=5.7, still=60.0, mirror=True)
-"""Steadier still, and not quite as accurate."""
+"""Steadier still, and less accurate than STEADY_LOW, but not than frame by frame."""
 
 
 def name_steadiness(steady: float | Steadiness) -> str:
@@ -256,7 +256,7 @@ def compare(luma: Tensor, before: Tensor, size: tuple[int, int], steadiness: Ste
 
 
 def leave_out_hidden(comparison: Comparison, mask: Tensor) -> Comparison:
-    """Return a comparison in which only visible pixels are found again, or alike: hidden ones are so in all frames.
+    """Return a comparison in which only visible pixels count as found again and alike: hidden ones never change.
 
     Args:
         mask: The unmasked share of each pixel, (B, H', W').

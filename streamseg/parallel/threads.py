@@ -186,8 +186,8 @@ class RightOfWay:
     it by then, for a turn that is ten times as long as the call (short_turns), if not a hundred times.
     """
 
-    def __init__(self, wait: float = WAIT_SECONDS, go: float = GO_SECONDS):
-        self.wait, self.go = wait, go
+    def __init__(self, wait_seconds: float = WAIT_SECONDS, go_seconds: float = GO_SECONDS):
+        self.wait_seconds, self.go_seconds = wait_seconds, go_seconds
         self.lock = threading.Lock()
         self.running = 0
         """How many threads have the right of way."""
@@ -216,14 +216,14 @@ class RightOfWay:
         """A context in which this thread waits for those that have the right of way, where it calls a function."""
         may_go_until = 0.0
 
-        def wait(*_: object) -> None:
+        def give_way(*_: object) -> None:
             nonlocal may_go_until
             if not self.is_free.is_set() and time.monotonic() > may_go_until:
-                self.is_free.wait(self.wait)
-                may_go_until = time.monotonic() + self.go
+                self.is_free.wait(self.wait_seconds)
+                may_go_until = time.monotonic() + self.go_seconds
 
         before = sys.getprofile()
-        sys.setprofile(wait)
+        sys.setprofile(give_way)
         try:
             yield
         finally:

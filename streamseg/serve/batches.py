@@ -120,7 +120,7 @@ class Batcher:
             if not self.queue:
                 return []
             size = self.queue[0].size
-            most = self.limit.most_frames(size) if is_preparing(self.engine) else self.limit.frames(size)
+            most = self.limit.most_frames(size) if is_preparing(self.engine, size) else self.limit.frames(size)
             batch = [request for request in self.queue if request.size == size][:most]
             if self.cuda:
                 del batch[floor_power_of_two(len(batch)) :]
@@ -130,21 +130,22 @@ class Batcher:
     def label(self, batch: list[LabelRequest]) -> None:
         """Label a batch, and set the result or the exception of each request."""
         self.on_batch(len(batch))
-        begin = perf_counter()
+        size, begin = batch[0].size, perf_counter()
+        was_preparing = is_preparing(self.engine, size)
         try:
             frames = [request.frame for request in batch]
             states = [request.state and self.finished.pop(request.state, request.state) for request in batch]
             times, masks = [request.seconds for request in batch], [request.mask for request in batch]
             labels, states_after = label_batch(
-                self.engine, frames, states, self.window, times=times, size=batch[0].size, masks=masks
+                self.engine, frames, states, self.window, times=times, size=size, masks=masks
             )
         except Exception as error:  # the clients get it; the thread goes on with the next batch
             for request in batch:
                 request.future.set_exception(error)
         else:
             # on a GPU too, the labels are on the host by now
-            if not is_preparing(self.engine):
-                self.limit.record(batch[0].size, len(batch), perf_counter() - begin)
+            if not (was_preparing or is_preparing(self.engine, size)):
+                self.limit.record(size, len(batch), perf_counter() - begin)
             for request, labelled in zip(batch, zip(labels, states_after, strict=True), strict=True):
                 request.future.set_result(labelled)
             for state in states_after:

@@ -55,6 +55,8 @@ class NetworkThread:
         self.reading: Generator[FrameJob, None, None] | None = None
         """Reads the frames of the only source, if this thread does so."""
         self.started = self.prepared = self.warned = False
+        self.was_preparing = False
+        """Whether the engine was being prepared for the frames of a batch when it began."""
         self.together = shared.settings.together
         deadline = shared.deadline.seconds
         self.limit = BatchLimit((deadline / 2 if deadline else BATCH_SECONDS) if shared.live else math.inf)
@@ -171,7 +173,7 @@ class NetworkThread:
     def choose(self, streams: Sequence[SourceStream], first: FrameJob) -> list[SourceStream]:
         """Return the sources of a batch: those whose next frame is of the kind of the first, within the time limit."""
         kind, size = self.kind(first), self.input_size(first, self.shared.deadline.scale)
-        most = self.limit.most_frames(size) if is_preparing(self.engine) else self.limit.frames(size)
+        most = self.limit.most_frames(size) if is_preparing(self.engine, size) else self.limit.frames(size)
         alike = (stream for stream in streams if self.kind(stream.inbox.waiting[0]) == kind)
         chosen = list(islice(alike, most))
         if self.cuda:
@@ -339,6 +341,7 @@ class NetworkThread:
     def start_clock(self, jobs: list[FrameJob]) -> float:
         """Begin to measure a batch; returns the time."""
         begin = time.perf_counter()
+        self.was_preparing = is_preparing(self.engine, self.input_size(jobs[0], self.shared.deadline.scale))
         for job in jobs:
             if not job.stream.source.live:
                 job.started = time.monotonic()
@@ -354,7 +357,7 @@ class NetworkThread:
         seconds = time.perf_counter() - begin
         for job in jobs:
             job.latency, job.network_seconds = time.monotonic() - job.started, seconds
-        if shared.live and not is_preparing(self.engine):
+        if shared.live and not (self.was_preparing or is_preparing(self.engine, jobs[0].size)):
             self.limit.record(jobs[0].size, len(jobs), seconds)
         if not self.device_work:
             shared.meter.stage("network", seconds, len(jobs))

@@ -234,14 +234,18 @@ def test_the_preparation_gives_way_to_the_eager_network_if_frames_are_live(plus,
         assert (found["hook"] is not None) == live
 
 
-def test_an_engine_is_preparing_until_its_last_size_is_prepared(engine, slow, plus):
-    assert not prepare.is_preparing(engine)
-    engine.request(batch_of(1, 32, 32))
-    assert prepare.is_preparing(engine)
+def test_an_engine_is_preparing_until_the_last_batch_of_a_size_is_prepared(engine, slow, plus):
+    size, other = (32, 64), (64, 32)
+    assert not prepare.is_preparing(engine, size)
+    for count in (1, 2):
+        engine.request(batch_of(count, *size))
+    assert prepare.is_preparing(engine, size)
+    assert not prepare.is_preparing(engine, other)
     slow.may_go_on.set()
-    until(lambda: not prepare.is_preparing(engine))
-    assert prepared(engine, 1, 32, 32)
-    assert not prepare.is_preparing(EagerEngine(plus))
+    until(lambda: not prepare.is_preparing(engine, size))
+    assert prepared(engine, 1, *size)
+    assert prepared(engine, 2, *size)
+    assert not prepare.is_preparing(EagerEngine(plus), size)
 
 
 def test_a_stopped_preparation_takes_no_more_sizes(engine, slow):

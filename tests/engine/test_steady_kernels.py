@@ -127,7 +127,7 @@ def test_triton_averages_scores(use_triton, classes, layout):
     assert changes.eq(0).all()
     again, other, changes_again = carried.clone(), torch.full_like(out, torch.nan), changes.clone()
     kernels.average_scores(scores, likeness, STEADY_HIGH.share, carried, out, changes)
-    torch.testing.assert_close(averaging.mean_changes(changes, classes), change, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(averaging.mean_change_of_sums(changes, classes), change, rtol=1e-3, atol=1e-3)
     for ours, theirs in zip((out, carried), expected, strict=True):
         torch.testing.assert_close(ours[:2], theirs[:2], rtol=1e-4, atol=1e-4)
     flags = torch.tensor([[5.0, 5.0, 5.0], [1.0, 0.0, 1.0]], device=DEVICE)

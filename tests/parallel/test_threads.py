@@ -181,7 +181,7 @@ def computing():
 
 
 def test_a_thread_that_computes_waits_for_those_that_have_the_right_of_way(computing):
-    way = RightOfWay(wait=PATIENCE, go=0.0)
+    way = RightOfWay(wait_seconds=PATIENCE, go_seconds=0.0)
     steps = computing(way)
     with way.taken(), way.taken():
         before = steps[0]
@@ -192,7 +192,7 @@ def test_a_thread_that_computes_waits_for_those_that_have_the_right_of_way(compu
 
 
 def test_a_thread_waits_for_the_right_of_way_for_a_while_only(computing):
-    way = RightOfWay(wait=0.001, go=0.001)
+    way = RightOfWay(wait_seconds=0.001, go_seconds=0.001)
     steps = computing(way)
     with way.taken():
         before = steps[0]

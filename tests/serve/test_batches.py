@@ -142,7 +142,7 @@ def test_where_frames_cost_little_beside_the_batch_batches_grow_up_to_the_most_f
 
 def test_while_an_engine_is_prepared_the_time_of_a_batch_neither_limits_nor_counts(monkeypatch):
     engine = TimedEngine(small_engine(), monkeypatch)
-    monkeypatch.setattr("streamseg.serve.batches.is_preparing", lambda asked: asked is engine)
+    monkeypatch.setattr("streamseg.serve.batches.is_preparing", lambda asked, _: asked is engine)
     with queue_up(engine, moving(9), seconds=0.001) as (batcher, _):
         pass
     assert engine.batches == [1, 8, 1]

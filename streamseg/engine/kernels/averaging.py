@@ -126,7 +126,7 @@ def average_scores(
     )
 
 
-def mean_changes(changes: Tensor, classes: int) -> Tensor:
+def mean_change_of_sums(changes: Tensor, classes: int) -> Tensor:
     """Return how much scores differ from the moved ones on average, (B,), from the sums of average_scores."""
     return changes[:, 0] / (classes * changes[:, 1].clamp(min=1))
 

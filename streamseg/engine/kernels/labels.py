@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from streamseg.engine import steadying
 from streamseg.engine.kernels import backend
-from streamseg.engine.kernels.averaging import mean_changes
+from streamseg.engine.kernels.averaging import mean_change_of_sums
 from streamseg.engine.kernels.language import jit, tl, wait
 
 
@@ -38,7 +38,7 @@ def label(
         score, best = full.max(dim=1, keepdim=True)
         if steady is not None:
             previous, margin, shares, changes = steady
-            margin = margin * mean_changes(changes, full.shape[1]).view(-1, 1, 1, 1)
+            margin = margin * mean_change_of_sums(changes, full.shape[1]).view(-1, 1, 1, 1)
             previous = previous[:, None].long().clamp(max=full.shape[1] - 1)
             rest = full.gather(1, previous)
             needed = F.interpolate(margin, size, mode="bilinear", align_corners=False)
