@@ -13,7 +13,7 @@ moved     pictures of comma10k's val, 20 or as many as asked for, over which a c
           several frame rates
 tried     high with one of its parts replaced, on CamVid's val
 time      a frame in milliseconds, one way after the other on the same frame, so that a busy machine disturbs all alike
-gpu       the same on a GPU at 720 x 960 and 1024 x 2048, by CUDA events, frames and labels on the GPU; then the time of
+gpu       the same on a GPU in three sizes, by CUDA events, frames and labels on the GPU; then the time of
           each kernel
 """
 
@@ -61,6 +61,7 @@ RATE = 15
 """Frames a second of CamVid's val."""
 ROUNDS, GPU_ROUNDS = 30, 12
 """Frames that are timed on the CPU, and streams of 16 frames on a GPU, one way after the other."""
+GPU_SIZES = ((720, 960), (720, 1280), (1024, 2048))
 PROFILED = 20
 """Frames over which the times of kernels are averaged."""
 PICTURES, MOVED_FRAMES, NOISE = 20, 10, 3.0
@@ -309,7 +310,7 @@ def time(weights: str = "", height: str = "720", width: str = "960") -> None:
 
 def gpu(weights: str = "") -> None:
     engine = streamseg.accelerate(streamseg.load(weights or None)[0].cuda())
-    for size in ((720, 960), (1024, 2048)):
+    for size in GPU_SIZES:
         wide = torch.randint(
             0, 256, (1, 3, size[0] // 16, size[1] // 16 + 4), generator=torch.Generator().manual_seed(0)
         )

@@ -1,8 +1,6 @@
 """The motion between frames by Lucas and Kanade's method, and what of the frames is found again.
 
-A program computes a square of pixels, and all that it depends on around it. Sums over neighbours are products with
-matrices of equal numbers near the diagonal, on the tensor cores, in fp16: a number is split into two, exact to
-2 ** -22.
+A program computes a square of pixels, and all that it depends on around it.
 
 These kernels run beside those of the network, and are launched one after the other: launched early (backend.early),
 their waiting programs would take the place of the network's.
@@ -101,7 +99,7 @@ def estimate_motion(levels: list[Tensor]) -> Tensor:
             CORRECTIONS=motion.CORRECTIONS[number],
             NOISE=motion.NOISE,
             FIRST=found is None,
-            # a product of this size has work for two warps: with more, each computes the same; few programs end sooner
+            # with two warps programs take longer, and leave more of the GPU to the network: few had better end soon
             num_warps=2 if math.prod(programs) > backend.processors(level.device) else 4,
         )
         found = out
@@ -153,11 +151,10 @@ def correct_kernel(
         xy += across * down
         error_x += across * error
         error_y += down * error
-    # quarters: fp16 holds no larger sums
-    share = 4.0 / (count_pixels(y, h, NEAR)[:, None] * count_pixels(x, w, NEAR)[None, :])
-    xx = sum_near(xx * 0.25, NEAR, SIDE) * share + NOISE
-    yy = sum_near(yy * 0.25, NEAR, SIDE) * share + NOISE
-    xy = sum_near(xy * 0.25, NEAR, SIDE) * share
+    share = 1.0 / (count_pixels(y, h, NEAR)[:, None] * count_pixels(x, w, NEAR)[None, :])
+    xx = sum_near(xx, NEAR, SIDE) * share + NOISE
+    yy = sum_near(yy, NEAR, SIDE) * share + NOISE
+    xy = sum_near(xy, NEAR, SIDE) * share
     scale = 0.5 * share / (xx * yy - xy * xy)  # a pixel is half a square
     xx, yy, xy = xx * scale, yy * scale, xy * scale
     u, v = correct(u, v, xx, yy, xy, error_x, error_y, NEAR, SIDE)
@@ -200,7 +197,7 @@ def correct(u, v, xx, yy, xy, error_x, error_y, NEAR: tl.constexpr, SIDE: tl.con
         error_x: Sum over the pixels of each square: the change across times the difference of brightness.
         error_y: The same with the change down.
     """
-    error_x, error_y = sum_near(error_x * 0.25, NEAR, SIDE), sum_near(error_y * 0.25, NEAR, SIDE)
+    error_x, error_y = sum_near(error_x, NEAR, SIDE), sum_near(error_y, NEAR, SIDE)
     u += tl.minimum(tl.maximum(yy * error_x - xy * error_y, -0.5), 0.5)
     v += tl.minimum(tl.maximum(xx * error_y - xy * error_x, -0.5), 0.5)
     return u, v
@@ -315,22 +312,14 @@ def count_pixels(index, length, NEAR: tl.constexpr):
 
 @jit
 def sum_near(values, NEAR: tl.constexpr, SIDE: tl.constexpr):
-    """Return the sums over the square of pixels around each one, of values below 65,000.
-
-    Their sums along a row are below 500,000.
-    """
-    index = tl.arange(0, SIDE)
-    near = tl.abs(index[:, None] - index[None, :]) <= NEAR
-    # an eighth of the sums along rows, which fp16 can hold, and eight times those along columns
-    eighths, eights = tl.where(near, 0.125, 0.0).to(tl.float16), tl.where(near, 8.0, 0.0).to(tl.float16)
-    high, low = split(values)
-    rows = tl.dot(high, eighths, tl.dot(low, eighths))
-    high, low = split(rows)
-    return tl.dot(eights, high, tl.dot(eights, low))
-
-
-@jit
-def split(values):
-    """Return the values rounded to fp16, and what is left of them, in fp16 too."""
-    high = values.to(tl.float16)
-    return high, (values - high.to(tl.float32)).to(tl.float16)
+    """Return the sums over the square of pixels around each one; they are wrong at the border of a program's square."""
+    index, zeros = tl.arange(0, SIDE), tl.zeros((SIDE, SIDE), tl.int32)
+    rows = values
+    for distance in tl.static_range(1, NEAR + 1):
+        before, after = tl.maximum(index - distance, 0), tl.minimum(index + distance, SIDE - 1)
+        rows += tl.gather(values, zeros + before[None, :], 1) + tl.gather(values, zeros + after[None, :], 1)
+    sums = rows
+    for distance in tl.static_range(1, NEAR + 1):
+        before, after = tl.maximum(index - distance, 0), tl.minimum(index + distance, SIDE - 1)
+        sums += tl.gather(rows, zeros + before[:, None], 0) + tl.gather(rows, zeros + after[:, None], 0)
+    return sums
