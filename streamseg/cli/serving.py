@@ -25,6 +25,7 @@ from streamseg.cli.options import (
     check_exported,
     check_weights,
     default_device,
+    leave_core,
     option,
     parse_steady,
     pick_device,
@@ -301,6 +302,7 @@ def open_served(
     from streamseg.stream.state import LastFrames, Policy
 
     place = pick_device(device or default_device(weights))
+    leave_core(place)
     engine, classes, trained = open_preparing_engine(weights, place, precision, trust=trust)
     if isinstance(engine, runtime.ExportedEngine):
         given = None if window is None else LastFrames(window)

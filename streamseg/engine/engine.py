@@ -8,6 +8,7 @@ Shapes: B streams in a batch, K classes, H height, W width, h x w the map of Res
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -18,8 +19,9 @@ from torch.nn import functional as F
 from streamseg.engine.evidence import AnyEvidence, Evidence
 from streamseg.engine.inputs import check_model, to_checked_frame
 from streamseg.engine.labels import labels_and_confidence_from_scores, labels_from_scores
+from streamseg.engine.looking_back import fuse_scores, start_looking_back
 from streamseg.engine.mirroring import mirror
-from streamseg.engine.steadying import Steadiness, fuse_scores, is_mirrored, keep_labels
+from streamseg.engine.steadying import Past, Steadiness, is_mirrored, keep_labels, lower_confidence
 from streamseg.io.images import Picture
 from streamseg.models.baselines import Baseline
 from streamseg.models.checkpoint import Network
@@ -151,9 +153,10 @@ class EagerEngine(Engine):
         parts = None if past is None else past.to(model.mean.dtype).split(self.widths, dim=2)
         weights = model.mean.new_tensor(batch.weights).view(-1, 1, 1)
         seen, mirrored = mirror_batch(batch, self.device)
+        beside = look_back_beside(batch, self.device)
         maps, contexts = model.features(seen.images, parts, weights, seen.mask, batch.shares)
         # fp32, because sums over many frames drift in half precision
-        return predict_from_scores(model.score(maps), batch, mirrored), torch.cat(contexts, dim=2).float()
+        return predict_from_scores(model.score(maps), batch, mirrored, beside), torch.cat(contexts, dim=2).float()
 
 
 class ImageEngine(Engine):
@@ -178,8 +181,9 @@ class ImageEngine(Engine):
     def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
         check_model(self.model)  # it may have been set to training mode since
         seen, mirrored = mirror_batch(batch, self.device)
+        beside = look_back_beside(batch, self.device)
         no_contexts = seen.images.new_zeros(len(batch.images), 0, 0, dtype=torch.float32)
-        return predict_from_scores(self.score(seen.images), batch, mirrored), no_contexts
+        return predict_from_scores(self.score(seen.images), batch, mirrored, beside), no_contexts
 
 
 class VideoEngine(Engine):
@@ -237,15 +241,34 @@ def find_mirrored(batch: FrameBatch, device: torch.device) -> Tensor | None:
     return None if device.type == "cpu" and not mirrored.any() else mirrored
 
 
-def predict_from_scores(scores: Tensor, batch: FrameBatch, mirrored: Tensor | None = None) -> list[Prediction]:
+def look_back_beside(batch: FrameBatch, device: torch.device) -> Future[Past] | None:
+    """Start what steady labels need of a batch beside the scores, where the network runs on the CPU and a core is free.
+
+    Returns:
+        What predict_from_scores takes.
+    """
+    if device.type != "cpu" or not isinstance(batch.steady, Steadiness):
+        return None
+    return start_looking_back(batch.images, batch.evidence, usual_gaps(batch), batch.steady, batch.mask)
+
+
+def usual_gaps(batch: FrameBatch) -> Sequence[float]:
+    """Return the seconds since the previous frame of each stream, 0 for the usual."""
+    return batch.gaps or [0.0] * len(batch.images)
+
+
+def predict_from_scores(
+    scores: Tensor, batch: FrameBatch, mirrored: Tensor | None = None, beside: Future[Past] | None = None
+) -> list[Prediction]:
     """Return the predictions of frames from their scores (B, K, h, w).
 
     Args:
         mirrored: 1 for frames whose scores are mirrored, or else 0, (B,); None if none are.
+        beside: What look_back_beside has returned for the batch.
     """
     if isinstance(batch.steady, Steadiness):
         label = labels_and_confidence_from_scores if batch.with_confidence else labels_without_confidence
-        return predict_steadily(scores, batch, batch.steady, label, mirrored)
+        return predict_steadily(scores, batch, batch.steady, label, mirrored, beside)
     scores, low_res = apply_hysteresis(scores, batch)
     predictions = []
     for x, size, small in zip(scores, batch.sizes, low_res, strict=True):
@@ -275,28 +298,31 @@ def predict_steadily(
     steadiness: Steadiness,
     label: Callable[[Tensor, tuple[int, int]], tuple[Tensor, Tensor | None]],
     mirrored: Tensor | None = None,
+    beside: Future[Past] | None = None,
 ) -> list[Prediction]:
     """Return predictions from the scores (B, K, h, w) of frames and the evidence of earlier ones.
 
     Args:
         label: Returns the labels of scores (K, h, w) in a height and width, and their confidence if it is wanted.
         mirrored: 1 for frames whose scores are mirrored, or else 0, (B,); None if none are.
+        beside: What look_back_beside has returned for the batch.
     """
     count, scores = len(scores), mirror(scores, mirrored)
     mirror_next = scores.new_full((count,), float(steadiness.mirror), dtype=torch.float32)
     if mirrored is not None:
         mirror_next -= mirrored
     evidence = list(batch.evidence) or [None] * count
-    gaps = batch.gaps or [0.0] * count
-    fused = fuse_scores(scores, batch.images, evidence, gaps, steadiness, batch.mask)
+    with torch.inference_mode():  # on the CPU each of the many small operators takes a tenth less
+        fused = fuse_scores(scores, batch.images, evidence, usual_gaps(batch), steadiness, batch.mask, beside)
     predictions = []
     for i, (size, earlier) in enumerate(zip(batch.sizes, evidence, strict=True)):
         labels, confidence = label(fused.scores[i], size)
         if earlier is not None and earlier.labels.shape == labels.shape:
-            labels, behind = keep_labels(labels, earlier.labels.to(labels.device), fused.scores[i], fused.margin[i])
-            if confidence is not None:  # that of the label that was kept
-                confidence = (confidence * torch.exp(-behind)).round().to(torch.uint8)
-        # copies: the caller may change the labels, and no other stream of the batch stays in memory
+            kept = keep_labels(labels, earlier.labels.to(labels.device), fused.scores[i], fused.margin[i])
+            if confidence is not None:
+                lower_confidence(confidence, *kept)
+        # copies: the caller may change the labels, no other stream of the batch stays in memory, and tensors that are
+        # made in inference mode cannot be changed outside of it
         parts = fused.luma[i, 0], fused.carried[i], labels, mirror_next[i]
         after = Evidence(*(part.clone() for part in parts))
         predictions.append(Prediction(labels, confidence, evidence=after))

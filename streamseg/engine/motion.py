@@ -61,7 +61,7 @@ def enlarge_motion(motion: Tensor, size: tuple[int, int]) -> Tensor:
     """Return a motion (B, 2, …) in a size that is twice its own, or its own."""
     if motion.shape[2:] == size:
         return motion
-    return 2 * F.interpolate(motion, size, mode="bilinear", align_corners=False)
+    return F.interpolate(2 * motion, size, mode="bilinear", align_corners=False)
 
 
 def correct_motion(motion: Tensor, now: Tensor, before: Tensor, corrections: int) -> Tensor:
@@ -75,8 +75,8 @@ def correct_motion(motion: Tensor, now: Tensor, before: Tensor, corrections: int
     # sums on both sides of the equations, so that no mean is needed; NOISE counts once for each pixel
     pixels = count_inside(-2 * NEAR, 2, 4 * NEAR + 2, height, width, now.device)
     # products: on a GPU the first square() of a process takes 40 ms
-    same = sum_near(gradient * gradient).add_(pixels, alpha=4 * NOISE)
-    mixed = sum_near(across.mul_(down))
+    products = sum_near(torch.cat([gradient * gradient, across.mul_(down)], dim=1))
+    same, mixed = products[:, :2].add_(pixels, alpha=4 * NOISE), products[:, 2:]
     inverse = (same[:, :1] * same[:, 1:]).sub_(mixed * mixed).reciprocal_()
     same, mixed = same.flip(1).mul_(inverse), mixed * inverse
     for _ in range(corrections):
@@ -151,12 +151,18 @@ def sum_along(values: Tensor, count: int, dim: int) -> Tensor:
 
 def move(values: Tensor, motion: Tensor, mode: str = "bilinear") -> Tensor:
     """Return the values (B, C, h, w) at the places that a motion (B, 2, h, w) points to; the nearest if outside."""
-    grid, bands = to_grid(motion), count_bands(values)
+    return sample(values, to_grid(motion), mode)
+
+
+def sample(values: Tensor, grid: Tensor, mode: str = "bilinear") -> Tensor:
+    """Return the values (B, C, h, w) at the places of a grid (B, 2, h, w); the nearest if outside."""
+    bands = count_bands(values)
     if bands == 1:
-        return sample(values, grid, mode)
+        return sample_at_once(values, grid, mode)
     # torch samples each map of a batch in one thread, so the bands of a map are sampled as a batch
     maps = zip(values.split(1), grid.split(1), strict=True)
-    return torch.cat([sample_in_bands(one, places, mode, bands) for one, places in maps])
+    found = [sample_in_bands(one, places, mode, bands) for one, places in maps]
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def count_bands(values: Tensor) -> int:
@@ -167,16 +173,16 @@ def count_bands(values: Tensor) -> int:
 
 
 def sample_in_bands(values: Tensor, grid: Tensor, mode: str, bands: int) -> Tensor:
-    """Return what sample() does for one map (1, C, h, w), which is not copied, in some bands of rows at once."""
+    """Return what sample_at_once() does for one map (1, C, h, w), which is not copied, in some bands of rows."""
     height = grid.shape[2]
     rows = -(-height // bands)
     grid = F.pad(grid, (0, 0, 0, rows * bands - height)).unflatten(2, (bands, rows))[0].transpose(0, 1)
-    found = sample(values.expand(bands, -1, -1, -1), grid, mode)
+    found = sample_at_once(values.expand(bands, -1, -1, -1), grid, mode)
     return found.transpose(0, 1).flatten(1, 2)[None, :, :height]
 
 
-def sample(values: Tensor, grid: Tensor, mode: str) -> Tensor:
-    """Return the values (B, C, h, w) at the places of a grid (B, 2, h, w); the nearest if outside."""
+def sample_at_once(values: Tensor, grid: Tensor, mode: str) -> Tensor:
+    """Return what sample() does, without bands."""
     return F.grid_sample(values, grid.permute(0, 2, 3, 1), mode=mode, padding_mode="border", align_corners=False)
 
 
@@ -193,6 +199,6 @@ def find_centres(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.linspace(1 / size - 1, 1 - 1 / size, size, dtype=dtype, device=device)
 
 
-def stays_inside(motion: Tensor) -> Tensor:
-    """Return 1 where (B, 1, h, w) a motion points into the frame, give or take half a pixel, and 0 elsewhere."""
-    return (to_grid(motion).abs_().amax(dim=1, keepdim=True) <= 1).float()
+def is_inside(grid: Tensor) -> Tensor:
+    """Return 1 where (B, 1, h, w) a grid points into the frame, give or take half a pixel, and 0 elsewhere."""
+    return (grid.abs().amax(dim=1, keepdim=True) <= 1).float()

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from streamseg.engine.evidence import NOT_MIRRORED, AnyEvidence, Evidence
-from streamseg.engine.motion import blur, enlarge_motion, estimate_motion, halve, move, stays_inside
+from streamseg.engine.motion import blur, enlarge_motion, estimate_motion, halve, is_inside, move, sample, to_grid
 from streamseg.engine.tables import kept_on_cpu
 
 LUMA = (0.299, 0.587, 0.114)
@@ -147,30 +147,14 @@ class Trust(NamedTuple):
     """By how many mean changes of the scores a new class must win where neither is rare, (B, 1, h, w)."""
 
 
-def fuse_scores(
-    scores: Tensor,
-    images: Tensor,
-    evidence: Sequence[AnyEvidence | None],
-    gaps: Sequence[float],
-    steadiness: Steadiness,
-    mask: Tensor | None = None,
-) -> Fused:
-    """Average the scores (B, K, h, w) of frames with those of earlier frames, moved along.
+class Past(NamedTuple):
+    """What is known of frames before their scores are."""
 
-    Args:
-        images: The frames (B, 3, H', W') in any size, 0 to 255.
-        gaps: Seconds between each frame and the one before.
-        mask: The unmasked share of each pixel, (B, H', W').
-    """
-    # contiguous: channels last, as the fast engine gives them, are slower to move and to label
-    scores, luma = scores.float().contiguous(), shrink_to_luma(images, luma_size(scores.shape[2:], images.shape[2:]))
-    known = [None if entry is None else fit_evidence(entry, scores[0], luma[0, 0]) for entry in evidence]
-    if not any(known):
-        return Fused(scores, scores, luma, torch.zeros_like(scores[:, :1]))
-    before = torch.stack([now if entry is None else entry.luma[None] for entry, now in zip(known, luma, strict=True)])
-    earlier = torch.stack([now if entry is None else entry.scores for entry, now in zip(known, scores, strict=True)])
-    weights = [0.0 if entry is None else weigh_gap(gap) for entry, gap in zip(known, gaps, strict=True)]
-    return average(scores, luma, earlier, before, scores.new_tensor(weights), steadiness, mask)
+    luma: Tensor
+    """Their brightness, (B, 1, l, m)."""
+    moved: Tensor
+    """The carried scores of the frames before, moved along, (B, K, h, w)."""
+    trust: Trust
 
 
 def luma_size(scores: Sequence[int], images: Sequence[int]) -> tuple[int, int]:
@@ -194,32 +178,29 @@ def is_mirrored(evidence: AnyEvidence | None, longest_gap: float, steadiness: St
     return NOT_MIRRORED if evidence is None or not steadiness.mirrors(longest_gap) else evidence.mirror_next
 
 
-def average(
-    scores: Tensor,
-    luma: Tensor,
-    earlier: Tensor,
-    before: Tensor,
-    weight: Tensor,
-    steadiness: Steadiness,
-    mask: Tensor | None = None,
-) -> Fused:
-    """Return the averaged scores of frames, from their scores (B, K, h, w) and brightness (B, 1, l, m).
+def follow(
+    luma: Tensor, before: Tensor, earlier: Tensor, weight: Tensor, steadiness: Steadiness, mask: Tensor | None = None
+) -> Past:
+    """Return what is known of frames before their scores are, from their brightness (B, 1, l, m).
 
     Args:
-        earlier: Carried scores of the frame before, (B, K, h, w).
-        before: Its brightness (B, 1, l, m).
+        before: Brightness of the frames before, (B, 1, l, m).
+        earlier: Their carried scores, (B, K, h, w).
         weight: For each stream, how far the frame before counts, 0 to 1, (B,): 0 if there is none.
         mask: The unmasked share of each pixel of the frames, (B, H', W').
     """
-    comparison = compare(luma, before, (scores.shape[2], scores.shape[3]), steadiness)
+    comparison = compare(luma, before, (earlier.shape[2], earlier.shape[3]), steadiness)
     if mask is not None:
         comparison = leave_out_hidden(comparison, mask)
-    trust = weigh(comparison, weight, steadiness)
-    moved = move(earlier, comparison.motion, "bicubic")
-    share = steadiness.share * trust.likeness
-    carried = torch.lerp(scores, moved, carried_share(share))
-    margin = trust.margin * mean_change(scores, moved, trust.likeness)
-    return Fused(torch.lerp(scores, moved, share), carried, luma, margin)
+    return Past(luma, move(earlier, comparison.motion, "bicubic"), weigh(comparison, weight, steadiness))
+
+
+def average(scores: Tensor, past: Past, steadiness: Steadiness) -> Fused:
+    """Return the averaged scores of frames, from their scores (B, K, h, w)."""
+    share = steadiness.share * past.trust.likeness
+    carried = torch.lerp(scores, past.moved, carried_share(share))
+    margin = past.trust.margin * mean_change(scores, past.moved, past.trust.likeness)
+    return Fused(torch.lerp(scores, past.moved, share), carried, past.luma, margin)
 
 
 def mean_change(scores: Tensor, moved: Tensor, likeness: Tensor) -> Tensor:
@@ -245,7 +226,8 @@ def compare(luma: Tensor, before: Tensor, size: tuple[int, int], steadiness: Ste
     """
     motion = estimate_motion(luma, before)  # at half the size of the brightness
     each = enlarge_motion(motion, (luma.shape[2], luma.shape[3]))
-    alike = likeness(luma - move(before, each), steadiness.tolerance) * stays_inside(each)
+    grid = to_grid(each)
+    alike = likeness(luma - sample(before, grid), steadiness.tolerance) * is_inside(grid)
     found = alike.mean(dim=(1, 2, 3))[:, None]
     change = luma - before
     if luma.shape[2:] == size:
@@ -316,29 +298,33 @@ def likeness(difference: Tensor, tolerance: float) -> Tensor:
 
 
 def keep_labels(labels: Tensor, previous: Tensor, scores: Tensor, margin: Tensor) -> tuple[Tensor, Tensor]:
-    """Return labels (H, W), the previous ones where new ones do not win by the margin; and by how much they lose.
+    """Replace labels (H, W) by the previous ones where new ones do not win by the margin.
 
     Args:
-        labels: The best classes of the scores, resized bilinearly, uint8.
+        labels: The best classes of the scores, resized bilinearly, uint8, contiguous. They are modified.
         previous: Labels of the frame before, of the same size.
         scores: (K, h, w).
         margin: That between classes that are not rare, (1, h, w).
 
     Returns:
-        The labels, and the highest score less that of the label, (H, W), which is 0 where the label is the best.
+        Numbers of pixels (n,), row by row, and the highest score of each less that of its label, (n,). Labels of other
+        pixels have the highest score.
     """
-    known, maps = previous.clamp(max=len(scores) - 1), torch.cat([scores, margin])
+    if labels.device.type == "cpu":  # few labels change; only here the host looks at values
+        pixels = (labels != previous).flatten().nonzero().flatten()
+    else:
+        pixels = torch.arange(labels.numel(), device=labels.device)
     shares = class_shares(previous[None], len(scores))[0]
-    if labels.device.type != "cpu":
-        kept, behind = choose_labels(labels, known, maps, shares, torch.arange(labels.numel(), device=labels.device))
-        return kept.view_as(labels), behind.view(labels.shape)
-    # few labels change; only here the host looks at values
-    pixels = (labels != known).flatten().nonzero().flatten()
-    chosen, loss = choose_labels(labels, known, maps, shares, pixels)
+    chosen, loss = choose_labels(labels, previous, torch.cat([scores, margin]), shares, pixels)
     # scatter and index_select take a quarter of the time of indexing
-    kept = labels.flatten().scatter(0, pixels, chosen)
-    behind = scores.new_zeros(labels.numel()).scatter_(0, pixels, loss)
-    return kept.view_as(labels), behind.view(labels.shape)
+    labels.view(-1).scatter_(0, pixels, chosen)
+    return pixels, loss
+
+
+def lower_confidence(confidence: Tensor, pixels: Tensor, loss: Tensor) -> None:
+    """Replace the confidence (H, W), uint8, contiguous, of the best labels by that of labels of keep_labels."""
+    flat = confidence.view(-1)
+    flat.scatter_(0, pixels, (flat.index_select(0, pixels) * torch.exp(-loss)).round().to(torch.uint8))
 
 
 def class_shares(labels: Tensor, classes: int) -> Tensor:
@@ -362,7 +348,7 @@ def counting_steps(labels: Tensor) -> tuple[int, int]:
 def choose_labels(
     labels: Tensor, previous: Tensor, maps: Tensor, shares: Tensor, pixels: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the labels of some pixels (n,), and by how much they lose, as keep_labels does.
+    """Return the labels of some pixels (n,), and the highest score of each less that of its label.
 
     Args:
         maps: Scores and margin (K + 1, h, w).
@@ -370,6 +356,7 @@ def choose_labels(
         pixels: Numbers of pixels of the labels (H, W), row by row.
     """
     new, old = (tensor.flatten().index_select(0, pixels) for tensor in (labels, previous))
+    old = old.clamp(max=len(maps) - 2)
     levels = torch.stack([new.int(), old.int(), torch.full_like(new, len(maps) - 1, dtype=torch.int32)])  # (3, n)
     best, rest, needed = interpolate_at(maps, levels, pixels, (labels.shape[0], labels.shape[1]))
     loss = best - rest

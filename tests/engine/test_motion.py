@@ -8,10 +8,10 @@ from streamseg.engine.motion import (
     blur,
     estimate_motion,
     halve,
+    is_inside,
     move,
-    sample,
+    sample_at_once,
     sample_in_bands,
-    stays_inside,
     sum_near,
     to_grid,
 )
@@ -73,7 +73,7 @@ def test_pictures_of_a_batch_move_each_in_its_way():
 
 
 def test_a_motion_out_of_the_frame_is_told_from_one_inside():
-    inside = stays_inside(shift(3, 0, 4, 10))
+    inside = is_inside(to_grid(shift(3, 0, 4, 10)))
     assert inside[0, 0].tolist() == [[1.0] * 7 + [0.0] * 3] * 4
 
 
@@ -105,7 +105,7 @@ def test_the_sum_near_a_square_is_that_of_the_six_rows_and_columns_around_it(siz
 @pytest.mark.parametrize("size", [(7, 9), (16, 5), (1, 3)])
 def test_sampling_in_bands_is_sampling_at_once(size, bands, mode):
     values, grid = torch.rand(1, 3, *size), to_grid(3 * torch.randn(1, 2, *size))
-    torch.testing.assert_close(sample_in_bands(values, grid, mode, bands), sample(values, grid, mode))
+    torch.testing.assert_close(sample_in_bands(values, grid, mode, bands), sample_at_once(values, grid, mode))
 
 
 def test_one_thread_or_several_move_a_map_alike(monkeypatch):

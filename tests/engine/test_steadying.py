@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from streamseg.engine.labels import labels_from_scores
+from streamseg.engine.looking_back import fuse_scores
 from streamseg.engine.steadying import (
     STEADY_HIGH,
     STEADY_LOW,
@@ -12,10 +13,10 @@ from streamseg.engine.steadying import (
     Steadiness,
     class_shares,
     compare,
-    fuse_scores,
     interpolate_at,
     keep_labels,
     leave_out_hidden,
+    lower_confidence,
     weigh,
 )
 
@@ -39,7 +40,7 @@ def run(frames, scores, steadiness, gap=0.04):
         fused = fuse_scores(x, frame, [evidence], [gap], steadiness)
         labels = labels_from_scores(fused.scores[0], SIZE)
         if evidence is not None:
-            labels, _ = keep_labels(labels, evidence.labels, fused.scores[0], fused.margin[0])
+            keep_labels(labels, evidence.labels, fused.scores[0], fused.margin[0])
         evidence = Evidence(fused.luma[0, 0], fused.carried[0], labels)
         results.append((fused, labels))
     return results
@@ -228,11 +229,15 @@ def test_a_label_changes_only_if_the_new_one_wins_by_the_margin_or_less_if_one_o
     lead = torch.zeros(width)
     lead[1:5] = torch.tensor([0.2, 0.42, 0.7, 2.0])  # by which class 1 wins
     scores = torch.stack([torch.zeros(1, width), lead[None]])
-    best, previous = torch.ones(2, 1, width, dtype=torch.uint8).unbind()
+    labels, previous = torch.ones(2, 1, width, dtype=torch.uint8).unbind()
     previous[:, : width - round(width * share)] = 0
-    labels, behind = keep_labels(best, previous, scores, torch.full((1, 1, width), 0.5))
+    pixels, loss = keep_labels(labels, previous, scores, torch.full((1, 1, width), 0.5))
     assert labels[0, 1:5].tolist() == kept
-    torch.testing.assert_close(behind, torch.where(labels == 0, lead[None], 0.0))
+    behind = torch.zeros(width).scatter(0, pixels, loss)
+    torch.testing.assert_close(behind, torch.where(labels[0] == 0, lead, 0.0))
+    confidence = torch.full((1, width), 200, dtype=torch.uint8)
+    lower_confidence(confidence, pixels, loss)
+    assert confidence.equal((200 * torch.exp(-behind)).round().to(torch.uint8)[None])
 
 
 def test_where_both_classes_are_rare_their_shares_of_the_margin_are_multiplied():
@@ -240,7 +245,8 @@ def test_where_both_classes_are_rare_their_shares_of_the_margin_are_multiplied()
     previous[0, :41], previous[1, :41] = 1, 2  # a hundredth each: a third of what is rare, and a fiftieth
     lead = torch.where(torch.arange(64) < 32, 0.03, 0.05).expand(64, 64)  # a twelfth of the margin lies between them
     scores = torch.stack([torch.zeros(64, 64), torch.zeros(64, 64), lead])
-    kept, _ = keep_labels(torch.full_like(previous, 2), previous, scores, torch.full((1, 64, 64), 0.5))
+    kept = torch.full_like(previous, 2)
+    keep_labels(kept, previous, scores, torch.full((1, 64, 64), 0.5))
     assert kept[0, :41].tolist() == [1] * 32 + [2] * 9
     assert kept[2].eq(0).all()  # the square root of a third of the margin
 
@@ -256,9 +262,9 @@ def test_classes_are_counted_at_some_pixels():
 
 def test_labels_of_unknown_classes_do_not_fail():
     scores = random_scores()[0]
-    best = labels_from_scores(scores, SIZE)
-    kept, _ = keep_labels(best, torch.full_like(best, 255), scores, torch.full((1, H, W), 0.5))
-    assert kept.max() < 5
+    labels = labels_from_scores(scores, SIZE)
+    keep_labels(labels, torch.full_like(labels, 255), scores, torch.full((1, H, W), 0.5))
+    assert labels.max() < 5
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from streams import differing, run
 from torch.nn import functional as F
 
 from streamseg.engine.engine import FrameBatch, to_engine
-from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW, fuse_scores
+from streamseg.engine.looking_back import fuse_scores
+from streamseg.engine.steadying import STEADY_HIGH, STEADY_LOW
 from streamseg.models.baselines import BASELINES
 from streamseg.models.video import VIDEO_METHODS
 from streamseg.stream.label_frames import (
