@@ -107,24 +107,6 @@ def test_the_command_line_limits_torch_s_threads_to_the_cores(monkeypatch):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
-    ("cores", "device", "chosen", "expected"),
-    [(8, "cpu", "", 7), (8, "cpu", "8", 8), (8, "cuda", "", 8), (4, "cpu", "", 8)],
-)
-def test_segment_and_serve_leave_a_core_of_many_to_what_works_beside_the_network(
-    monkeypatch, cores, device, chosen, expected
-):
-    before = torch.get_num_threads()
-    monkeypatch.setenv("OMP_NUM_THREADS", chosen)
-    monkeypatch.setattr(options, "available_cores", lambda: cores)
-    try:
-        torch.set_num_threads(8)
-        options.leave_core(torch.device(device))
-        assert torch.get_num_threads() == expected
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_free_memory_is_that_of_the_machine_or_the_container(root):
     assert machine.free_memory(root) == 0  # not Linux
     write(root, {"proc/meminfo": "MemTotal:  99 kB\nMemAvailable:   1000 kB\nHugePages_Free: 0\n"})

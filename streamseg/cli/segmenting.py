@@ -272,7 +272,6 @@ def check_text_outputs(
 def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     """Open the network, and return it with how to run it and how to draw its labels."""
     device = pick_device(options.device or default_device(options.weights))
-    leave_core(device)
     steady, size = parse_steady(options.steady), parse_size("--size", options.size)
     policy = pick_policy(options.window, options.half_life, steady)
     weights = find_weights(options.weights)
@@ -309,6 +308,7 @@ def open_model(options: SegmentOptions) -> tuple["LabelSettings", "DrawStyle"]:
     if not (options.steady or options.tile):
         policy = steady_by_default(policy, engine)
     check_window(engine, policy)
+    leave_core(engine, policy)
     chosen = tuple(classes.find(name) for name in options.classes.split(",") if name.strip())
     if options.together:
         check_together(engine)

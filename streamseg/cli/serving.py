@@ -302,7 +302,6 @@ def open_served(
     from streamseg.stream.state import LastFrames, Policy
 
     place = pick_device(device or default_device(weights))
-    leave_core(place)
     engine, classes, trained = open_preparing_engine(weights, place, precision, trust=trust)
     if isinstance(engine, runtime.ExportedEngine):
         given = None if window is None else LastFrames(window)
@@ -313,6 +312,7 @@ def open_served(
     policy: Policy = LastFrames(frames, steady=parse_steady(steady))
     check_window(engine, policy)
     policy = policy if steady else steady_by_default(policy, engine)
+    leave_core(engine, policy)
     drawn, path = pick_palette(classes, palette), find_weights(weights)
     name = str(weights) if is_hub_address(weights) else path.name
     return server.ServedModel(engine, classes, frames, path, drawn, name, read_mask_option(mask), policy.steady)

@@ -15,9 +15,9 @@ from streamseg.engine.steadying import (
     Steadiness,
     average,
     class_shares,
-    follow,
     luma_size,
     margin_share,
+    move_evidence,
     to_luma,
 )
 from streamseg.io.masks import GREY, Mask
@@ -120,7 +120,7 @@ class ExportModule(nn.Module):
         assert self.steady is not None
         luma = to_luma(shrink_bytes(image, luma_size(scores.shape[2:], image.shape[2:])))
         seen = None if self.hidden is None else (~self.hidden).float()
-        fused = average(scores, follow(luma, before, earlier, share, self.steady, seen), self.steady)
+        fused = average(scores, move_evidence(luma, before, earlier, share, self.steady, seen), self.steady)
         logits = resize(fused.scores, image)
         # as keep_labels, for all pixels
         classes = logits.shape[1]

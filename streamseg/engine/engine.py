@@ -9,6 +9,7 @@ Shapes: B streams in a batch, K classes, H height, W width, h x w the map of Res
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -19,9 +20,9 @@ from torch.nn import functional as F
 from streamseg.engine.evidence import AnyEvidence, Evidence
 from streamseg.engine.inputs import check_model, to_checked_frame
 from streamseg.engine.labels import labels_and_confidence_from_scores, labels_from_scores
-from streamseg.engine.looking_back import fuse_scores, start_looking_back
+from streamseg.engine.looking_back import fuse_scores, looking_back
 from streamseg.engine.mirroring import mirror
-from streamseg.engine.steadying import Past, Steadiness, is_mirrored, keep_labels, lower_confidence
+from streamseg.engine.steadying import MovedEvidence, Steadiness, is_mirrored, keep_labels, lower_confidence
 from streamseg.io.images import Picture
 from streamseg.models.baselines import Baseline
 from streamseg.models.checkpoint import Network
@@ -153,10 +154,10 @@ class EagerEngine(Engine):
         parts = None if past is None else past.to(model.mean.dtype).split(self.widths, dim=2)
         weights = model.mean.new_tensor(batch.weights).view(-1, 1, 1)
         seen, mirrored = mirror_batch(batch, self.device)
-        beside = look_back_beside(batch, self.device)
-        maps, contexts = model.features(seen.images, parts, weights, seen.mask, batch.shares)
-        # fp32, because sums over many frames drift in half precision
-        return predict_from_scores(model.score(maps), batch, mirrored, beside), torch.cat(contexts, dim=2).float()
+        with look_back_beside(batch, self.device) as looked_back:
+            maps, contexts = model.features(seen.images, parts, weights, seen.mask, batch.shares)
+            predictions = predict_from_scores(model.score(maps), batch, mirrored, looked_back)
+        return predictions, torch.cat(contexts, dim=2).float()  # fp32: sums over many frames drift in half precision
 
 
 class ImageEngine(Engine):
@@ -181,9 +182,9 @@ class ImageEngine(Engine):
     def predict(self, batch: FrameBatch) -> tuple[list[Prediction], Tensor]:
         check_model(self.model)  # it may have been set to training mode since
         seen, mirrored = mirror_batch(batch, self.device)
-        beside = look_back_beside(batch, self.device)
-        no_contexts = seen.images.new_zeros(len(batch.images), 0, 0, dtype=torch.float32)
-        return predict_from_scores(self.score(seen.images), batch, mirrored, beside), no_contexts
+        with look_back_beside(batch, self.device) as looked_back:
+            predictions = predict_from_scores(self.score(seen.images), batch, mirrored, looked_back)
+        return predictions, seen.images.new_zeros(len(batch.images), 0, 0, dtype=torch.float32)
 
 
 class VideoEngine(Engine):
@@ -241,15 +242,11 @@ def find_mirrored(batch: FrameBatch, device: torch.device) -> Tensor | None:
     return None if device.type == "cpu" and not mirrored.any() else mirrored
 
 
-def look_back_beside(batch: FrameBatch, device: torch.device) -> Future[Past] | None:
-    """Start what steady labels need of a batch beside the scores, where the network runs on the CPU and a core is free.
-
-    Returns:
-        What predict_from_scores takes.
-    """
+def look_back_beside(batch: FrameBatch, device: torch.device) -> AbstractContextManager[Future[MovedEvidence] | None]:
+    """Look back from the frames of a batch while the network computes their scores, in the block, on the CPU."""
     if device.type != "cpu" or not isinstance(batch.steady, Steadiness):
-        return None
-    return start_looking_back(batch.images, batch.evidence, usual_gaps(batch), batch.steady, batch.mask)
+        return nullcontext()
+    return looking_back(batch.images.cpu(), batch.evidence, usual_gaps(batch), batch.steady, batch.mask)
 
 
 def usual_gaps(batch: FrameBatch) -> Sequence[float]:
@@ -258,17 +255,17 @@ def usual_gaps(batch: FrameBatch) -> Sequence[float]:
 
 
 def predict_from_scores(
-    scores: Tensor, batch: FrameBatch, mirrored: Tensor | None = None, beside: Future[Past] | None = None
+    scores: Tensor, batch: FrameBatch, mirrored: Tensor | None = None, looked_back: Future[MovedEvidence] | None = None
 ) -> list[Prediction]:
     """Return the predictions of frames from their scores (B, K, h, w).
 
     Args:
         mirrored: 1 for frames whose scores are mirrored, or else 0, (B,); None if none are.
-        beside: What look_back_beside has returned for the batch.
+        looked_back: What look_back_beside has yielded for the batch.
     """
     if isinstance(batch.steady, Steadiness):
         label = labels_and_confidence_from_scores if batch.with_confidence else labels_without_confidence
-        return predict_steadily(scores, batch, batch.steady, label, mirrored, beside)
+        return predict_steadily(scores, batch, batch.steady, label, mirrored, looked_back)
     scores, low_res = apply_hysteresis(scores, batch)
     predictions = []
     for x, size, small in zip(scores, batch.sizes, low_res, strict=True):
@@ -298,22 +295,22 @@ def predict_steadily(
     steadiness: Steadiness,
     label: Callable[[Tensor, tuple[int, int]], tuple[Tensor, Tensor | None]],
     mirrored: Tensor | None = None,
-    beside: Future[Past] | None = None,
+    looked_back: Future[MovedEvidence] | None = None,
 ) -> list[Prediction]:
     """Return predictions from the scores (B, K, h, w) of frames and the evidence of earlier ones.
 
     Args:
         label: Returns the labels of scores (K, h, w) in a height and width, and their confidence if it is wanted.
         mirrored: 1 for frames whose scores are mirrored, or else 0, (B,); None if none are.
-        beside: What look_back_beside has returned for the batch.
+        looked_back: What look_back_beside has yielded for the batch.
     """
     count, scores = len(scores), mirror(scores, mirrored)
     mirror_next = scores.new_full((count,), float(steadiness.mirror), dtype=torch.float32)
     if mirrored is not None:
         mirror_next -= mirrored
     evidence = list(batch.evidence) or [None] * count
-    with torch.inference_mode():  # on the CPU each of the many small operators takes a tenth less
-        fused = fuse_scores(scores, batch.images, evidence, usual_gaps(batch), steadiness, batch.mask, beside)
+    with torch.inference_mode():  # on the CPU a small operator takes a tenth less time in it
+        fused = fuse_scores(scores, batch.images, evidence, usual_gaps(batch), steadiness, batch.mask, looked_back)
     predictions = []
     for i, (size, earlier) in enumerate(zip(batch.sizes, evidence, strict=True)):
         labels, confidence = label(fused.scores[i], size)

@@ -132,12 +132,12 @@ class FastEngine(Engine):
         context = torch.empty(len(batch.images), *self.context_shape, device=self.device)
         past = torch.zeros_like(context) if batch.past is None else batch.past
         seen, mirrored = mirror_batch(batch, self.device)
-        beside = look_back_beside(batch, self.device)
         scale, view = self.make_scale(batch.weights), View(seen.mask, batch.shares)
-        scores = self.folded.scores(seen.images, past, scale, context, view=view)
-        if self.calibrating:
-            self.calibrate(batch.images)
-        return predict_from_scores(scores, batch, mirrored, beside), context
+        with look_back_beside(batch, self.device) as looked_back:
+            scores = self.folded.scores(seen.images, past, scale, context, view=view)
+            if self.calibrating:
+                self.calibrate(batch.images)
+            return predict_from_scores(scores, batch, mirrored, looked_back), context
 
     def calibrate(self, images: Tensor) -> None:
         """Collect frames for the calibration of int8, and switch to int8 when there are enough."""

@@ -1,14 +1,17 @@
-"""What frames have in common with those before, by their pictures: beside the network, if a core is free.
+"""Steady labels look back from the pictures of frames: on the CPU beside the network, if a core is free.
 
-It takes many short steps, which become no faster by more threads. So on the CPU one thread of its own does it while
-those of the network compute the scores, unless the network has a thread for each core.
+To compare a picture with the one before, and to move the evidence along, takes many short steps, which become no faster
+by more threads. None of them needs the scores of the frame. So one thread of its own takes them while those of the
+network compute the scores, unless the network has a thread for each core.
 
 Shapes: B streams in a batch, K classes, h x w the map of scores.
 """
 
 import os
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -17,18 +20,20 @@ from torch import Tensor
 from streamseg.engine.evidence import AnyEvidence
 from streamseg.engine.steadying import (
     Fused,
-    Past,
+    MovedEvidence,
     Steadiness,
     average,
     fit_evidence,
-    follow,
     luma_size,
+    move_evidence,
     shrink_to_luma,
     weigh_gap,
 )
 from streamseg.machine import available_cores
 from streamseg.parallel.threads import set_torch_threads
 
+BUSY = threading.Lock()
+"""Held while the thread works: whoever comes meanwhile looks back after its network."""
 count_cores = cache(available_cores)
 
 
@@ -39,7 +44,7 @@ def fuse_scores(
     gaps: Sequence[float],
     steadiness: Steadiness,
     mask: Tensor | None = None,
-    beside: Future[Past] | None = None,
+    looked_back: Future[MovedEvidence] | None = None,
 ) -> Fused:
     """Average the scores (B, K, h, w) of frames with those of earlier frames, moved along.
 
@@ -47,35 +52,46 @@ def fuse_scores(
         images: The frames (B, 3, H', W') in any size, 0 to 255.
         gaps: Seconds between each frame and the one before.
         mask: The unmasked share of each pixel, (B, H', W').
-        beside: What start_looking_back has returned for these frames.
+        looked_back: What looking_back has yielded for these frames.
     """
     # contiguous: channels last, as the fast engine gives them, are slower to move and to label
     scores = scores.float().contiguous()
     if not any(evidence):
         luma = shrink_to_luma(images, luma_size(scores.shape[2:], images.shape[2:]))
         return Fused(scores, scores, luma, torch.zeros_like(scores[:, :1]))
-    past = None if beside is None else beside.result()
-    if past is None or past.moved.shape != scores.shape:  # the network's input has another size than before
-        past = look_back(images, evidence, gaps, steadiness, scores[0], mask)
-    return average(scores, past, steadiness)
+    moved = None if looked_back is None else looked_back.result()
+    if moved is None or moved.scores.shape != scores.shape:  # the network's input has another size than before
+        moved = look_back(images, evidence, gaps, steadiness, scores[0], mask)
+    return average(scores, moved, steadiness)
 
 
-def start_looking_back(
+@contextmanager
+def looking_back(
     images: Tensor,
     evidence: Sequence[AnyEvidence | None],
     gaps: Sequence[float],
     steadiness: Steadiness,
     mask: Tensor | None = None,
-) -> Future[Past] | None:
-    """Start to look back from frames on the CPU, in another thread; None if there is nothing to do, or no free core.
+) -> Iterator[Future[MovedEvidence] | None]:
+    """Look back from frames on the CPU in another thread; None if there is nothing to do, or no free core.
 
-    Args:
-        images: The frames, as for fuse_scores. They must not change before the result is there.
+    After the block nothing reads the frames any more, if the result was awaited in it or an error has left it.
     """
     known = next((entry for entry in evidence if entry is not None), None)
-    if known is None or images.device.type != "cpu" or torch.get_num_threads() >= count_cores():
-        return None
-    return free_thread(os.getpid()).submit(look_back, images, evidence, gaps, steadiness, known.scores, mask)
+    future: Future[MovedEvidence] | None = None
+    if known is not None and torch.get_num_threads() < count_cores() and BUSY.acquire(blocking=False):
+        scores = torch.empty(known.scores.shape)
+        try:
+            future = make_thread(os.getpid()).submit(look_back, images, evidence, gaps, steadiness, scores, mask)
+            future.add_done_callback(lambda _: BUSY.release())
+        except RuntimeError:  # the interpreter ends, and starts no thread any more
+            BUSY.release()
+    try:
+        yield future
+    except BaseException:
+        if future is not None:
+            wait([future])
+        raise
 
 
 @torch.inference_mode()
@@ -86,8 +102,8 @@ def look_back(
     steadiness: Steadiness,
     scores: Tensor,
     mask: Tensor | None = None,
-) -> Past:
-    """Return what is known of frames before their scores are.
+) -> MovedEvidence:
+    """Return the evidence of the frames before, moved along.
 
     Args:
         images: The frames, with the other arguments of fuse_scores.
@@ -99,14 +115,20 @@ def look_back(
     before = torch.stack([now if entry is None else entry.luma[None] for entry, now in zip(known, luma, strict=True)])
     earlier = torch.stack([nothing if entry is None else entry.scores for entry in known])
     weights = [0.0 if entry is None else weigh_gap(gap) for entry, gap in zip(known, gaps, strict=True)]
-    return follow(luma, before, earlier, luma.new_tensor(weights), steadiness, mask)
+    return move_evidence(luma, before, earlier, luma.new_tensor(weights), steadiness, mask)
 
 
 @cache
-def free_thread(process: int) -> ThreadPoolExecutor:
-    """Return a thread in which torch computes with one thread. A process that was forked needs its own."""
-    threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(1, "look back", initializer=set_torch_threads, initargs=(1,))
-    pool.submit(int).result()  # now the thread has set its number
-    torch.set_num_threads(threads)  # or new threads would compute with one, too
-    return pool
+def make_thread(process: int) -> ThreadPoolExecutor:
+    """Return an executor with one thread, in which torch computes with one thread; the caller holds BUSY.
+
+    A process that was forked needs its own.
+    """
+    executor = ThreadPoolExecutor(1, "look back")
+    usual = executor.submit(torch.get_num_threads).result()
+    executor.submit(set_torch_threads, 1).result()
+    # that was also set for all threads to come, and is set back in one that ends
+    restoring = threading.Thread(target=set_torch_threads, args=(usual,))
+    restoring.start()
+    restoring.join()
+    return executor

@@ -101,7 +101,7 @@ class Steadiness:
 STEADY_LOW = Steadiness(share=0.75, tolerance=12.0, margin=3.0, still=60.0, mirror=True)
 """The default of videos: more accurate than frame by frame, and steadier."""
 STEADY_HIGH = Steadiness(share=0.8, tolerance=10.0, margin=5.7, still=60.0, mirror=True)
-"""Steadier still, and less accurate than STEADY_LOW, but not than frame by frame."""
+"""Steadier still, and less accurate than STEADY_LOW; than frame by frame with a FANet-18, but not with a FANet+."""
 
 
 def name_steadiness(steady: float | Steadiness) -> str:
@@ -147,13 +147,13 @@ class Trust(NamedTuple):
     """By how many mean changes of the scores a new class must win where neither is rare, (B, 1, h, w)."""
 
 
-class Past(NamedTuple):
-    """What is known of frames before their scores are."""
+class MovedEvidence(NamedTuple):
+    """The evidence of the frames before, moved along with the picture."""
 
     luma: Tensor
-    """Their brightness, (B, 1, l, m)."""
-    moved: Tensor
-    """The carried scores of the frames before, moved along, (B, K, h, w)."""
+    """The brightness of the frames, (B, 1, l, m)."""
+    scores: Tensor
+    """The carried scores of the frames before, moved, (B, K, h, w)."""
     trust: Trust
 
 
@@ -178,10 +178,10 @@ def is_mirrored(evidence: AnyEvidence | None, longest_gap: float, steadiness: St
     return NOT_MIRRORED if evidence is None or not steadiness.mirrors(longest_gap) else evidence.mirror_next
 
 
-def follow(
+def move_evidence(
     luma: Tensor, before: Tensor, earlier: Tensor, weight: Tensor, steadiness: Steadiness, mask: Tensor | None = None
-) -> Past:
-    """Return what is known of frames before their scores are, from their brightness (B, 1, l, m).
+) -> MovedEvidence:
+    """Return the evidence of the frames before, moved along to frames of a brightness (B, 1, l, m).
 
     Args:
         before: Brightness of the frames before, (B, 1, l, m).
@@ -192,15 +192,15 @@ def follow(
     comparison = compare(luma, before, (earlier.shape[2], earlier.shape[3]), steadiness)
     if mask is not None:
         comparison = leave_out_hidden(comparison, mask)
-    return Past(luma, move(earlier, comparison.motion, "bicubic"), weigh(comparison, weight, steadiness))
+    return MovedEvidence(luma, move(earlier, comparison.motion, "bicubic"), weigh(comparison, weight, steadiness))
 
 
-def average(scores: Tensor, past: Past, steadiness: Steadiness) -> Fused:
+def average(scores: Tensor, moved: MovedEvidence, steadiness: Steadiness) -> Fused:
     """Return the averaged scores of frames, from their scores (B, K, h, w)."""
-    share = steadiness.share * past.trust.likeness
-    carried = torch.lerp(scores, past.moved, carried_share(share))
-    margin = past.trust.margin * mean_change(scores, past.moved, past.trust.likeness)
-    return Fused(torch.lerp(scores, past.moved, share), carried, past.luma, margin)
+    share = steadiness.share * moved.trust.likeness
+    carried = torch.lerp(scores, moved.scores, carried_share(share))
+    margin = moved.trust.margin * mean_change(scores, moved.scores, moved.trust.likeness)
+    return Fused(torch.lerp(scores, moved.scores, share), carried, moved.luma, margin)
 
 
 def mean_change(scores: Tensor, moved: Tensor, likeness: Tensor) -> Tensor:

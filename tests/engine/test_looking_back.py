@@ -1,6 +1,10 @@
 """Frames are compared with those before beside the network, if a core is free: with the same labels as after it."""
 
+import os
+import subprocess
+import sys
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,10 +15,11 @@ import streamseg
 from streamseg.engine import looking_back
 from streamseg.engine.engine import FrameBatch, to_engine
 from streamseg.engine.evidence import Evidence
-from streamseg.engine.looking_back import free_thread, start_looking_back
+from streamseg.engine.looking_back import make_thread
 from streamseg.engine.steadying import STEADY_HIGH
 from streamseg.models.baselines import BASELINES
 from streamseg.models.fanet import fanet18
+from streamseg.parallel.threads import set_torch_threads
 
 SIZE = (64, 96)
 
@@ -81,53 +86,167 @@ def test_labels_are_the_same_beside_the_network_and_after_it(cores, name, masked
         assert (one.labels != other.labels).float().mean() < 0.001
         for part, expected_part in zip(one.evidence, other.evidence, strict=True):
             torch.testing.assert_close(part, expected_part, rtol=1e-3, atol=1e-3)
-    one.evidence.scores.add_(1)  # no tensor of inference mode, which could not be changed
+        assert not any(part.is_inference() for part in (one.labels, one.confidence, *one.evidence))
 
 
 def test_a_first_frame_starts_nothing(cores):
     threads = cores(99)
-    assert start_looking_back(picture(0)[None], [None], [0.0], STEADY_HIGH) is None
-    assert start_looking_back(picture(0)[None], [], [0.0], STEADY_HIGH) is None
+    for evidence in ([None], []):
+        with looking_back.looking_back(picture(0)[None], evidence, [0.0], STEADY_HIGH) as looked_back:
+            assert looked_back is None
     assert threads == []
 
 
-def test_evidence_of_another_size_is_looked_at_again_when_the_scores_are_known(cores):
-    engine, frame = make_engine("eager"), picture(0)[None]
-    batch = FrameBatch(frame, None, [0.0], [SIZE], False, replace(STEADY_HIGH, mirror=False))
+def second_frame(engine, **changed):
+    """A batch of one frame, and the evidence of the one before."""
+    batch = FrameBatch(picture(0)[None], None, [0.0], [SIZE], False, replace(STEADY_HIGH, mirror=False))
     with torch.no_grad():
         (first,), _ = engine.predict(batch)
-        luma, scores, *rest = first.evidence
-        small = Evidence(luma[::2, ::2].contiguous(), scores[:, ::2, ::2].contiguous(), *rest)
-        now = batch._replace(evidence=[small], gaps=[0.04])
+    return batch._replace(images=picture(1)[None], evidence=[first.evidence], gaps=[0.04], **changed)
+
+
+def test_evidence_of_another_size_is_looked_at_again_when_the_scores_are_known(cores):
+    engine = make_engine("eager")
+    batch = second_frame(engine)
+    luma, scores, *rest = batch.evidence[0]
+    small = Evidence(luma[::2, ::2].contiguous(), scores[:, ::2, ::2].contiguous(), *rest)
+    batch = batch._replace(evidence=[small])
+    with torch.no_grad():
         cores(1)
-        (expected,), _ = engine.predict(now)
+        (expected,), _ = engine.predict(batch)
         threads = cores(99)
-        (found,), _ = engine.predict(now)
+        (found,), _ = engine.predict(batch)
     assert [thread is threading.current_thread() for thread in threads] == [False, True]
     assert found.labels.equal(expected.labels)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_stream_of_a_gpu_goes_on_on_the_cpu(cores):
+    engine = make_engine("eager")
+    batch = second_frame(engine)
+    with torch.no_grad():
+        (expected,), _ = engine.predict(batch)
+        for number in (1, 99):
+            cores(number)
+            elsewhere = Evidence(*(part.cuda() for part in batch.evidence[0]))
+            (found,), _ = engine.predict(batch._replace(evidence=[elsewhere]))
+            assert found.labels.equal(expected.labels)
+
+
+def test_scores_of_any_device_give_their_shape_alone(cores, monkeypatch):
+    cores(99)
+    devices = []
+    monkeypatch.setattr(looking_back, "look_back", lambda *given: devices.append(given[4].device.type))
+    evidence = Evidence(*(torch.zeros(size, device="meta") for size in ((16, 24), (5, 8, 12), SIZE)))
+    with looking_back.looking_back(picture(0)[None], [evidence], [0.04], STEADY_HIGH) as looked_back:
+        looked_back.result()
+    assert devices == ["cpu"]
+
+
 def test_an_error_beside_the_network_is_not_lost(cores, monkeypatch):
     cores(99)
+    engine = make_engine("baseline")
+    batch = second_frame(engine)
     monkeypatch.setattr(looking_back, "shrink_to_luma", lambda *_: 1 / 0)
-    engine, frame = make_engine("baseline"), picture(0)[None]
-    evidence = Evidence(torch.zeros(16, 24), torch.zeros(5, 8, 12), torch.zeros(SIZE, dtype=torch.uint8))
     with pytest.raises(ZeroDivisionError), torch.no_grad():
-        engine.predict(FrameBatch(frame, None, [0.0], [SIZE], False, STEADY_HIGH, evidence=[evidence], gaps=[0.04]))
+        engine.predict(batch)
 
 
-def test_the_free_thread_computes_with_one_thread_and_others_as_before():
-    threads = torch.get_num_threads()
-    free_thread.cache_clear()
-    assert free_thread(0).submit(torch.get_num_threads).result() == 1
-    assert torch.get_num_threads() == threads
-    seen = []
-    other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-    other.start()
-    other.join()
-    assert seen == [threads]
+def test_after_an_error_of_the_network_nothing_reads_the_frames(cores, monkeypatch):
+    cores(99)
+    engine = make_engine("baseline")
+    batch = second_frame(engine)
+    began, ended = threading.Event(), []
+
+    def look_slowly(*_):
+        began.set()
+        time.sleep(0.2)
+        ended.append(True)
+
+    def fail(_):
+        began.wait()
+        raise ValueError("of the network")
+
+    monkeypatch.setattr(looking_back, "look_back", look_slowly)
+    monkeypatch.setattr(engine, "score", fail)
+    with pytest.raises(ValueError, match="of the network"), torch.no_grad():
+        engine.predict(batch)
+    assert ended == [True]
 
 
-def test_a_forked_process_has_a_free_thread_of_its_own():
-    assert free_thread(1) is free_thread(1)
-    assert free_thread(1) is not free_thread(2)
+def test_who_comes_while_the_thread_works_looks_back_itself(cores):
+    engine = make_engine("baseline")
+    batch = second_frame(engine)
+    threads = cores(99)
+    with looking_back.BUSY, torch.no_grad():
+        engine.predict(batch)
+    assert threads == [threading.current_thread()]
+    with torch.no_grad():
+        engine.predict(batch)
+    assert threads[1] is not threading.current_thread()
+
+
+def test_the_thread_computes_with_one_thread_and_all_others_as_before():
+    before = torch.get_num_threads()
+    make_thread.cache_clear()
+    numbers = []
+
+    def ask():
+        numbers.append(torch.get_num_threads())
+
+    try:
+        set_torch_threads(3)
+        run_in_thread(lambda: numbers.append(make_thread(0).submit(torch.get_num_threads).result()))
+        ask()
+        run_in_thread(ask)
+        assert numbers == [1, 3, 3]
+    finally:
+        set_torch_threads(before)
+        make_thread.cache_clear()
+
+
+def run_in_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked")
+def test_a_forked_process_looks_back_in_a_thread_of_its_own():
+    program = """
+import os, threading, torch
+torch.set_num_threads(1)
+from streamseg.engine import looking_back
+looking_back.count_cores = lambda: 99
+parent = looking_back.make_thread(os.getpid()).submit(threading.get_native_id).result()
+if child := os.fork():
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+own = looking_back.make_thread(os.getpid()).submit(threading.get_native_id).result(timeout=60)
+os._exit(0 if own != parent else 1)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=300).returncode == 0
+
+
+def test_a_thread_that_outlives_the_main_one_labels_to_its_end(tmp_path):
+    program = """
+import threading, time, torch
+torch.set_num_threads(1)
+import streamseg
+from streamseg.engine import looking_back
+looking_back.count_cores = lambda: 99
+model = streamseg.fanet18(5).eval()
+frames = torch.randint(0, 256, (6, 3, 64, 96), dtype=torch.uint8)
+
+def label():
+    policy = streamseg.LastFrames(1, steady=streamseg.STEADY_LOW)
+    for i, _ in enumerate(streamseg.label_frames(model, frames, policy)):
+        if i == 1:
+            threading.main_thread().join()
+            time.sleep(0.2)
+    print(i + 1, "frames")
+
+threading.Thread(target=label).start()
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert (run.returncode, run.stdout) == (0, "6 frames\n"), run.stderr
