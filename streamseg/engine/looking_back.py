@@ -122,13 +122,19 @@ def look_back(
 def make_thread(process: int) -> ThreadPoolExecutor:
     """Return an executor with one thread, in which torch computes with one thread; the caller holds BUSY.
 
-    A process that was forked needs its own.
+    A process that was forked needs its own. It is no daemon, even if the caller is: a program ends as without it.
     """
-    executor = ThreadPoolExecutor(1, "look back")
-    usual = executor.submit(torch.get_num_threads).result()
-    executor.submit(set_torch_threads, 1).result()
-    # that was also set for all threads to come, and is set back in one that ends
-    restoring = threading.Thread(target=set_torch_threads, args=(usual,))
-    restoring.start()
-    restoring.join()
+    executor, started = ThreadPoolExecutor(1, "look back"), Future[None]()
+
+    def start() -> None:
+        try:
+            usual = executor.submit(torch.get_num_threads).result()
+            executor.submit(set_torch_threads, 1).result()
+            set_torch_threads(usual)  # the number for threads to come, which was set to 1, too
+            started.set_result(None)
+        except RuntimeError as error:
+            started.set_exception(error)
+
+    threading.Thread(target=start, daemon=False).start()
+    started.result()
     return executor

@@ -206,8 +206,16 @@ def test_the_thread_computes_with_one_thread_and_all_others_as_before():
         make_thread.cache_clear()
 
 
+def test_the_thread_is_no_daemon_even_if_one_starts_it():
+    make_thread.cache_clear()
+    daemons = []
+    run_in_thread(lambda: daemons.append(make_thread(0).submit(lambda: threading.current_thread().daemon).result()))
+    make_thread.cache_clear()
+    assert daemons == [False]
+
+
 def run_in_thread(work):
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join()
 
