@@ -13,8 +13,7 @@ moved     pictures of comma10k's val, 20 or as many as asked for, over which a c
           several frame rates
 tried     high with one of its parts replaced, on CamVid's val
 time      a frame in milliseconds, one way after the other on the same frame, so that a busy machine disturbs all alike
-gpu       the same on a GPU in three sizes, by CUDA events, frames and labels on the GPU; then the time of
-          each kernel
+gpu       the same on a GPU in three sizes, by CUDA events, frames and labels on the GPU; then the time of each kernel
 """
 
 import random
@@ -62,6 +61,7 @@ RATE = 15
 ROUNDS, GPU_ROUNDS = 30, 12
 """Frames that are timed on the CPU, and streams of 16 frames on a GPU, one way after the other."""
 GPU_SIZES = ((720, 960), (720, 1280), (1024, 2048))
+"""Heights and widths of the frames that are timed on a GPU."""
 PROFILED = 20
 """Frames over which the times of kernels are averaged."""
 PICTURES, MOVED_FRAMES, NOISE = 20, 10, 3.0

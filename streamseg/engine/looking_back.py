@@ -81,9 +81,15 @@ def looking_back(
     future: Future[MovedEvidence] | None = None
     if known is not None and torch.get_num_threads() < count_cores() and BUSY.acquire(blocking=False):
         scores = torch.empty(known.scores.shape)
+
+        def work() -> MovedEvidence:
+            try:
+                return look_back(images, evidence, gaps, steadiness, scores, mask)
+            finally:
+                BUSY.release()  # before the result is there, so that the next frame finds it free
+
         try:
-            future = make_thread(os.getpid()).submit(look_back, images, evidence, gaps, steadiness, scores, mask)
-            future.add_done_callback(lambda _: BUSY.release())
+            future = make_thread(os.getpid()).submit(work)
         except RuntimeError:  # the interpreter ends, and starts no thread any more
             BUSY.release()
     try:
@@ -132,7 +138,7 @@ def make_thread(process: int) -> ThreadPoolExecutor:
             executor.submit(set_torch_threads, 1).result()
             set_torch_threads(usual)  # the number for threads to come, which was set to 1, too
             started.set_result(None)
-        except RuntimeError as error:
+        except BaseException as error:  # whatever it is, the caller waits for it
             started.set_exception(error)
 
     threading.Thread(target=start, daemon=False).start()

@@ -165,7 +165,7 @@ def test_after_an_error_of_the_network_nothing_reads_the_frames(cores, monkeypat
         ended.append(True)
 
     def fail(_):
-        began.wait()
+        assert began.wait(60)
         raise ValueError("of the network")
 
     monkeypatch.setattr(looking_back, "look_back", look_slowly)
@@ -185,6 +185,24 @@ def test_who_comes_while_the_thread_works_looks_back_itself(cores):
     with torch.no_grad():
         engine.predict(batch)
     assert threads[1] is not threading.current_thread()
+
+
+def test_the_thread_is_free_when_its_result_is_there(cores):
+    cores(99)
+    engine = make_engine("baseline")
+    batch = second_frame(engine)
+    given = batch.images, batch.evidence, batch.gaps, batch.steady
+    for _ in range(200):
+        with looking_back.looking_back(*given) as looked_back:
+            assert looked_back is not None
+            looked_back.result()
+
+
+def test_an_error_in_starting_the_thread_reaches_the_caller(monkeypatch):
+    make_thread.cache_clear()
+    monkeypatch.setattr(looking_back, "set_torch_threads", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        make_thread(0)
 
 
 def test_the_thread_computes_with_one_thread_and_all_others_as_before():
