@@ -187,13 +187,24 @@ def test_who_comes_while_the_thread_works_looks_back_itself(cores):
     assert threads[1] is not threading.current_thread()
 
 
-def test_the_thread_is_free_when_its_result_is_there(cores):
+class SlowLock:
+    """A lock that is released late."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.acquire = self.lock.acquire
+
+    def release(self):
+        time.sleep(0.1)
+        self.lock.release()
+
+
+def test_the_thread_is_free_when_its_result_is_there(cores, monkeypatch):
     cores(99)
-    engine = make_engine("baseline")
-    batch = second_frame(engine)
-    given = batch.images, batch.evidence, batch.gaps, batch.steady
-    for _ in range(200):
-        with looking_back.looking_back(*given) as looked_back:
+    batch = second_frame(make_engine("baseline"))
+    monkeypatch.setattr(looking_back, "BUSY", SlowLock())
+    for _ in range(3):
+        with looking_back.looking_back(batch.images, batch.evidence, batch.gaps, batch.steady) as looked_back:
             assert looked_back is not None
             looked_back.result()
 
